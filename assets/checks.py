@@ -1,12 +1,15 @@
-"""Asset checks that judge a table by its files, its indexes and its regions.
+"""Asset checks that examine the files, indexes and regions of a table.
 
-They read and never write. The compaction invariants are also checked inside the job before it commits; here the files
-are read back: after a compaction what that run wrote, in the job of all checks the whole table.
+The checks only read. A compaction job checks the same invariants before it commits. The asset checks read the committed
+files again. After a compaction, the checks read only the files of this compaction. The job that runs all checks reads
+the files of the whole table.
 """
 
-# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+# Without `from __future__ import annotations`: Dagster rejects a context whose annotation is text.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
 
 from dagster import (
     AssetCheckExecutionContext,
@@ -22,46 +25,58 @@ from dagster import (
     multi_asset_check,
 )
 
-from assets.index_health import index_metadata
+from assets.failures import typed_failures
 from assets.launcher import Launcher, Report
 from assets.metadata import entries_in, json_value, mapping
-from assets.names import identifier
-from assets.run_tags import AUDIT_ALL, AUDIT_TAG
+from assets.run_tags import AUDIT_ALL, AUDIT_TAG, identifier
 from assets.steps import asset_key, index_asset
-from jobs.requests.audit import AuditRequest
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import Corrupt
-from storage_core.index.debt import debt
-from storage_core.region import merge
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.vector_options import VectorOptions
+from storage_core.base.errors import Corrupt
+from storage_core.base.text import counted
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.settings.index import IndexDefinition, VectorOptions
+from storage_core.data.steps import Audit
+from storage_core.index.catch_up import IndexDebt, debt
 from storage_core.table import Table, exists
-from storage_core.wording import counted
-from tidemark.io_manager.failures import typed_failures
+from storage_core.write.ingest.convert import quarantined
+from storage_core.write.region import merge
 
-# The groups of invariants of docs/architecture/compaction.md, each a check.
+# The groups of invariants of docs/architecture/compaction.md. Each group is one check.
 AUDITED: Mapping[str, tuple[str, str]] = {
-    "TW": ("tw_windows", "Every row lies in the window of its split, and no merge crosses the border of a window."),
-    "CS": ("cs_scopes", "Only splits of one compatibility scope and one window were merged, none of before the start."),
+    "TW": ("tw_windows", "Every row is in the window of its split, and no merge combines two windows."),
+    "CS": (
+        "cs_scopes",
+        "Merges combined only splits of one compatibility scope and one window, and none from before the start.",
+    ),
     "MC": ("mc_merges", "Every merge kept the visible rows, every value and every column, and left one sorted run."),
-    "SS": ("ss_splits", "Every split is sorted as it says; file, log, statistics and native metadata say the same."),
+    "SS": ("ss_splits", "Every split has its declared order. File, log, statistics and native metadata agree."),
 }
 
 INDEX_COVERS_ALL = "covers_every_split"
 NO_GAP = "no_generation_missing"
 RECALL = "recall_at_least_floor"
+REJECTED_LINES = "no_rejected_lines"
+
+CHECK_NAMES = (*(name for name, _ in AUDITED.values()), INDEX_COVERS_ALL, NO_GAP, RECALL, REJECTED_LINES)
+"""Every name that a check of an asset can have."""
+
+INDEX_METADATA = frozenset(f"index_{name}" for name in IndexDebt.__dataclass_fields__)
+"""Metadata that a materialization of an index shows in addition to the report of its job.
+
+Only a materialization of a vector index has all keys.
+"""
 
 _MOST_SHOWN = 20
 _K = 10
 
 
 def build_table_checks(declaration: TableDeclaration) -> list[AssetChecksDefinition]:
-    """Return the checks of a table: compaction invariants, coverage of every index, generations without a gap.
+    """Return the checks of a table.
 
-    And of vectors the recall, where the index says how low it may be.
+    The checks examine the compaction invariants, the coverage of every index, and whether a generation is missing. If a
+    vector index declares the lowest allowed recall, there is also a check of its recall.
     """
     indexes = [_index_check(declaration, index.name) for index in declaration.indexes]
-    floors = {each.name: _recall_floor(each.definition()) for each in declaration.indexes}
+    floors = {each.name: _recall_floor(each) for each in declaration.indexes}
     indexes += [_recall_check(declaration, name, floor) for name, floor in floors.items() if floor is not None]
     merged = [_merge_check(declaration)] if declaration.primary_key else []
     return [_audit_check(declaration), *indexes, *merged]
@@ -85,15 +100,15 @@ def _audit_check(declaration: TableDeclaration) -> AssetChecksDefinition:
             yield from _verdicts(key, {})
             return
         only_last = context.run.tags.get(AUDIT_TAG) != AUDIT_ALL
-        request = AuditRequest(table_uri=declaration.uri, last_run=only_last)
-        report = launcher.submit(context.op_execution_context, "audit", request)
+        request = Audit(table_uri=declaration.uri, last_run=only_last)
+        report = launcher.submit(context.op_execution_context, request)
         yield from _verdicts(key, mapping(report["details"]))
 
     return invariants
 
 
 def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
-    """One verdict per group of invariants; nobody has written to a table without details."""
+    """Yield one result per group of invariants. Empty details mean that the table does not exist yet."""
     counts = mapping(details.get("violated", {}))
     violations = entries_in(details, "violations")
     for group, (name, _) in AUDITED.items():
@@ -113,10 +128,10 @@ def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
 
 
 def _first(violations: Sequence[Report]) -> str | None:
-    """The first of them in one line: which invariant, where, what was found and what to do."""
+    """Return the first violation in one line: the invariant, its location, the fault and the advice."""
     for each in violations:
         where = f" {each['path']}" if each.get("path") else ""
-        return f"{each['invariant']}{where}: {each['message']}; {each.get('advice') or 'see docs/operations.md'}"
+        return f"{each['invariant']}{where}: {each['message']}. {each.get('advice') or 'See docs/operations.md'}"
     return None
 
 
@@ -124,17 +139,17 @@ def _index_check(declaration: TableDeclaration, index: str) -> AssetChecksDefini
     @asset_check(
         asset=asset_key(declaration.name, index_asset(index)),
         name=INDEX_COVERS_ALL,
-        description="Every live split has a segment. A lag costs searches time, never answers.",
+        description="Every live split has a segment. A missing segment makes searches slower, not wrong.",
     )
     def covers_every_split() -> AssetCheckResult:
         with typed_failures():
             table = _open(declaration)
             found = debt(table.snapshot, index) if table else None
         lacking = 0 if found is None else found.uncovered_splits
-        advice = f"run: tidemark catch-up {declaration.name} --index {index}"
+        advice = f"Run: tidemark catch-up {declaration.name} --index {index}"
         return AssetCheckResult(
             passed=not lacking,
-            description=f"{index} has no segment of {counted(lacking, 'split')}; {advice}" if lacking else None,
+            description=f"{index} has no segment for {counted(lacking, 'split')}. {advice}" if lacking else None,
             severity=AssetCheckSeverity.WARN,
             metadata=index_metadata(found) if found else {},
         )
@@ -156,13 +171,13 @@ def _recall_check(declaration: TableDeclaration, index: str, floor: float) -> As
     def recall_at_least_floor() -> AssetCheckResult:
         with typed_failures():
             table = _open(declaration)
-            if table is None or table.snapshot.config.index(index) is None:  # the next catch-up declares it
+            if table is None or table.snapshot.config.index(index) is None:  # the next catch-up will add the index
                 return AssetCheckResult(passed=True, metadata={"recall_floor": floor})
             found = table.recall(index, k=_K)
-        advice = f"run: tidemark catch-up {declaration.name} --retrain --index {index}"
+        advice = f"Run: tidemark catch-up {declaration.name} --retrain --index {index}"
         return AssetCheckResult(
             passed=found.recall >= floor,
-            description=None if found.recall >= floor else f"recall {found.recall:.3f} is below {floor:g}; {advice}",
+            description=None if found.recall >= floor else f"recall {found.recall:.3f} is below {floor:g}. {advice}",
             metadata={
                 "recall": MetadataValue.float(found.recall),
                 "recall_floor": MetadataValue.float(floor),
@@ -179,7 +194,7 @@ def _merge_check(declaration: TableDeclaration) -> AssetChecksDefinition:
     @asset_check(
         asset=asset_key(declaration.name, "merged"),
         name=NO_GAP,
-        description="The generations that wait follow those that are merged without a gap.",
+        description="No generation is missing between the merged and the unmerged generations.",
     )
     def no_generation_missing() -> AssetCheckResult:
         with typed_failures():
@@ -196,5 +211,51 @@ def _merge_check(declaration: TableDeclaration) -> AssetChecksDefinition:
 
 
 def _open(declaration: TableDeclaration) -> Table | None:
-    """Return the table, None where nobody has written to it yet: then no check has anything to object to."""
+    """Return the table, or None if it does not exist yet. Without a table, all checks pass."""
     return Table.open(declaration.uri) if exists(declaration.uri) else None
+
+
+def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
+    """Return the specification of the check, which Dagster shows before the first run."""
+    description = "Every landed line is a valid row. Other lines stay in quarantine until someone removes them."
+    return AssetCheckSpec(REJECTED_LINES, asset=key, description=description)
+
+
+def judged_by_quarantine(declaration: TableDeclaration, report: Report) -> AssetCheckResult:
+    """Return the result of the check after an ingest. It examines the whole quarantine.
+
+    If the check examined only the lines of this run, the next run would turn the check green.
+    """
+    rejected = mapping(report["details"]).get("rejected", 0)
+    with typed_failures():
+        try:
+            found = quarantined(Table.open(declaration.uri).store)
+        except Corrupt as error:  # the rows are already ingested
+            return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
+    passed = not (rejected or found.lines or found.unread)
+    advice = f"Show them with: tidemark quarantine {declaration.name}"
+    return AssetCheckResult(
+        check_name=REJECTED_LINES,
+        passed=passed,
+        description=None if passed else f"{counted(found.lines, 'line')} in quarantine of {declaration.name}. {advice}",
+        severity=AssetCheckSeverity.WARN,
+        metadata={
+            "rejected": json_value(rejected),
+            "in_quarantine": found.lines,
+            "reasons": json_value(found.reasons),
+            "entries_not_read": found.unread,
+        },
+    )
+
+
+def index_metadata(found: IndexDebt) -> Mapping[str, MetadataValue[Any]]:
+    """Return the pending work of an index as numbers.
+
+    The result contains only the numbers that this kind of index has.
+    """
+    numbers = {f"index_{name}": value for name, value in asdict(found).items()}
+    return {
+        name: MetadataValue.float(value) if isinstance(value, float) else MetadataValue.int(value)
+        for name, value in numbers.items()
+        if value is not None
+    }

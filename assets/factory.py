@@ -1,14 +1,14 @@
-"""The assets of one table, made from its declaration (docs/architecture/orchestration.md, "Assets").
+"""The assets of one table, created from its declaration (docs/architecture/orchestration.md, "Assets").
 
-An asset asks the launcher for one job and records its report; what there is to do, the job finds out from storage. So
-every asset can be materialized at any time, in any order and again: with nothing to do it says so.
+An asset submits one job to the launcher and records the report of the job. The job itself finds its work in storage.
+Every asset can therefore be materialized at any time, in any order, and again. A job that finds no work reports this.
 """
 
-# No `from __future__ import annotations`: Dagster refuses a context whose annotation is text.
+# Without `from __future__ import annotations`: Dagster rejects a context whose annotation is text.
 
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from datetime import timedelta
 
 from dagster import (
     AssetExecutionContext,
@@ -16,50 +16,38 @@ from dagster import (
     AssetsDefinition,
     BackfillPolicy,
     BetaWarning,
+    FreshnessPolicy,
     MaterializeResult,
     ResourceParam,
     asset,
 )
 
-from assets.definition_metadata import Project, code_version, metadata_of_asset, tags_of
-from assets.due_runs import TableInputs
-from assets.freshness import freshness_policy
-from assets.granted import granted_bytes
-from assets.index_health import index_metadata
-from assets.launcher import JobName, Launcher, PartlyDone
-from assets.metadata import metadata_of
-from assets.names import identifier
-from assets.partitions import Span, is_of_all_windows, partitions_of, span_of, windows_of, windows_per_run
-from assets.partly_done import record_part
-from assets.recording import recorded
-from assets.rejected_lines import rejected_lines_spec
-from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG
-from assets.steps import Step, asset_key, steps_of
-from assets.up_to_date import report_up_to_date
-from storage_core.clock import Clock
-from storage_core.compaction.debt import Task
-from storage_core.compaction.policy import Mode
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import TidemarkError
-from storage_core.index.debt import debt
+from assets.checks import index_metadata, judged_by_quarantine, rejected_lines_spec
+from assets.failures import table_metadata, typed_failures
+from assets.launcher import Launcher, PartlyDone
+from assets.metadata import Project, code_version, metadata_of, metadata_of_asset, tags_of
+from assets.recording import record_part, recorded, report_up_to_date
+from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG, granted_bytes, identifier
+from assets.steps import (
+    Span,
+    TableStep,
+    asset_key,
+    is_of_all_windows,
+    partitions_of,
+    span_of,
+    steps_of,
+    windows_of,
+    windows_per_run,
+)
+from jobs.due_runs import TableInputs
+from storage_core.base.clock import Clock
+from storage_core.base.errors import TidemarkError
+from storage_core.change.declaration import TableDeclaration
+from storage_core.compact.debt import Task
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import Step
+from storage_core.index.catch_up import debt
 from storage_core.table import Table
-from tidemark.io_manager.failures import typed_failures
-from tidemark.io_manager.metadata import table_metadata
-
-# What the UI shows on an asset: who does the work, and in which format the result is.
-_KINDS: Mapping[JobName, set[str]] = {
-    "ingest": {"spark", "parquet"},
-    "merge": {"spark", "parquet"},
-    "sort": {"spark"},
-    "expire": {"python"},
-    "compact": {"spark", "parquet"},
-    "checkpoint": {"avro"},
-    "catch_up": {"spark"},
-    "collect": {"python"},
-    "publish": {"python"},
-}
-
-_NEW_ROWS: frozenset[JobName] = frozenset({"ingest", "merge", "sort"})
 
 
 def build_table_assets(
@@ -70,11 +58,16 @@ def build_table_assets(
     distributed: Sequence[AssetKey] = (),
     project: Project = Project(),  # noqa: B008  # nothing in it changes
 ) -> list[AssetsDefinition]:
-    """Return the assets of a table in the order of their dependencies.
+    """Return the assets of a table in the order of their dependencies. They need the resource `launcher`.
 
-    `file` is the declaration's path, handed to the ingest job so that a changed landing place is in force at once.
-    `distributed` are the assets of the raw logs that feed the table: what they bring, a keyed table merges and another
-    one compacts. The assets show what is said of the `project`, and need the resource `launcher`.
+    Args:
+        declaration: The table.
+        file: The path of the declaration. The ingest job reads this file, so a change of the landing location takes
+            effect at once.
+        clock: The clock that decides which windows are partitions.
+        distributed: The assets that distribute the raw logs which feed the table. The merge of a keyed table runs after
+            these assets. In any other table, the compaction runs after these assets.
+        project: The properties of the project that assets show.
     """
     span = span_of(declaration, clock)
     fed = "merged" if declaration.primary_key else "compacted"
@@ -83,19 +76,21 @@ def build_table_assets(
             declaration,
             step,
             span=span if step.windowed else None,
+            file=file,
             clock=clock,
             before=distributed if step.name == fed else (),
             project=project,
         )
-        for step in steps_of(declaration, file)
+        for step in steps_of(declaration)
     ]
 
 
 def _asset(
     declaration: TableDeclaration,
-    step: Step,
+    step: TableStep,
     *,
     span: Span | None,
+    file: str | None,
     clock: Clock | None,
     before: Sequence[AssetKey],
     project: Project,
@@ -106,31 +101,31 @@ def _asset(
         return span_of(declaration, clock) if span else None
 
     with warnings.catch_warnings():
-        # Backfill policies and pools are marked as not final; the lock keeps the version they were tried with.
+        # Backfill policies and pools are beta features of Dagster. The lock file pins the version that was tested.
         warnings.simplefilter("ignore", BetaWarning)
 
         @asset(
             key=key,
             deps=[*(asset_key(table, name) for name in step.after), *before],
-            description=step.description,
+            description=step.promise,
             partitions_def=partitions_of(span) if span else None,
             backfill_policy=BackfillPolicy.multi_run(windows_per_run(span)) if span else None,
             group_name=identifier(table),
-            kinds=_KINDS[step.job],
-            pool=_pool(table, step.job),
-            check_specs=[rejected_lines_spec(key)] if step.judge else None,
+            kinds=set(step.step.kinds),
+            pool=_pool(table, step.step),
+            check_specs=[rejected_lines_spec(key)] if step.job == "ingest" else None,
             freshness_policy=freshness_policy(declaration, step.name),
             owners=declaration.owners,
             tags=tags_of(declaration, project),
             code_version=code_version(declaration),
-            metadata={**metadata_of_asset(declaration, project), "job": f"python -m jobs.{step.job}"},
+            metadata={**metadata_of_asset(declaration, project), "job": f"python -m jobs {step.job}"},
         )
         def materialize(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
             with typed_failures():
                 Table.declare(declaration)
             mode = Mode(context.run.tags.get(MODE_TAG, Mode.FINALIZE))
-            request = replace(
-                step.request,
+            options = step.options(
+                declaration=file,
                 windows=windows_of(context),
                 by_window=span is not None,
                 run_id=context.run.run_id,
@@ -139,16 +134,16 @@ def _asset(
                 most_bytes=granted_bytes(context.run.tags).get(table),
             )
             try:
-                report = launcher.submit(context, step.job, request)
+                report = launcher.submit(context, options)
             except PartlyDone as partly:
                 raise record_part(context, key, partly, _debt_left(_opened(declaration), mode), span=now()) from partly
             context.log.info("%s: %s at version %s", key.to_user_string(), report["status"], report["version"])
             left = _opened(declaration)
             metadata = {**metadata_of(report, _debt_left(left, mode)), **table_metadata(left, table)}
-            if step.request.index is not None:
+            if step.index is not None:
                 with typed_failures():
-                    metadata |= index_metadata(debt(left.snapshot, step.request.index))
-            checks = [step.judge(declaration, report)] if step.judge else []
+                    metadata |= index_metadata(debt(left.snapshot, step.index))
+            checks = [judged_by_quarantine(declaration, report)] if step.job == "ingest" else []
             result = recorded(context, key, report, metadata, span=now(), checks=checks)
             _report_up_to_date_assets(context, declaration, left, is_windowed=span is not None, clock=clock)
             return result
@@ -164,10 +159,13 @@ def _report_up_to_date_assets(
     is_windowed: bool,
     clock: Clock | None,
 ) -> None:
-    """Report what else of the table is up to date. The step is done, so a look that fails is only a warning."""
+    """Report which other assets of the table are up to date.
+
+    An error is only a warning, because the step has succeeded.
+    """
     apart = set(context.run.asset_selection or context.job_def.asset_layer.executable_asset_keys)
     if context.has_partition_key_range or is_of_all_windows(context):
-        apart -= context.selected_asset_keys if is_windowed else set()  # what the step did is recorded already
+        apart -= context.selected_asset_keys if is_windowed else set()  # the work of this step is already recorded
     try:
         report_up_to_date(
             context.instance,
@@ -178,12 +176,15 @@ def _report_up_to_date_assets(
             clock=clock,
         )
     except TidemarkError as error:
-        context.log.warning("not looked at: which other assets of %s are up to date: %s", declaration.name, error)
+        context.log.warning("cannot check which other assets of %s are up to date: %s", declaration.name, error)
 
 
-def _pool(table: str, job: JobName) -> str:
-    """What brings new rows waits for no upkeep of its table (decision 0170)."""
-    return f"tidemark_{identifier(table)}{'_rows' if job in _NEW_ROWS else ''}"
+def _pool(table: str, step: Step) -> str:
+    """Return the pool of a step.
+
+    A step that brings new rows does not wait for maintenance of its table (decision 0037).
+    """
+    return f"tidemark_{identifier(table)}{'_rows' if step.brings_rows else ''}"
 
 
 def _opened(declaration: TableDeclaration) -> Table:
@@ -194,3 +195,15 @@ def _opened(declaration: TableDeclaration) -> Table:
 def _debt_left(table: Table, mode: Mode) -> int:
     with typed_failures():
         return sum(each.task is Task.COMPACT for each in table.debt(mode))
+
+
+def freshness_policy(declaration: TableDeclaration, step: str) -> FreshnessPolicy | None:
+    """Return the freshness policy of the asset of this step, or None if the asset has no policy.
+
+    If the declaration has a freshness, the asset whose step adds rows has the policy. This is `ingested` for a table
+    with a landing location, and `merged` for a keyed table. No step adds rows to other tables.
+    """
+    brings = "ingested" if declaration.landing else "merged"
+    if declaration.freshness is None or step != brings:
+        return None
+    return FreshnessPolicy.time_window(fail_window=timedelta(milliseconds=declaration.freshness))

@@ -1,20 +1,27 @@
-"""How an asset runs a job: in a subprocess over Dagster Pipes, or in this process on a Spark session that is shared.
+"""How an asset runs a job: in a subprocess with Dagster Pipes, or in this process on a shared Spark session.
 
-Both give the same report and fail a step the same way, so an asset never knows which one it has
-(docs/architecture/orchestration.md, "Spark"). The launcher is the Dagster resource `launcher`.
+Both launchers return the same report and fail a step in the same way. Assets therefore do not depend on the launcher.
+See docs/architecture/orchestration.md, "Spark". The launcher is the Dagster resource `launcher`.
+
+A run that does a step for many small tables has one process for all its jobs, `jobs.job_server`. This process starts
+with the first job of the run. It ends when the run ends, after one minute without jobs, or when this process ends. If a
+job kills the shared process, only the step of this job fails. The next job gets a new process.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
+import logging
 import os
+import signal
+import subprocess
 import sys
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import IO, Any, Protocol
 
 from dagster import (
     AssetExecutionContext,
@@ -29,127 +36,110 @@ from dagster import (
 from dagster._core.errors import DagsterPipesExecutionError
 from pydantic import Field, PrivateAttr
 
+from assets.failures import shown, typed_failures
 from assets.run_tags import PROCESS, TABLES
-from assets.shared_jobs import JobKilled, SharedJobs, SharedRequest
-from jobs.process.holder import holder_of
-from jobs.process.parent import as_parent
-from jobs.reports.failure import Failed
-from jobs.reports.report import report_of
-from jobs.requests.audit import AuditRequest
-from jobs.requests.catalog import CatalogRequest
-from jobs.requests.distribute import DistributeRequest
-from jobs.requests.forget import ForgetRequest
-from jobs.requests.raw_log import RawLogRequest
-from jobs.requests.request import JobRequest, to_argv
-from jobs.spark.code_archive import first_on_path
-from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK
-from jobs.spark.spark import Spark
-from storage_core.errors import TidemarkError
-from storage_core.foreign_text import shortened
-from storage_core.scratch import scratch_folder
-from tidemark.io_manager.failures import shown, typed_failures
+from jobs.command import to_arguments
+from jobs.job_server import BEGAN, ENDED, LEVEL, MESSAGE
+from jobs.process import as_parent
+from jobs.spark.java import first_on_path
+from jobs.spark.spark import DRIVER_ITEMS, DRIVER_MIB, SPARK, Spark
+from storage_core.base.errors import TidemarkError, Unavailable
+from storage_core.base.process import holder_of, scratch_folder
+from storage_core.base.text import shortened
+from storage_core.data.steps import Audit, RunOptions, TableOptions, step_of
+from storage_core.log.job_run import Failed, report_of, run
 
-JobName = Literal[
-    "ingest",
-    "merge",
-    "sort",
-    "expire",
-    "compact",
-    "checkpoint",
-    "catch_up",
-    "collect",
-    "publish",
-    "distribute",
-    "audit",
-    "collect_raw",
-    "heal_raw",
-    "forget",
-    "refresh_catalog",
-]
-Request = JobRequest | AuditRequest | DistributeRequest | RawLogRequest | ForgetRequest | CatalogRequest
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
-"""Of an asset, or of the op that runs asset checks."""
+"""The context of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
 
 MOST_DEATHS = 2
-"""A step whose job was killed starts it again so often."""
+"""How many times a step starts its job again after the job was killed."""
 
-COMMITS_STAY = "what it committed stays, and the next run does the rest"
-_KILLED = f"ended without a word, mostly killed for lack of memory; its output is in the compute logs; {COMMITS_STAY}"
+COMMITS_STAY = "Committed work is kept, and the next run does the rest"
+_KILLED = f"ended without a report, mostly because memory ran out. Its output is in the compute logs. {COMMITS_STAY}"
 
 
 class Launcher(Protocol):
-    """Runs one job to its end. Implementations differ in where it runs, never in what it does."""
+    """Runs one step to its end. Implementations differ only in the process in which the step runs."""
 
-    def submit(self, context: Context, job: JobName, request: Request) -> Report:
+    def submit(self, context: Context, options: RunOptions) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
 
-        Raises `Failure` with the kind and message of the job's typed error, `PartlyDone` when the job has done a part
-        of its work. A run that is cancelled stops the job.
+        If the run is cancelled, the job is stopped.
+
+        Raises:
+            Failure: The job failed. The failure contains the kind and message of the typed error.
+            PartlyDone: The job failed after it had finished a part of its work.
         """
         ...
 
 
 class PartlyDone(Failure):
-    """The failure of a job that has done a part of its work: `report` says which."""
+    """The failure of a job that has done a part of its work. `report` contains this part."""
 
     def __init__(self, failed: Failed, report: Report) -> None:
-        """Hold the kind and message of the job's error, and its report."""
+        """Store the kind and message of the job's error, and its report."""
         super().__init__(**shown(failed.kind, failed.message))
         self.report = report
 
 
 class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothing but itself
-    """Runs `python -m jobs.<job>` in a subprocess, which starts Spark where the work is not small; the default.
+    """Runs `python -m jobs STEP` in a subprocess. This is the default launcher.
 
-    `root` is the working directory of the job, against which relative places are resolved (default: this process's).
-    The bounds of the windows travel as arguments, because Pipes drops the partition range of a ranged run.
+    The job starts Spark unless its work is small. `root` is the working directory of the job, to which relative
+    locations are relative. The default is the working directory of this process. The launcher passes the range of
+    windows as arguments, because Pipes drops the partition range of a run.
     """
 
     root: str | None = Field(default=None, description="The working directory of jobs (default: that of Dagster).")
     spark: str | None = Field(
         default=None,
-        description="auto: small work is executed without Spark; always: never (default: TIDEMARK_SPARK, else auto).",
+        description="auto: do small work without Spark. always: use Spark (default: TIDEMARK_SPARK, else auto).",
     )
     driver_mib: int | None = Field(
-        default=None, description="Small work reads at most so many MiB (default: TIDEMARK_DRIVER_MIB, else 64)."
+        default=None, description="Small work reads at most this many MiB (default: TIDEMARK_DRIVER_MIB, else 64)."
     )
     driver_items: int | None = Field(
-        default=None, description="Small work is at most so many items (default: TIDEMARK_DRIVER_ITEMS, else 32)."
+        default=None, description="Small work has at most this many items (default: TIDEMARK_DRIVER_ITEMS, else 32)."
     )
 
     _shared: SharedJobs | None = PrivateAttr(default=None)
 
     def __init__(self, root: Path | str | None = None, **settings: Any) -> None:
-        """Take the settings; a value that is none of a setting's is the error of each job."""
+        """Store the settings. If a value is invalid, each job fails."""
         super().__init__(**{"root": None if root is None else str(root), **settings})
 
     def _jobs_of_run(self) -> SharedJobs:
-        """The process of a run of several tables."""
+        """Return the process of a run of several tables."""
         if self._shared is None:
             self._shared = SharedJobs(self.root)
         return self._shared
 
     def _settings(self) -> dict[str, str]:
-        """The settings as jobs read them."""
+        """Return the settings as environment variables of jobs."""
         given = {SPARK: self.spark, DRIVER_MIB: self.driver_mib, DRIVER_ITEMS: self.driver_items}
         return {name: str(value) for name, value in given.items() if value is not None}
 
-    def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Run the subprocess, which ends with this one; what it writes to stdout and stderr is in the compute logs.
+    def submit(self, context: Context, options: RunOptions) -> Report:
+        """Run the subprocess.
 
-        Jobs of a run of several tables share one.
+        The subprocess ends when this process ends. The compute logs contain the standard output and standard error of
+        the subprocess.
+
+        The jobs of a run of several tables share one subprocess.
         """
-        command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+        job = step_of(options).name
+        command = [sys.executable, "-m", "jobs", job, *to_arguments(options), "--json"]
         if context.run.tags.get(PROCESS) != (process := holder_of(context.run.run_id)):
             context.instance.add_run_tags(context.run.run_id, {PROCESS: process})
         environment = {**first_on_path(os.environ), **as_parent(), **self._settings()}
-        if TABLES in context.run.tags and isinstance(request, SharedRequest):
+        if TABLES in context.run.tags and isinstance(options, SHARED):
             with typed_failures():
                 try:
-                    return _done(self._jobs_of_run().submit(context, job, request, environment))
+                    return _done(self._jobs_of_run().submit(context, options, environment))
                 except JobKilled as error:
                     if context.retry_number < MOST_DEATHS:
                         raise RetryRequested(max_retries=MOST_DEATHS) from error
@@ -164,26 +154,26 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
 
 
 class InProcessLauncher:
-    """Runs jobs in this process on one Spark session: for tests, and for several steps in a row.
+    """Runs jobs in this process on one Spark session, for tests and for several steps in a row.
 
-    The session starts with the first step that has work for it and stays warm; the caller stops it.
+    The session starts with the first step that needs it, and stays open. The caller stops it.
     """
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
 
-    def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        """Call the job's `run`; its log lines go where this process logs."""
-        context.log.info("jobs.%s in this process: %s", job, " ".join(to_argv(request)))
+    def submit(self, context: Context, options: RunOptions) -> Report:
+        """Run the step. Its log lines go to the log of this process."""
+        context.log.info("the job %s in this process: %s", step_of(options).name, " ".join(to_arguments(options)))
         self._spark.begin_job()
         with _job_failures():
-            report = importlib.import_module(f"jobs.{job}").run(request, self._spark)
+            report = run(options, self._spark)
         return _as_report(json.loads(report.to_json()))
 
 
 @contextmanager
 def _job_failures() -> Iterator[None]:
-    """Turn the `TidemarkError` of a job into the `Failure` that shows it, with what the job had done until then."""
+    """Convert the `TidemarkError` of a job into a `Failure`, with the report of the work that the job had done."""
     try:
         yield
     except TidemarkError as error:
@@ -194,10 +184,10 @@ def _job_failures() -> Iterator[None]:
 
 @contextmanager
 def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[None]:
-    """Raise what the job reported as its error; the exit code alone says less.
+    """Raise the error in the report of the job, because it contains more than the exit code.
 
-    A job that ended without a word was killed: the step is tried again, or fails where that was the last time.
-    The interruption of the step stays, which is no `Exception`: what a job makes of its end is not why it ended.
+    A job that ended without a report was killed. Its step is retried, or fails after the last retry. An interruption of
+    the step is not an `Exception`, so this function does not replace it with an error that the job reports afterwards.
     """
     try:
         yield
@@ -208,13 +198,13 @@ def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[No
         if isinstance(error, DagsterPipesExecutionError):
             if not is_last:
                 raise RetryRequested(max_retries=MOST_DEATHS) from error
-            raise _failure(Failed(TidemarkError.kind, f"jobs.{job} {_KILLED}: {error}")) from error
+            raise _failure(Failed(TidemarkError.kind, f"the job {job} {_KILLED}: {error}")) from error
         raise
 
 
 @contextmanager
 def _quiet_previews() -> Iterator[None]:
-    """Dagster's own client calls a part of Pipes that is in preview, and warns of it in each step."""
+    """Suppress the warnings about a preview feature of Pipes that Dagster's client uses in each step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PreviewWarning)
         yield
@@ -250,7 +240,7 @@ def _only_report(job: str, messages: object) -> Report:
         case [dict() as report]:
             return _as_report(report)
         case _:
-            sent = f"jobs.{job} ended well but sent {shortened(repr(messages))} instead of one report"
+            sent = f"the job {job} ended well but sent {shortened(repr(messages))} instead of one report"
             raise _failure(Failed(TidemarkError.kind, sent))
 
 
@@ -258,3 +248,147 @@ def _as_report(body: object) -> Report:
     if not isinstance(body, dict):
         raise TypeError(f"a job report is an object, found {type(body).__name__}")
     return {str(name): value for name, value in body.items()}
+
+
+# One process for the jobs of a run.
+
+
+IDLE_SECONDS = 60.0
+STOP_SECONDS = 20.0
+"""How many seconds a stopped job has to release its leases."""
+
+SHARED = (TableOptions, Audit)
+"""The option classes of the steps whose jobs may share a process."""
+
+
+class JobKilled(Unavailable):
+    """The process of a job was ended from outside."""
+
+
+class SharedJobs:
+    """Runs jobs of one Dagster run one after another in one process. `root` is its working directory."""
+
+    def __init__(self, root: str | None) -> None:
+        self._root = root
+        self._process: _Process | None = None
+
+    def submit(self, context: Context, options: TableOptions | Audit, environment: Mapping[str, str]) -> Report:
+        """Return the result of the job: its report, or `{"status": "failed", …}`.
+
+        Args:
+            context: The context of the step.
+            options: The options of the step.
+            environment: Variables that are added to the environment of this process when the job's process starts.
+
+        Raises:
+            JobKilled: The process of the job was ended, or no process could be started. An interruption of the step is
+                raised too, after the job was stopped.
+        """
+        job, arguments = step_of(options).name, to_arguments(options)
+        line = json.dumps({"job": job, "argv": arguments})
+        try:
+            process = self._that_began(context.run.run_id, line, environment)
+            context.log.info("the job %s in the process %d of this run: %s", job, process.id, " ".join(arguments))
+            for answer in process.answers():
+                if ENDED in answer:
+                    ended: Report = answer[ENDED]  # type: ignore[assignment]  # an object of JSON
+                    return ended
+                context.log.log(logging.getLevelName(str(answer[LEVEL])), "%s", answer[MESSAGE])
+        except BaseException:
+            if self._process is not None:
+                self._process.stop()
+            raise
+        raise JobKilled(
+            f"the process of the job {job} on {options.table_uri} was ended by {process.end()}. The usual "
+            "cause is that memory ran out. Uncommitted work is not in the table. Run the step again. If it ends again, "
+            "run it alone."
+        )
+
+    def _that_began(self, run_id: str, line: str, environment: Mapping[str, str]) -> _Process:
+        """Begin the job and return its process.
+
+        This is the process of the run, or a new process if the former has ended.
+        """
+        process = self._process
+        if process is None or process.run_id != run_id or not process.begins(line):
+            if process is not None:
+                process.end()
+            self._process = process = _Process(run_id, self._root, environment)
+            if not process.begins(line):
+                raise JobKilled(f"no process for jobs could be started, it was ended by {process.end()}: see stderr")
+        return process
+
+
+class _Process:
+    """One process for the jobs of a run. The process also ends when no code refers to this object any more."""
+
+    def __init__(self, run_id: str, root: str | None, environment: Mapping[str, str]) -> None:
+        self.run_id = run_id
+        reading, writing = os.pipe()
+        try:
+            self._started = subprocess.Popen(
+                [sys.executable, "-m", "jobs.job_server", str(writing), str(IDLE_SECONDS)],
+                cwd=root,
+                env={**os.environ, **environment},
+                stdin=subprocess.PIPE,
+                pass_fds=[writing],
+                text=True,
+            )
+        finally:
+            os.close(writing)
+        self._answers = os.fdopen(reading, encoding="utf-8")
+        self._end = weakref.finalize(self, _end, self._started, self._answers)
+
+    @property
+    def id(self) -> int:
+        """The id of the process."""
+        return self._started.pid
+
+    def begins(self, line: str) -> bool:
+        """Send the job to the process, and return whether the job begins.
+
+        The job does not begin if the process has ended.
+        """
+        try:
+            stdin = _of(self._started.stdin)
+            stdin.write(line + "\n")
+            stdin.flush()
+        except (BrokenPipeError, ValueError):  # the process has ended
+            return False
+        return BEGAN in next(self.answers(), {})
+
+    def answers(self) -> Iterator[Mapping[str, object]]:
+        """Yield the answers until the process ends."""
+        while line := self._answers.readline():
+            answer: Mapping[str, object] = json.loads(line)
+            yield answer
+
+    def stop(self) -> None:
+        """Stop the job by a signal, and end the process."""
+        with suppress(ProcessLookupError):
+            self._started.send_signal(signal.SIGTERM)
+        self.end()
+
+    def end(self) -> str:
+        """End the process, and return how it ended."""
+        self._end()
+        code = self._started.returncode
+        return f"signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"exit code {code}"
+
+
+def _end(process: subprocess.Popen[str], answers: IO[str]) -> None:
+    """Close the input of the process, so that it ends by itself. Kill the process if it does not end."""
+    answers.close()
+    with suppress(BrokenPipeError):
+        _of(process.stdin).close()
+    try:
+        process.wait(STOP_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _of(stdin: IO[str] | None) -> IO[str]:
+    if stdin is None:
+        raise TypeError("the process was started without a pipe")
+    return stdin

@@ -1,17 +1,26 @@
-"""What a materialization shows of its job's report: one fixed set of metadata (docs/architecture/orchestration.md)."""
+"""The metadata of assets and runs.
+
+An asset shows the location, links, tags and code version of its table. A run shows a fixed set of metadata, created
+from the report of its job (docs/architecture/orchestration.md).
+"""
 
 from __future__ import annotations
 
+import hashlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Literal
 
 from dagster import JsonMetadataValue, MetadataValue
 
 from assets.launcher import Report
-from assets.partitions import partition_key
-from jobs.reports.prices import Prices
-from storage_core.wording import first_of
+from assets.steps import partition_key
+from storage_core.base.text import first_of
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.log.job_run import Prices
 
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _OF_A_WINDOW = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out")
@@ -21,7 +30,7 @@ _REQUESTS = ("get", "put", "list", "head", "delete")
 
 PARTITION_METADATA = frozenset({*_OF_A_WINDOW, "version", "status", "commit_id"})
 PREDICTED_OF_PARTITION = frozenset({"predicted_bytes_in", "predicted_bytes_out", "predicted_benefit", "benefit"})
-"""What a partition that is compacted has besides: the splits that are fewer are its benefit."""
+"""Additional metadata of a compacted partition. Its benefit is the reduction in the number of splits."""
 
 METADATA = frozenset(
     {
@@ -38,20 +47,28 @@ METADATA = frozenset(
     }
 )
 PREDICTED = frozenset({"benefit", "benefit_unit", "predicted_benefit", "predicted_requests", "predicted_price"})
-"""What the materialization of a step has besides whose job says beforehand what it will do (decision 0173)."""
+"""Additional metadata of a step whose job predicts its work (docs/architecture/orchestration.md)."""
 
 PREDICTED_BYTES = frozenset({"predicted_bytes_in", "predicted_bytes_out"})
-"""The same, each where storage says it before."""
+"""Additional metadata of a step that predicts its work.
+
+A key exists only if storage contains the number before the run.
+"""
 
 _LONGEST_LIST = 50
 
 
 def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, MetadataValue]:
-    """Return the metadata of a materialization; its keys are exactly `METADATA`, less `debt_left` where none is given.
+    """Return the metadata of a materialization.
 
-    And, of a job that predicts, `PREDICTED` and of `PREDICTED_BYTES` what it says. Sizes are in bytes, times in
-    seconds, prices in the currency of `Prices`. `debt_left` is the number of windows in which a compaction would do
-    something; a raw log has none. Lists in `details` are cut at 50 entries: the whole report is in the compute logs.
+    The keys are those of `METADATA`. The key `debt_left` is missing if its value is None. If the job predicts its work,
+    there are also the keys of `PREDICTED`, and those keys of `PREDICTED_BYTES` whose numbers are known. Sizes are in
+    bytes, times in seconds, and prices in the currency of `Prices`.
+
+    Args:
+        report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all
+            entries.
+        debt_left: The number of windows in which a compaction would have work. None for a raw log.
     """
     requests = {kind: _whole(mapping(report["requests"]).get(kind, 0)) for kind in _REQUESTS}
     return {
@@ -70,7 +87,7 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
 
 
 def _predicted(report: Report) -> dict[str, MetadataValue[Any]]:
-    """What the plan said of the run, and the benefit that came of it; nothing of a job that predicts nothing."""
+    """Return the predicted work and the actual benefit. Return an empty mapping for a job without predictions."""
     if not isinstance(predicted := report["predicted"], Mapping):
         return {}
     requests = {"get": _whole(predicted["gets"]), "put": _whole(predicted["puts"])}
@@ -86,7 +103,7 @@ def _predicted(report: Report) -> dict[str, MetadataValue[Any]]:
 
 
 def windows_failed(report: Report) -> list[tuple[int | None, str]]:
-    """Return the windows that the job could not do, ascending, each with the kind and text of its error."""
+    """Return the windows that the job could not process, ascending, each with the kind and text of its error."""
     return [
         (
             window if isinstance(window := each.get("window"), int) else None,
@@ -97,12 +114,12 @@ def windows_failed(report: Report) -> list[tuple[int | None, str]]:
 
 
 def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[str, dict[str, MetadataValue[Any]]]:
-    """Return the metadata of each partition of a ranged run; its keys are exactly `PARTITION_METADATA`.
+    """Return the metadata of each partition of a ranged run. Its keys are exactly `PARTITION_METADATA`.
 
-    Of a compaction, in whose windows the plan says what it will do, also `PREDICTED_OF_PARTITION`.
-    They are what the run did to that window alone: nothing where it committed nothing to it. Of an ingest, `rows_in`
-    are the rows that went in, and `bytes_in` is 0, for a file is read for several windows. What begins between two
-    partitions, as former windows may, is of the one before.
+    For a compaction with predictions per window, they also include `PREDICTED_OF_PARTITION`. Each number counts only
+    this window. The number is 0 if nothing was committed to the window. For an ingest, `rows_in` is the number of
+    ingested rows, and `bytes_in` is 0, because a file is read for several windows. A window that begins between two
+    partitions, as older windows may, belongs to the earlier partition.
     """
     details, names = mapping(report["details"]), sorted(partitions)
     done = _by_partition(entries_in(details, "by_window"), names)
@@ -120,7 +137,7 @@ def _by_partition(entries: _Entries, names: Sequence[str]) -> dict[str, list[Map
     found: dict[str, list[Mapping[str, object]]] = {}
     for each in entries:
         if isinstance(window := each["window"], int):
-            place = bisect_right(names, partition_key(window))  # times in order are names in order
+            place = bisect_right(names, partition_key(window))  # names sort like their times
             if place:
                 found.setdefault(names[place - 1], []).append(each)
     return found
@@ -129,7 +146,10 @@ def _by_partition(entries: _Entries, names: Sequence[str]) -> dict[str, list[Map
 def _predicted_of(
     name: str, predicted: Mapping[str, _Entries], done: Mapping[str, _Entries]
 ) -> dict[str, MetadataValue[Any]]:
-    """What was said of a partition, and the splits that are fewer; nothing where nothing was said of any."""
+    """Return the prediction for a partition and the reduction in splits.
+
+    Return an empty mapping without a prediction.
+    """
     if not predicted:
         return {}
     said = {
@@ -152,7 +172,7 @@ def _metadata_of_partition(report: Report, commits: _Entries) -> dict[str, Metad
 
 
 def entries_in(details: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
-    """Return the objects that the details of a report list under a name; none where there is no such list."""
+    """Return the objects that the details of a report list under a name, or an empty list."""
     listed = details.get(name)
     return [mapping(each) for each in listed] if isinstance(listed, list) else []
 
@@ -175,7 +195,7 @@ def _shortened(value: object) -> object:
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """Return the value as the object that it has to be. Raises `TypeError`."""
+    """Return the value if it is an object. Raises `TypeError` otherwise."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected an object in the job report, found {type(value).__name__}")
     return value
@@ -191,3 +211,43 @@ def _number(value: object) -> float:
     if not isinstance(value, int | float):
         raise TypeError(f"expected a number in the job report, found {value!r}")
     return float(value)
+
+
+Automated = Literal["on", "off", "when_started"]
+"""When the upkeep sensor and the schedules maintain a table: at once, never, or after a person starts them."""
+
+AUTOMATION_TAG: Final = "tidemark/automation"
+_OPERATIONS: Final = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Project:
+    """The properties of the project that an asset shows: its automation, and the address of the report."""
+
+    automated: Automated = "when_started"
+    report: str | None = None
+
+
+def tags_of(declaration: TableDeclaration, project: Project) -> dict[str, str]:
+    """Return the tags of each asset of the table."""
+    return {**declaration.tags, AUTOMATION_TAG: project.automated}
+
+
+def metadata_of_asset(declaration: TableDeclaration, project: Project) -> Mapping[str, object]:
+    """Return the metadata of each asset of the table: its location and name, the report, and the operations guide.
+
+    The metadata does not link to a file, because a browser does not open local files from a server's page.
+    """
+    found: dict[str, object] = {"dagster/uri": declaration.uri, "dagster/table_name": declaration.name}
+    if project.report is not None:
+        found["report"] = MetadataValue.url(f"{project.report}#table-{declaration.name}")
+    if _OPERATIONS.is_file():  # missing in an installed package
+        found["operations"] = MetadataValue.path(str(_OPERATIONS))
+    return found
+
+
+def code_version(declaration: TableDeclaration) -> str:
+    """Return a version that changes when the declaration requires other rows, files or indexes, or another order."""
+    settings = sorted(declaration.config().to_configuration().items())
+    text = repr((to_schema_string(declaration.schema()), settings, declaration.landing))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]

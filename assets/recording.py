@@ -1,14 +1,22 @@
-"""What Dagster keeps of a run: metrics of what was done, on the asset and on each partition, and never zeros over them.
+"""The events that Dagster stores for a run: metrics of the work, for the asset and for each partition.
 
-A run with nothing to do is an observation. Only an asset, or a partition, that was never materialized is so by a run
-that found nothing: then it is known to be empty. So plots over time and over partitions show work, and nothing else.
-Dagster's own backfills take what their runs do not materialize for failed: these materialize what was done before with
-the metrics that it has, and name the run that these are of (decision 0172).
+A run without work records an observation, so that zeros do not replace the metrics of earlier work. There is one
+exception. If an asset or partition was never materialized, a run without work materializes it to show that it is empty.
+Plots over time and over partitions therefore show only work.
+
+Dagster's own backfills treat partitions that their runs do not materialize as failed. Their runs therefore repeat the
+materialization of earlier work with its metrics. The metadata contains the id of the run that did the work (decision
+0038).
+
+A step without work gets no run, so no run materializes its asset. The upkeep sensor reports such assets by events
+without a run (decision 0038), so that the UI does not show them as missing. An asset without partitions gets at most
+one such event. An asset with partitions gets at most one for each window with rows.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from dagster import (
@@ -19,24 +27,36 @@ from dagster import (
     AssetObservation,
     AssetRecordsFilter,
     DagsterEventType,
+    DagsterInstance,
     DataVersion,
     EventLogRecord,
+    Failure,
     MaterializeResult,
     MetadataValue,
 )
 
-from assets.launcher import Report
-from assets.metadata import entries_in, mapping, metadata_of_partitions
-from assets.partitions import Span, is_of_all_windows, partition_key
+from assets.launcher import PartlyDone, Report
+from assets.metadata import entries_in, mapping, metadata_of, metadata_of_partitions, windows_failed
 from assets.run_tags import BACKFILL_TAG
+from assets.steps import Span, TableStep, asset_key, is_of_all_windows, partition_key, span_of, steps_of
+from jobs.due_runs import TableInputs, outlook
+from storage_core.base.clock import Clock
+from storage_core.base.text import listed
+from storage_core.change.declaration import TableDeclaration
+from storage_core.compact.debt import window_starts
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import OBSERVABLE
+from storage_core.table import Table
 
 DATA_VERSION = "dagster/data_version"
 
-METRICS_OF_RUN = "metrics_of_run"
-"""The metadata by which a repeated materialization names the run that did the work."""
+FAILED_PARTITIONS = "failed_partitions"
 
-# An output without an event of its own, and which lets the steps after it run: what Dagster itself marks outputs with
-# whose events were logged before. Without any output these steps would be skipped.
+METRICS_OF_RUN = "metrics_of_run"
+"""Metadata of a repeated materialization: the run that did the work."""
+
+# Marks an output for which no further event is logged. Dagster marks outputs in the same way if their events are
+# logged. Without any output, Dagster would skip the next steps.
 _LOGGED = {"__source_asset_observation__": MetadataValue.bool(True)}
 
 Metadata = Mapping[str, MetadataValue[Any]]
@@ -51,10 +71,10 @@ def recorded(
     span: Span | None,
     checks: Sequence[AssetCheckResult] = (),
 ) -> MaterializeResult[None]:
-    """Record what the run did, and return what the asset returns. `span` are its partitions, None for none.
+    """Record the work of the run, and return the result of the asset. `span` contains the partitions of the asset.
 
-    Of a run of several partitions, or of all windows of a partitioned asset, each partition shows what was done to its
-    window, and an observation without a partition the whole run.
+    If the run has several partitions, or is about all windows of a partitioned asset, each partition gets the metrics
+    of its window. An observation without a partition then contains the metrics of the whole run.
     """
     if span is not None and (context.has_partition_key_range or is_of_all_windows(context)):
         materialize_partitions(context, key, report, span=span)
@@ -70,6 +90,29 @@ def recorded(
     return MaterializeResult(metadata=_LOGGED, check_results=list(checks))
 
 
+def record_part(
+    context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int, *, span: Span | None
+) -> Failure:
+    """Record the finished partitions, and return a failure whose message lists the failed partitions.
+
+    A step fails as a whole. The finished partitions are recorded before the step fails. Only the partitions of
+    failed windows then count as failed in the UI and in backfills.
+    """
+    report, metadata = partly.report, metadata_of(partly.report, debt_left)
+    failed = {partition_key(window): why for window, why in windows_failed(report) if window is not None}
+    if span is not None and (context.has_partition_key_range or is_of_all_windows(context)):
+        materialize_partitions(context, key, report, span=span, failed=failed)
+    return Failure(
+        f"{_windows(failed)}{partly.description}",
+        {**metadata, **partly.metadata, FAILED_PARTITIONS: MetadataValue.json(failed)},
+        partly.allow_retries,
+    )
+
+
+def _windows(failed: dict[str, str]) -> str:
+    return f"windows {listed(list(failed))}: " if failed else ""
+
+
 def materialize_partitions(
     context: AssetExecutionContext,
     key: AssetKey,
@@ -78,10 +121,11 @@ def materialize_partitions(
     span: Span | None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Record one by one the partitions in which something was done, or that were asked for and are empty.
+    """Record the partitions with work, and the requested partitions that are empty.
 
-    One event each, a row in Dagster's storage; it names the commit of its own window. Those that `failed` have none.
-    Of one of Dagster's backfills there is one for all others that were asked for.
+    Each partition gets one event, which is one row in Dagster's storage. It contains the commit of its own window.
+    Partitions in `failed` get no event. If the run belongs to one of Dagster's own backfills, all other requested
+    partitions get an event too.
     """
     asked = [] if is_of_all_windows(context) else list(context.partition_keys)
     names = [name for name in asked or _touched(report, span) if name not in (failed or {})]
@@ -99,21 +143,24 @@ def materialize_partitions(
 
 
 def _touched(report: Report, span: Span | None) -> list[str]:
-    """The partitions of the windows that the job changed, without those that have no partition."""
+    """Return the partitions of the windows that the job changed. Windows without a partition are skipped."""
     windows = [each["window"] for each in entries_in(mapping(report["details"]), "by_window")]
     starts = [span.partition_of(window) for window in windows if isinstance(window, int)] if span else []
     return [partition_key(start) for start in sorted({start for start in starts if start is not None})]
 
 
 def _materialized(context: AssetExecutionContext, key: AssetKey, names: Sequence[str]) -> Mapping[str, int]:
-    """The newest materialization of each of the partitions that have one, by its place in Dagster's storage."""
+    """Return the newest materialization of each partition, as its id in Dagster's storage.
+
+    The result does not contain partitions that were never materialized.
+    """
     kind = DagsterEventType.ASSET_MATERIALIZATION
     found: Mapping[str, int] = context.instance.get_latest_storage_id_by_partition(key, kind, set(names))
     return found
 
 
 def _last(context: AssetExecutionContext, key: AssetKey) -> EventLogRecord | None:
-    """The newest materialization of the asset, or of the partition that the run is about."""
+    """Return the newest materialization of the asset, or of the partition of the run."""
     if context.has_partition_key:
         found = _records(context, key, _materialized(context, key, [context.partition_key]).values())
     else:
@@ -134,9 +181,113 @@ def _records(context: AssetExecutionContext, key: AssetKey, places: Collection[i
 def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
     before = record.asset_materialization
     if before is None:
-        raise TypeError(f"record {record.storage_id} of Dagster's storage is no materialization")
-    # An asset that was up to date from the beginning has no run, and one that is repeated names the run already.
+        raise TypeError(f"record {record.storage_id} of Dagster's storage is not a materialization")
+    # The event of an asset that never had work has no run. The metadata of a repeated materialization already contains
+    # the id of the run.
     of_run = {METRICS_OF_RUN: MetadataValue.dagster_run(record.run_id)} if record.run_id else {}
     tags = {name: value for name, value in (before.tags or {}).items() if name == DATA_VERSION}
     metadata = {**of_run, **before.metadata}
     return AssetMaterialization(key, partition=before.partition, metadata=metadata, tags=tags)
+
+
+# Assets that are up to date.
+
+
+MOST_AT_ONCE = 200
+"""The largest number of windows that one call reports per asset. The newest windows come first."""
+
+
+def report_up_to_date(
+    instance: DagsterInstance,
+    declaration: TableDeclaration,
+    table: Table,
+    look: Callable[[], TableInputs],
+    *,
+    apart: Collection[AssetKey] = (),
+    clock: Clock | None = None,
+) -> bool:
+    """Report the assets and windows of the table that have no work left and were never materialized.
+
+    Args:
+        instance: The instance whose storage gets the events.
+        declaration: The declaration of the table.
+        table: The table at the version that the events contain.
+        look: Returns the inputs that show which steps have work. The function is called only if an asset or a window
+            was never materialized.
+        apart: Assets that are not examined, because a run will materialize these assets soon.
+        clock: Decides which windows are partitions (default: the clock of the system).
+
+    Returns:
+        True if every examined asset is materialized now.
+
+    Cost:
+        One query per asset with windows, and one query for all other assets. The requests of `look`, once.
+    """
+    span = span_of(declaration, clock)
+    steps = {asset_key(declaration.name, each.name): each for each in steps_of(declaration) if each.job in OBSERVABLE}
+    known = _ever_materialized(instance, [key for key in steps if key not in apart])
+    missing = {
+        key: _missing(instance, key, table, is_known=is_known, span=span if steps[key].windowed else None)
+        for key, is_known in known.items()
+    }
+    if not any(missing.values()):
+        return True
+    inputs = look()
+    is_complete = True
+    for key, partitions in missing.items():
+        ready = partitions - _with_work(steps[key], inputs, table, partitions=partitions, span=span)
+        newest = sorted(ready, key=lambda each: each or "", reverse=True)[:MOST_AT_ONCE]
+        for partition in newest:
+            _report(instance, key, partition, table.version)
+        is_complete = is_complete and len(newest) == len(partitions)
+    return is_complete
+
+
+_Partitions = AbstractSet[str | None]
+"""Names of partitions. For an asset without partitions, the only name is None."""
+
+
+def _ever_materialized(instance: DagsterInstance, keys: Sequence[AssetKey]) -> dict[AssetKey, bool]:
+    """Return for each asset whether it was ever materialized. One query."""
+    records = instance.get_asset_records(keys) if keys else []
+    found = {each.asset_entry.asset_key for each in records if each.asset_entry.last_materialization_record}
+    return {key: key in found for key in keys}
+
+
+def _missing(
+    instance: DagsterInstance, key: AssetKey, table: Table, *, is_known: bool, span: Span | None
+) -> _Partitions:
+    """Return the partitions of windows with rows that were never materialized.
+
+    For an asset without partitions: None.
+    """
+    if span is None:
+        return set() if is_known else {None}
+    starts = {span.partition_of(window) for window in window_starts(table.snapshot)}
+    names = {partition_key(start) for start in starts if start is not None}
+    return names - (instance.get_materialized_partitions(key) if is_known else set())
+
+
+def _with_work(
+    step: TableStep, inputs: TableInputs, table: Table, *, partitions: _Partitions, span: Span | None
+) -> _Partitions:
+    """Return the partitions for which the step has work now."""
+    if step.job == "compact" and step.windowed and span is not None:
+        starts = {span.partition_of(each.window_start) for each in table.debt(Mode.POLICY)}
+        return {partition_key(start) for start in starts if start is not None}
+    due = outlook(step.job, inputs).due
+    if due is None or (step.index is not None and step.index not in due.indexes):
+        return set()
+    return partitions
+
+
+def _report(instance: DagsterInstance, key: AssetKey, partition: str | None, version: int) -> None:
+    instance.report_runless_asset_event(
+        AssetMaterialization(
+            key,
+            partition=partition,
+            description=f"up to date at version {version:,}: there is nothing to do",
+            metadata={"status": MetadataValue.text("nothing_to_do"), "version": MetadataValue.int(version)},
+            tags={DATA_VERSION: str(version)},
+        )
+    )

@@ -1,30 +1,62 @@
-"""The tags of runs: those by which a run is asked for what it does, those that say what it is, and Dagster's own."""
+"""The tags of runs. This module does not import Dagster.
+
+Some tags control a run, some tags describe the run, and Dagster defines some tags.
+"""
 
 from __future__ import annotations
 
-MODE_TAG = "tidemark/compaction"  # by which schedules and sensors ask for what pays now; without it one finalizes
-STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"  # asks for a compact state of the table
-AUDIT_TAG, AUDIT_ALL = "tidemark/audit", "all"  # asks for the whole table; else it is what the last compaction wrote
-WINDOWS_TAG, ALL_WINDOWS = (
-    "tidemark/windows",
-    "all",
-)  # of all, though it has the partition that Dagster asks for
+import json
+from collections.abc import Mapping
+
+MODE_TAG = "tidemark/compaction"
+"""The mode of a compaction.
+
+Schedules and sensors request only merges that cost less than they save. A run without this tag finalizes the windows.
+"""
+STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
+"""Requests a compact state of the table."""
+AUDIT_TAG, AUDIT_ALL = "tidemark/audit", "all"
+"""Audits the whole table. Without the tag, a run audits only what the last compaction wrote."""
+WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"
+"""Marks a run for all windows. Such a run has a partition only because Dagster requires one."""
 
 TABLE = "tidemark/table"
-TABLES = "tidemark/tables"  # of a run of several small tables: how many; their jobs share a process
+TABLES = "tidemark/tables"
+"""The number of small tables in a shared run. Their jobs share a process."""
 REASON = "tidemark/reason"
 VERSION = "tidemark/version"
 
-# Too long for a list of runs, and nothing for people: Dagster keeps tags of this prefix out of the UI.
-PROCESS = ".dagster/tidemark_process"  # as `jobs.process.holder` names it; a retry begins with its parent's
-BYTES_TAG = ".dagster/tidemark_bytes"  # how many bytes the run reads, by table (`assets.granted`)
+# Dagster hides tags with this prefix in the UI. Their values are too long for a list of runs.
+PROCESS = ".dagster/tidemark_process"
+"""The process of the run, as `storage_core.base.process` writes it. A retry inherits the value of its parent."""
+BYTES_TAG = ".dagster/tidemark_bytes"
+"""The number of bytes that the run may read from each table (`bytes_tag`)."""
 
-# Of a run of one partition, and of a ranged run. Dagster's own single-run backfills are made of them.
+# Tags of a run of one partition, and of a ranged run. Dagster's own single-run backfills also have them.
 PARTITION = "dagster/partition"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 
-BACKFILL_TAG = "dagster/backfill"  # of the runs of backfills that the UI launches
+BACKFILL_TAG = "dagster/backfill"  # of runs of backfills that the UI launches
 PRIORITY = "dagster/priority"
 SENSOR = "dagster/sensor_name"
 WILL_RETRY = "dagster/will_retry"
+
+
+def bytes_tag(granted: Mapping[str, int]) -> dict[str, str]:
+    """Return the tag with the granted bytes of each table, or no tag if nothing was granted."""
+    return {BYTES_TAG: json.dumps(granted, separators=(",", ":"))} if granted else {}
+
+
+def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
+    """Return the bytes that a run was granted, by table. An invalid tag is ignored."""
+    try:
+        found = json.loads(tags.get(BYTES_TAG, "{}"))
+        return {str(name): int(size) for name, size in found.items()}
+    except (ValueError, TypeError, AttributeError):
+        return {}
+
+
+def identifier(table: str) -> str:
+    """Return the table's name for Dagster, which does not allow dashes."""
+    return table.replace("-", "_")

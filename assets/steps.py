@@ -1,31 +1,50 @@
-"""The steps of one table, by its declaration: the job of each, what it follows, and the key of its asset."""
+"""The assets of one table and their partitions.
+
+A table has one asset per step (`storage_core.data.steps`), and one per index. A partition is a window. Its name is the
+start of the window, such as `2015-05-17T10:00` (UTC).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+import datetime as dt
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from dagster import AssetCheckResult, AssetKey
+from dagster import AssetExecutionContext, AssetKey, TimeWindowPartitionsDefinition
 
-from assets.launcher import JobName, Report
-from assets.rejected_lines import judged_by_quarantine
-from jobs.requests.request import JobRequest
-from storage_core.declaration import TableDeclaration
+from assets.run_tags import ALL_WINDOWS, WINDOWS_TAG
+from storage_core.base.clock import Clock, SystemClock
+from storage_core.change.declaration import TableDeclaration
+from storage_core.change.declaration_parts import MOST_PARTITIONS, PARTITION_FORMAT
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
+from storage_core.data.steps import STEPS, TABLE_STEPS, RunOptions, Step, options_for
 
-Judge = Callable[[TableDeclaration, Report], AssetCheckResult]
 
+@dataclass(frozen=True, kw_only=True)
+class TableStep:
+    """One asset of a table: its step, its index if it has one, its promise, and the assets that run before it."""
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One asset of a table: the job it runs, what it follows, and what the job's report has to show."""
-
+    declaration: TableDeclaration
+    step: Step
     name: str
-    job: JobName
-    description: str
+    promise: str
     after: tuple[str, ...] = ()
-    windowed: bool = False
-    request: JobRequest
-    judge: Judge | None = None
+    index: str | None = None
+
+    @property
+    def job(self) -> str:
+        """The name of the step."""
+        return self.step.name
+
+    @cached_property
+    def windowed(self) -> bool:
+        """Whether the asset has a partition per window."""
+        return self.step.is_windowed(self.declaration)
+
+    def options(self, **of_run: object) -> RunOptions:
+        """Return the options of a run. Values for options that the step does not have are ignored."""
+        return options_for(self.job, table_uri=self.declaration.uri, index=self.index, **of_run)
 
 
 def asset_key(table: str, name: str) -> AssetKey:
@@ -34,103 +53,160 @@ def asset_key(table: str, name: str) -> AssetKey:
 
 
 def index_asset(index: str) -> str:
-    """Return the name of the asset that keeps an index."""
-    return f"index_{index}"
+    """Return the name of the asset of an index."""
+    return STEPS["catch_up"].asset.format(index=index)
 
 
-def steps_of(declaration: TableDeclaration, file: str | None = None) -> list[Step]:
-    """Return the steps that a table has: what it does not declare (files, key, indexes, retention) has no asset."""
-    base = JobRequest(table_uri=declaration.uri)
-    sources = _sources(declaration, replace(base, declaration=file))
-    expired = [_expired(base, sources)] if declaration.retention is not None else []
-    compacted = Step(
-        name="compacted",
-        job="compact",
-        description="The splits of each window as one sorted run: the rows of all of them, none lost, none twice.",
-        after=_names([*sources, *expired]),
-        windowed=declaration.window is not None,
-        request=base,
-    )
-    tidied = [_sorted(base)] if declaration.primary_key else []
-    return [*sources, *tidied, *expired, compacted, *_after_compaction(declaration, base)]
+def steps_of(declaration: TableDeclaration) -> list[TableStep]:
+    """Return the assets of a table.
 
-
-def _sources(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
-    ingested = Step(
-        name="ingested",
-        job="ingest",
-        description="Rows of landed files, each exactly once; lines that are no rows are in quarantine.",
-        windowed=declaration.window is not None and not (declaration.landing and declaration.landing.is_delta),
-        request=request,
-        judge=judged_by_quarantine,
-    )
-    merged = Step(
-        name="merged",
-        job="merge",
-        description="Rows of region writers, applied to the base: per key the newest wins.",
-        after=("ingested",) if declaration.landing else (),
-        request=replace(request, declaration=None),
-    )
-    return ([ingested] if declaration.landing else []) + ([merged] if declaration.primary_key else [])
-
-
-def _after_compaction(declaration: TableDeclaration, request: JobRequest) -> list[Step]:
-    checkpointed = Step(
-        name="checkpointed",
-        job="checkpoint",
-        description="The state of the newest version as Avro, so that opening the table stays fast.",
-        after=("compacted",),
-        request=request,
-    )
-    indexes = [
-        Step(
-            name=index_asset(index.name),
-            job="catch_up",
-            description=f"Segments of the {index.kind} index on {', '.join(index.columns)} for all live splits.",
-            after=("compacted",),
-            request=replace(request, index=index.name),
+    Steps that the declaration does not need (landing, key, indexes, retention) have no asset.
+    """
+    has = [step for step in TABLE_STEPS if step.is_of(declaration)]
+    names = {step.name: [name for name, _, _ in _assets(step, declaration)] for step in has}
+    return [
+        TableStep(
+            declaration=declaration,
+            step=step,
+            name=name,
+            promise=promise,
+            after=tuple(each for followed in step.follows for each in names.get(followed, ())),
+            index=index,
         )
-        for index in declaration.indexes
+        for step in has
+        for name, promise, index in _assets(step, declaration)
     ]
-    published = Step(
-        name="published",
-        job="publish",
-        description="The newest versions as readers of Delta or Iceberg see them: a log that names the same splits.",
-        after=("compacted",),
-        request=request,
+
+
+def _assets(step: Step, declaration: TableDeclaration) -> Iterator[tuple[str, str, str | None]]:
+    """Yield the name, the promise and the index of each asset of the step."""
+    if "{index}" not in step.asset:
+        yield step.asset, step.promise, None
+        return
+    for each in declaration.indexes:
+        about: Mapping[str, str] = {"kind": each.kind, "columns": ", ".join(each.columns)}
+        yield step.asset.format(index=each.name), step.promise.format(**about), each.name
+
+
+# Partitions.
+
+
+DAY_SECONDS = 86_400
+FEWEST_PER_RUN = 30
+_MINUTE, _HOUR = 60, 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The windows that are partitions: those that start in [first, end), in seconds since the epoch.
+
+    `end` is the end of the declared range, or the end of the window that contains `now`. Rows of today therefore have a
+    partition.
+    """
+
+    first: int
+    end: int
+    window_seconds: int
+    ends: bool
+
+    def holds(self, window: int | None) -> bool:
+        """Return whether the window has a partition."""
+        return window is not None and self.first <= window < self.end
+
+    def partition_of(self, window: int | None) -> int | None:
+        """Return the start of the partition in which a window of any duration begins, or None."""
+        if window is None or not self.holds(window):
+            return None
+        return window - window % self.window_seconds
+
+    @property
+    def newest(self) -> int:
+        """The start of the last window."""
+        return self.end - self.window_seconds
+
+
+def span_of(declaration: TableDeclaration, clock: Clock | None = None) -> Span | None:
+    """Return the windows of a table that are partitions, or None for a table without windows.
+
+    There are at most 40,000 partitions. In a longer range, the oldest days have no partitions, so the range moves with
+    time. Without a declared start, the range begins 40,000 windows ago.
+    """
+    seconds = declaration.window
+    if seconds is None:
+        return None
+    declared = declaration.partitions
+    now = (clock or SystemClock()).now_ms() // 1000
+    open_end = now - now % seconds + seconds
+    declared_end = int(declared.end.timestamp()) if declared and declared.end else None
+    end = open_end if declared_end is None else min(declared_end, open_end)
+    oldest = end - MOST_PARTITIONS * seconds
+    oldest += -oldest % DAY_SECONDS  # the start moves by whole days, so it does not change during a day
+    first = max(int(declared.start.timestamp()), oldest) if declared else oldest
+    # A range that begins in the future has one partition, so that Dagster can show and request the asset.
+    return Span(first, max(end, first + seconds), seconds, ends=declared_end is not None and declared_end <= open_end)
+
+
+def partitions_of(span: Span) -> TimeWindowPartitionsDefinition:
+    """Return Dagster's definition of these windows. All assets of a table share one object."""
+    return TimeWindowPartitionsDefinition(
+        start=partition_key(span.first),
+        end=partition_key(span.end) if span.ends else None,
+        fmt=PARTITION_FORMAT,
+        cron_schedule=_cron(span.window_seconds),
+        timezone="UTC",
+        end_offset=0 if span.ends else 1,  # includes the current window
     )
-    published_as = [published] if declaration.publish.formats else []
-    collected = Step(
-        name="collected",
-        job="collect",
-        description="Objects that no retained version needs, deleted once they are older than the horizon.",
-        after=_names([checkpointed, *indexes, *published_as]),
-        request=request,
-    )
-    return [checkpointed, *indexes, *published_as, collected]
 
 
-def _names(steps: Sequence[Step]) -> tuple[str, ...]:
-    return tuple(step.name for step in steps)
+def windows_per_run(span: Span) -> int:
+    """Return the number of windows in one run of Dagster's own backfills: the windows of one day, but at least 30.
+
+    A long backfill therefore shows its progress by runs, and each run has few events.
+    """
+    return max(FEWEST_PER_RUN, DAY_SECONDS // span.window_seconds)
 
 
-def _sorted(request: JobRequest) -> Step:
-    # After the merge: what that is about to take is not worth sorting.
-    return Step(
-        name="sorted",
-        job="sort",
-        description="Generations that merges left behind: where many wait in a region, one sorted by key.",
-        after=("merged",),
-        request=request,
-    )
+def partition_key(window: int) -> str:
+    """Return the name of the partition of a window."""
+    return dt.datetime.fromtimestamp(window, dt.UTC).strftime(PARTITION_FORMAT)
 
 
-def _expired(request: JobRequest, sources: Sequence[Step]) -> Step:
-    # Before the compaction: what is about to leave is not worth rewriting.
-    return Step(
-        name="expired",
-        job="expire",
-        description="Windows older than the retention have left the table, each as a whole.",
-        after=_names(sources),
-        request=request,
-    )
+def is_of_all_windows(context: AssetExecutionContext) -> bool:
+    """Return whether a run is about all windows, regardless of its partitions."""
+    has_partitions = context.has_partition_key or context.has_partition_key_range
+    return not has_partitions or context.run.tags.get(WINDOWS_TAG) == ALL_WINDOWS
+
+
+def windows_of(context: AssetExecutionContext) -> WindowRange:
+    """Return the windows of a run with one partition or a range of partitions.
+
+    Without partitions, return all windows.
+    """
+    if is_of_all_windows(context):
+        return EVERY_WINDOW
+    window = context.partition_time_window
+    return WindowRange(int(window.start.timestamp()), int(window.end.timestamp()))
+
+
+def contiguous(windows: Iterable[int], window_seconds: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last window of every group of adjacent windows, ascending. Groups are cut at midnight (UTC).
+
+    A ranged run costs Dagster some rows per partition, so no run is longer than a day.
+    """
+    group: list[int] = []
+    for window in sorted(set(windows)):
+        if group and (window - group[-1] > window_seconds or window % DAY_SECONDS == 0):
+            yield group[0], group[-1]
+            group = []
+        group.append(window)
+    if group:
+        yield group[0], group[-1]
+
+
+def _cron(window_seconds: int) -> str:
+    if window_seconds < _HOUR:
+        return f"*/{window_seconds // _MINUTE} * * * *"
+    if window_seconds < DAY_SECONDS:
+        hours = window_seconds // _HOUR
+        return "0 * * * *" if hours == 1 else f"0 */{hours} * * *"
+    return "0 0 * * *"

@@ -1,1 +1,1 @@
-"""One module per job: plan on the driver, execute on Spark tasks, commit on the driver."""
+"""Jobs. A job plans on the driver, executes its tasks on Spark or in its own process, and commits on the driver."""

@@ -1,126 +1,154 @@
-"""Ingest: landed files become sorted, windowed splits, each row exactly once (docs/architecture/ingestion.md, "Batch
-ingest").
+"""Ingest: convert landed files to sorted splits per window, each row exactly once.
 
-python -m jobs.ingest --table-uri … [--declaration tables/x.yaml] [--window START | --from A --to B]
+See docs/architecture/ingestion.md, "Batch ingest".
 """
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
-from jobs.reports.metrics import Metrics
-from jobs.reports.prediction import Prediction
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import EVERY_WINDOW, WindowRange
-from jobs.running.command import table_command
-from jobs.running.run import JobRun
-from jobs.spark import tasks
-from jobs.spark.spark import Spark
-from storage_core.alteration import declared_changes
-from storage_core.declaration import TableDeclaration, load
-from storage_core.definition import check_unchanged
-from storage_core.errors import InvalidInput
-from storage_core.ingest.batch import may_have_new_rows, plan
-from storage_core.ingest.landing import Landed, LandingSpec, reject_overlap, survey
-from storage_core.ingest.tally import tally
-from storage_core.ingest.work import IngestResult
+from jobs.due_runs import TableInputs
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import counted
+from storage_core.change.creation import declared_changes
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.change.definition import check_unchanged
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.windows import LateMetrics, by_start
+from storage_core.data.steps import Ingest
 from storage_core.log.actions import Add
-from storage_core.rows.late import LateMetrics
-from storage_core.rows.windows import by_start
-from storage_core.split.context import context_of
+from storage_core.log.job_run import Answer, DueRun, Item, JobReport, JobRun, Metrics, Place, Prediction, as_task
+from storage_core.log.snapshot import Snapshot
+from storage_core.split.context import SplitContext, context_of
 from storage_core.table import Table, exists
+from storage_core.write.ingest import batch
+from storage_core.write.ingest.batch import IngestResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.convert import tally
+from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
+from storage_core.write.ingest.progress import pending, waiting_versions
 
 _DAY_SECONDS = 24 * 3600
 
-SUMMARY = "Ingest the landed files that are not in the table yet."
 
+def run_ingest(job: JobRun[Ingest]) -> JobReport:
+    """Ingest all landed data that is not in the table yet.
 
-def run(request: JobRequest, spark: Spark) -> JobReport:
-    """Ingest what is landed and not in yet, one Spark task per file, in one commit.
+    - From files: one Spark task per file, in one commit. Every run lists and counts the entries that are not regular
+      files and the names that cannot be keys (`not_read`).
+    - From a Delta table: groups of its versions, one commit per group (`jobs.delta`).
 
-    What no key can name and what is no regular file is named and counted by every run (`not_read`).
-    Of a Delta table, group after group of its versions, each in one commit (`jobs.delta`).
-    Lines that are no rows go to the table's quarantine with file, line and reason; they stop nothing. Late rows go
-    where the table's policy says (decision 0051). The landing place comes from the declaration, else from the table.
-    Raises `CommitConflict` when another run ingested the same rows. A dry run neither creates the table
-    nor changes its settings.
+    Invalid lines do not stop the run. They are written to the table's quarantine with file, line and reason. The
+    table's policy decides about late rows (docs/architecture/ingestion.md). The declaration contains the landing
+    location. Without a declaration, the location comes from the settings of the table. A dry run neither creates the
+    table nor changes its settings.
+
+    Raises:
+        CommitConflict: Another run ingested the same rows.
     """
-    declaration = load(request.declaration) if request.declaration else None
-    if declaration and request.dry_run and not exists(request.table_uri):
-        return _plan_of_new_table(declaration, request)
-    table = _declared(declaration, request) if declaration else None
-    job = JobRun("ingest", request, spark, table, tells_windows=request.by_window or request.windows != EVERY_WINDOW)
-    spec = (declaration and declaration.landing_spec()) or job.table.landing()
+    options = job.options
+    declaration = load(options.declaration) if options.declaration else None
+    if declaration and options.dry_run and not exists(options.table_uri):
+        return _plan_of_new_table(declaration, job)
+    if declaration:
+        table = _declared(declaration, options)
+        job.use(table.log, table.snapshot)
+    spec = (declaration and declaration.landing_spec()) or landing_of(job.before.metadata.configuration)
     if spec is None:
-        where = request.declaration or f"{job.table.uri} (and no --declaration is given)"
+        where = options.declaration or f"{job.uri} (and no --declaration is given)"
         raise InvalidInput(
-            f"{where}: no landing place is declared; add landing: {{uri: …, format: …}} to the table's file"
+            f"{where}: no landing place is declared. Add landing: {{uri: …, format: …}} to the table's file."
         )
-    reject_overlap(spec.uri, job.table.uri, "the table")
-    if spec.is_delta:
-        return _from_delta(job, spark, spec, request)
+    reject_overlap(spec.uri, job.uri, "the table")
+    return _from_delta(job, spec) if spec.is_delta else _from_files(job, spec)
+
+
+def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     landed = survey(spec)
-    work = plan(job.before, spec, landed.files, _windows(request.windows, job.before.config.window_seconds))
-    if request.dry_run:
-        work = [item for item in work if may_have_new_rows(item)]
-    size = sum(item.landed.size for item in work)
-    job.predict(Prediction(benefit=len(work), unit="files", bytes_in=size, puts=1 if work else 0))
-    if not work:
-        return job.report("nothing_to_do", details=_not_read(landed))
-    if request.dry_run:
-        planned = Metrics(bytes_in=size)
-        return job.report("planned", metrics=planned, details={"files": len(work)} | _not_read(landed))
+    windows = _windows(job.options.windows, job.before.config.window_seconds)
+
+    def planned_at(snapshot: Snapshot) -> list[IngestWork]:
+        work = plan(snapshot, spec, landed.files, windows)
+        return [item for item in work if may_have_new_rows(item)] if job.options.dry_run else work
+
+    return job.carry_out(
+        planned_at,
+        partial(_ingested, job, spec, landed),
+        predict=lambda work: Prediction(benefit=len(work), unit="files", bytes_in=_bytes(work), puts=1 if work else 0),
+        leases=(),
+        planned=lambda work: {
+            "metrics": Metrics(bytes_in=_bytes(work)),
+            "details": {"files": len(work)} | _not_read(landed),
+        },
+        nothing=_not_read(landed),
+    )
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
     context = context_of(job.before).to_json()
-    read = sum(item.landed.size for item in work)
-    answers = job.map(tasks.ingest, [{"context": context, "work": item.to_json()} for item in work], input_bytes=read)
+    items = [{"context": context, "work": item.to_json()} for item in work]
+    answers = job.map(ingest_file, items, input_bytes=_bytes(work))
     results = [IngestResult.from_json(answer["result"]) for answer in answers]
     actions = [action for result in results for action in result.actions]
     details = _details(results, spec) | _not_read(landed) | _far_times(results, job)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((result.late for result in results), LateMetrics())
-    metrics = replace(Metrics.of(results), **late.as_mapping())
     return job.commit(
         actions,
         operation="INGEST",
-        metrics=metrics,
+        metrics=replace(Metrics.of(results), **late.as_mapping()),
         details=details,
         by_window=_by_window(results),
         benefit=len(results),
     )
 
 
-def _from_delta(job: JobRun, spark: Spark, spec: LandingSpec, request: JobRequest) -> JobReport:
-    from jobs.delta.run import DeltaIngest  # and regions, which landed files do not need
-
-    if request.windows != EVERY_WINDOW:
-        raise InvalidInput(
-            f"{job.table.uri}: a Delta table lands by its versions, not by windows; leave the windows out"
-        )
-    ingest = DeltaIngest(job, spark, spec)
-    return ingest.plan() if request.dry_run else ingest.run()
+@as_task
+def ingest_file(place: Place, item: Item) -> Answer:
+    """Ingest one landed file."""
+    context = SplitContext.from_json(item["context"])
+    work = IngestWork.from_json(item["work"])
+    result = batch.execute(place.store, work, context=context, ids=place.ids, now_ms=place.clock.now_ms())
+    return {"result": result.to_json()}
 
 
-def _plan_of_new_table(declaration: TableDeclaration, request: JobRequest) -> JobReport:
-    """The plan of a run that would create the table first: it would take every landed file."""
-    _windows(request.windows, declaration.window)
+def _bytes(work: Sequence[IngestWork]) -> int:
+    return sum(item.landed.size for item in work)
+
+
+def _from_delta(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
+    from jobs.delta import (
+        DeltaIngest,
+    )  # imports regions, which landed files do not need
+
+    if job.options.windows != EVERY_WINDOW:
+        raise InvalidInput(f"{job.uri}: a Delta table lands by its versions, not by windows. Leave the windows out.")
+    ingest = DeltaIngest(job, spec)
+    return ingest.plan() if job.options.dry_run else ingest.run()
+
+
+def _plan_of_new_table(declaration: TableDeclaration, job: JobRun[Ingest]) -> JobReport:
+    """Return the plan of a run that would first create the table. It would ingest every landed file."""
+    _windows(job.options.windows, declaration.window)
     spec = declaration.landing_spec()
     if spec is not None:
-        reject_overlap(spec.uri, request.table_uri, "the table")
+        reject_overlap(spec.uri, job.options.table_uri, "the table")
     landed = survey(spec) if spec and not spec.is_delta else Landed([])
     details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
     planned = Metrics(bytes_in=sum(file.size for file in landed.files))
-    return JobReport(job="ingest", status="planned", version=0, metrics=planned, details=details)
+    return job.report("planned", 0, metrics=planned, details=details)
 
 
-def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
-    """The table with the declared settings in force; on a dry run as it is, if they could be."""
-    if not request.dry_run:
-        return Table.declare(declaration, request.table_uri)
-    table = Table.open(request.table_uri)
+def _declared(declaration: TableDeclaration, options: Ingest) -> Table:
+    """Return the table with the declared settings.
+
+    A dry run changes nothing. It checks that the settings could be applied, and returns the table as it is.
+    """
+    if not options.dry_run:
+        return Table.declare(declaration, options.table_uri)
+    table = Table.open(options.table_uri)
     is_delta = declaration.landing is not None and declaration.landing.is_delta
     declared_changes(declaration.name, declaration.schema(), table.schema, follows=is_delta)
     check_unchanged(declaration.name, declaration.config(), table.config)
@@ -128,14 +156,17 @@ def _declared(declaration: TableDeclaration, request: JobRequest) -> Table:
 
 
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
-    """The window starts of a range, None for all of them. Which windows a file holds is known only after reading it."""
+    """Return the window starts of a range, or None for all windows.
+
+    The start None stands for rows without a window. The windows of a file are known only after the file was read.
+    """
     wanted.require_fits(window_seconds)
     if wanted == EVERY_WINDOW:
         return None
     if wanted.null_only:
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
-        raise InvalidInput("ingest takes one --window, or both --from and --to, of a table with windows")
+        raise InvalidInput("ingest takes one --window, or both --from and --to, and the table needs windows")
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
 
@@ -154,12 +185,12 @@ def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, ob
     }
 
 
-def _far_times(results: Sequence[IngestResult], job: JobRun) -> dict[str, object]:
-    """How many rows the retention takes out again, and how many are of windows that begin over a day ahead.
+def _far_times(results: Sequence[IngestResult], job: JobRun[Ingest]) -> dict[str, object]:
+    """Return how many rows are older than the retention, and how many belong to windows more than a day ahead.
 
-    Both are mostly times that were written or read wrong.
+    Rows of both kinds are usually the result of times that were written or parsed incorrectly.
     """
-    now, config = job.table.log.clock.now_ms() // 1000, job.before.config
+    now, config = job.log.clock.now_ms() // 1000, job.before.config
     seconds, kept = config.window_seconds or 0, (config.retention_ms or 0) // 1000
     windowed = [add for result in results for add in result.adds if add.windowStart is not None]
     old = [each for each in windowed if kept and (each.windowStart or 0) + seconds + kept <= now]
@@ -176,14 +207,22 @@ def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Metrics]:
 
 
 def _not_read(landed: Landed) -> dict[str, object]:
-    """What lies in the landing place and is never read, said by every run for as long as it lies there."""
+    """Return the entries of the landing location that are never read. Every run reports them until they are removed."""
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the job as a command and return its exit code."""
-    return table_command("ingest", SUMMARY, run, argv)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def due_ingest(inputs: TableInputs) -> DueRun | None:
+    """Return the run that the table needs now, or None. If the table does not exist yet, landed data needs a run."""
+    spec = inputs.declaration.landing_spec()
+    snapshot = inputs.table.snapshot if inputs.table else None
+    if spec is None:
+        return None
+    if spec.is_delta:
+        versions = waiting_versions(spec.uri, snapshot)
+        reason = f"{counted(len(versions), 'version')} of the Delta table"
+        return DueRun(reason=reason, items=len(versions)) if versions else None
+    sizes = [file.size for file in (pending(snapshot, inputs.landed) if snapshot else inputs.landed)]
+    if not sizes:
+        return None
+    reason = f"{counted(len(sizes), 'landed file')}, {counted(sum(sizes), 'byte')}"
+    return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))

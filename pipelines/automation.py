@@ -1,10 +1,15 @@
-"""Which tables and raw logs the sensor and schedules of upkeep look after, and whether these start by themselves.
+"""Which tables and raw logs the upkeep sensor and the schedules maintain, and whether both start by themselves.
 
-The other sensors and schedules, such as those of alerts and of the purge, start with them (decision 0188).
+Each table has one switch (decision 0037): `automation: on` or `off` in its file. The default for all tables is in
+`automation.yaml`.
 
-One switch per table (decision 0171): `automation: on` or `off`, else what `automation.yaml` says of all. Where any is
-on, sensor and schedules start by themselves, for those that are on and no others. Where none is, they wait until
-somebody starts them, for all that are not off. Free of Dagster until somebody asks what its sensor and schedules are.
+- If the switch of any table is on, the sensor and the schedules start by themselves. They then maintain only the
+  tables whose switch is on.
+- If no switch is on, a person must start the sensor and the schedules. They then maintain all tables whose switch is
+  not off.
+
+The other sensors and schedules, such as those for alerts and for the purge, start in the same way (decision 0037). This
+module imports Dagster only to return the status of sensors and schedules.
 """
 
 from __future__ import annotations
@@ -17,65 +22,68 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal
 
 from pipelines.tables import Problem
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration_automation import AUTOMATION, AutomationDeclaration, read_automation
-from storage_core.errors import TidemarkError
-from storage_core.raw_declaration import RawLogDeclaration
+from storage_core.base.errors import TidemarkError
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
+from storage_core.change.declaration_file import read_automation
+from storage_core.change.declaration_parts import AUTOMATION, AutomationDeclaration
 
 if TYPE_CHECKING:
     from dagster import DefaultScheduleStatus, DefaultSensorStatus
 
-    from assets.definition_metadata import Automated
+    from assets.metadata import Automated
 
 UPKEEP_SENSOR: Final = "upkeep_sensor"
-"""Its name, as Dagster shows and stores it."""
+"""The name of the upkeep sensor, as Dagster shows and stores it."""
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Automation:
-    """The switches of all tables, the raw logs that feed them, and what is declared of all."""
+    """The switches of all tables, the raw logs that feed these tables, and the shared settings."""
 
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
     prefix: str = ""
-    """The beginning of the names of jobs, schedules and sensors. A project of components has jobs of its own too."""
+    """Prefix of the names of jobs, schedules and sensors. A project with components also has its own jobs."""
 
     @cached_property
     def starts_by_itself(self) -> bool:
-        """Whether all sensors and schedules run until somebody stops them."""
+        """Whether all sensors and schedules run until a person stops them."""
         return any(self._switch(each) == "on" for each in self.tables)
 
     @property
     def sensor_status(self) -> DefaultSensorStatus:
-        """What a sensor is until somebody starts or stops it."""
+        """The status of a sensor until a person starts or stops it."""
         from dagster import DefaultSensorStatus
 
         return DefaultSensorStatus.RUNNING if self.starts_by_itself else DefaultSensorStatus.STOPPED
 
     @property
     def schedule_status(self) -> DefaultScheduleStatus:
-        """What a schedule is until somebody starts or stops it."""
+        """The status of a schedule until a person starts or stops it."""
         from dagster import DefaultScheduleStatus
 
         return DefaultScheduleStatus.RUNNING if self.starts_by_itself else DefaultScheduleStatus.STOPPED
 
     @property
     def interval_seconds(self) -> int:
-        """How long the upkeep sensor waits between two ticks, at least."""
+        """The shortest time between two ticks of the upkeep sensor, in seconds."""
         return self.of_all.interval // 1000
 
     def of(self, table: TableDeclaration) -> Automated:
-        """Return what is done for the table, as its assets show it."""
+        """Return the automation of the table in the form that its assets show."""
         switch = self._switch(table)
         if switch is not None:
             return switch
         return "off" if self.starts_by_itself else "when_started"
 
     def looks_after(self, each: TableDeclaration | RawLogDeclaration) -> bool:
-        """Return whether sensor and schedules ask for runs of it: of a raw log if of a table that it feeds."""
+        """Return whether the sensor and the schedules request runs of this table or raw log.
+
+        A raw log is maintained if a table that it feeds is maintained.
+        """
         if isinstance(each, TableDeclaration):
             return self.of(each) != "off"
         return not self.tables or any(self.looks_after(table) for table in self.tables if each.feeds(table.name))
@@ -85,7 +93,7 @@ class Automation:
 
 
 def load_automation(root: Path) -> tuple[AutomationDeclaration, Sequence[Problem]]:
-    """Return what is declared of all tables. A file that is not sound is logged, left out, and a problem."""
+    """Return the settings of all tables. An invalid file is logged, ignored, and returned as a problem."""
     try:
         return read_automation(root), ()
     except TidemarkError as error:

@@ -1,6 +1,7 @@
-"""Backfills of a range of windows in this process: one ranged run per chunk, each in the instance that the UI shows.
+"""Backfills of a range of windows in this process.
 
-No daemon is needed. Dagster's own backfills, from the UI or its API, do the same through the queue.
+A backfill runs one ranged run per chunk, in the Dagster instance that the UI shows. It needs no daemon. Dagster's own
+backfills, from the UI or its API, do the same work through the queue.
 """
 
 from __future__ import annotations
@@ -13,29 +14,26 @@ from typing import Any
 from dagster import AssetKey, DagsterEvent, DagsterInstance, ExecuteInProcessResult, JobDefinition, MetadataValue
 
 from assets.launcher import Launcher, PipesLauncher
-from assets.partitions import Span, contiguous, partition_key, span_of
-from assets.partly_done import FAILED_PARTITIONS
+from assets.recording import FAILED_PARTITIONS
 from assets.run_tags import TABLE
-from assets.steps import asset_key, steps_of
-from jobs.requests.window_range import window_start
+from assets.steps import Span, asset_key, contiguous, partition_key, span_of, steps_of
 from pipelines.catalog import build_definitions
 from pipelines.jobs import BACKFILL
-from pipelines.runs.dead import end_dead_runs, process_tags
-from pipelines.runs.requests import range_tags
-from pipelines.runs.unfinished import unfinished
+from pipelines.runs import end_dead_runs, process_tags, range_tags, unfinished
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import Interrupted, InvalidInput
-from storage_core.rows.windows import parse_duration
+from storage_core.base.errors import Interrupted, InvalidInput
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.rows.window_range import window_start
+from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")
-# Every event is in the instance, and what failed in `ChunkDone`: a terminal would drown in what Dagster says of a run.
+# The instance contains every event, and `ChunkDone` contains the failures. Dagster's console log would hide both.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Neighbouring windows that one run takes: the names of the first and last partition, and how many there are."""
+    """Adjacent windows of one run: the names of the first and last partition, and the number of windows."""
 
     first: str
     last: str
@@ -44,12 +42,17 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkDone:
-    """A chunk and its run. `number` counts from 1 to `of`; `error` says what failed, without stack traces, or None;
-    it is `interrupted` of a chunk that a signal ended.
+    """A chunk and the result of its run.
 
-    `rows` are those that each step wrote: rows that came in, and rows that were compacted. `failed` names the windows
-    of the chunk that failed, where the error is only theirs; the other windows are done. `following` is the first
-    window of the next chunk, if any.
+    Attributes:
+        chunk: The chunk.
+        number: The number of the chunk, from 1 to `of`.
+        of: The number of chunks.
+        run_id: The run.
+        rows: The number of rows that each step wrote: ingested rows and compacted rows.
+        failed: The names of the failed windows. If no other error occurred, all other windows of the chunk are done.
+        error: The failures without stack traces, or None. The value is `interrupted` if a signal ended the chunk.
+        following: The first window of the next chunk, or None.
     """
 
     chunk: Chunk
@@ -73,14 +76,26 @@ def backfill(
     launcher: Launcher | None = None,
     file: Path | None = None,
 ) -> Iterator[ChunkDone]:
-    """Run `STEPS` over the windows in [start, end), chunk after chunk, and yield each chunk when its run has ended.
+    """Run `STEPS` over the windows in [start, end), chunk after chunk. Yield each chunk when its run has ended.
 
-    Times read like `2015-05-17T10:00` (UTC). A failed chunk does not stop the others, and a failed window not those of
-    its chunk; running a backfill again is harmless. Runs of earlier backfills of the table whose process was killed are
-    marked as failed first. `only_failed` runs the windows whose last run of a step ended without making them, as the
-    instance has it, and yields nothing where there are none. Raises, before anything runs, `InvalidInput` for bounds
-    outside the partitions and for a table without windows, and `Held` where a run still works on windows that
-    `only_failed` asks about.
+    A failed chunk does not stop the other chunks, and a failed window does not stop the other windows of its chunk. A
+    second backfill of the same range does not repeat finished work. Before the first chunk, the function marks earlier
+    backfill runs of this table as failed if their process was killed.
+
+    Args:
+        declaration: The table.
+        start: The first window, such as `2015-05-17T10:00` (UTC).
+        end: The end of the windows, excluded.
+        chunk: The length of a chunk, such as `1d`.
+        only_failed: Run only the windows for which, according to the instance, the last run of a step ended before it
+            made the window. If there are no such windows, nothing is yielded.
+        instance: The Dagster instance.
+        launcher: Starts the jobs. The default starts a process per job.
+        file: The file of the declaration.
+
+    Raises:
+        InvalidInput: The bounds are outside the partitions, or the table has no windows. Raised before anything runs.
+        Held: A run still works on windows that `only_failed` examines. Raised before anything runs.
     """
     parts = chunks(declaration, start, end, chunk)
     windowed = {step.name for step in steps_of(declaration) if step.windowed}
@@ -106,7 +121,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult, k
     details = [event.step_failure_data.user_failure_data for event in failures]
     facts = [each.metadata for each in details if each]
     failed = [name for each in facts if FAILED_PARTITIONS in each for name in _names(each[FAILED_PARTITIONS])]
-    error = "; ".join(_cause(each) for each in failures) or "the run failed; see its event log"
+    error = "; ".join(_cause(each) for each in failures) or "the run failed. See its event log."
     return ChunkDone(
         chunk=parts[number - 1],
         number=number,
@@ -120,7 +135,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult, k
 
 
 def _cause(event: DagsterEvent) -> str:
-    """What the step failed of; Dagster words an interruption as an error of its own."""
+    """Return the reason why the step failed. Dagster reports an interruption as a separate kind of error."""
     failure = event.step_failure_data
     if failure.error_source.name == "INTERRUPT":
         return Interrupted.kind
@@ -135,7 +150,7 @@ def _rows_written(result: ExecuteInProcessResult, keys: Sequence[AssetKey]) -> M
     rows = {key.path[-1]: 0 for key in keys}
     for event in result.get_asset_materialization_events():
         rows[event.materialization.asset_key.path[-1]] += _rows(event.materialization.metadata)
-    for event in result.get_step_failure_events():  # whose result has none of the events that the step logged
+    for event in result.get_step_failure_events():  # the result of a failed step does not contain its logged events
         failed = event.step_failure_data.user_failure_data
         for key in keys:
             if failed and event.step_key == key.to_python_identifier():
@@ -151,7 +166,10 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 def _failed(
     declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
-    """The windows of these chunks whose last run did not make one of the assets, neighbours together."""
+    """Return the windows of these chunks whose last run did not make one of the assets.
+
+    Adjacent windows form one chunk.
+    """
     span = span_of(declaration)
     if span is None:
         return []
@@ -164,11 +182,12 @@ def _failed(
 def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d") -> list[Chunk]:
     """Return the windows in [start, end) as chunks of the given length (`1d`, `6h`, …), ascending.
 
-    Raises `InvalidInput` for a table without windows, bounds outside the partitions, or a chunk that cuts a window.
+    Raises:
+        InvalidInput: The table has no windows, a bound is outside the partitions, or a chunk would cut a window.
     """
     span = span_of(declaration)
     if span is None:
-        raise InvalidInput(f"{declaration.name} has no windows to backfill; materialize its assets, or run its jobs")
+        raise InvalidInput(f"{declaration.name} has no windows to backfill. Materialize its assets, or run its jobs.")
     first, stop, length = window_start(start), window_start(end), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
@@ -181,25 +200,27 @@ def _require_within(span: Span, first: int, stop: int, name: str) -> None:
     start, end = partition_key(first), partition_key(stop)
     if first >= stop:
         raise InvalidInput(
-            f"--to {end} is not after --from {start}: it is where the windows end, itself not included; for the window "
-            f"of --from alone give --to {partition_key(first + span.window_seconds)}"
+            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included. For the "
+            f"window of --from alone, give --to {partition_key(first + span.window_seconds)}."
         )
     if first < span.first:
         raise InvalidInput(
-            f"--from {start} is before the first window of {name} that is a partition: give "
-            f"{partition_key(span.first)} or later"
+            f"--from {start} is before the first window of {name} that is a partition. Give "
+            f"{partition_key(span.first)} or later."
         )
     if stop > span.end:
         raise InvalidInput(
-            f"--to {end} is after the last window of {name} that is a partition: give {partition_key(span.end)} at "
-            "most, which is the end of that window"
+            f"--to {end} is after the last window of {name} that is a partition. Give {partition_key(span.end)} at "
+            "most, which is the end of that window."
         )
 
 
 def _length(text: str, span: Span) -> int:
     seconds = parse_duration(text)
     if seconds <= 0 or seconds % span.window_seconds:
-        raise InvalidInput(f"a chunk of {text!r} does not hold whole windows of {span.window_seconds} s; use 1d or 6h")
+        raise InvalidInput(
+            f"a chunk of {text!r} does not contain whole windows of {span.window_seconds} s. Use 1d or 6h."
+        )
     return seconds
 
 

@@ -1,4 +1,4 @@
-"""All Dagster definitions: assets and checks by a loop over the declared tables, and what is there once for all."""
+"""All Dagster definitions: the assets and checks of each declared table, and the definitions for all tables."""
 
 from __future__ import annotations
 
@@ -8,26 +8,21 @@ from pathlib import Path
 from dagster import AssetsDefinition, AssetSpec, Definitions, in_process_executor
 
 from assets.checks import build_table_checks
-from assets.definition_metadata import Project
-from assets.distribution import distributed_key
-from assets.due_runs import OBSERVABLE_JOBS
 from assets.factory import build_table_assets
-from assets.forgetting import build_forget_job
 from assets.launcher import LAUNCHER, Launcher
+from assets.metadata import Project
+from assets.raw_logs import build_forget_job, distributed_key
 from pipelines.alerts.sensors import build_alerts
 from pipelines.automation import Automation, load_automation
-from pipelines.cataloguing import build_catalog
-from pipelines.distribution import build_raw_log_assets
-from pipelines.housekeeping import build_housekeeping
+from pipelines.housekeeping import build_catalog, build_housekeeping, build_raw_log_assets, build_report
 from pipelines.jobs import assets_of_jobs, build_jobs
-from pipelines.raw_logs import DeclaredRawLog, DeclaredRawLogs
-from pipelines.reporting import build_report
 from pipelines.schedules import build_schedules
-from pipelines.tables import DeclaredTable, DeclaredTables, Problem
-from pipelines.upkeep.declared_now import DeclaredNow
+from pipelines.tables import DeclaredRawLog, DeclaredRawLogs, DeclaredTable, DeclaredTables, Problem
 from pipelines.upkeep.sensor import Upkeep, build_upkeep_sensor
-from storage_core.clock import Clock
-from storage_core.declaration import TableDeclaration
+from pipelines.upkeep.wanted import DeclaredNow
+from storage_core.base.clock import Clock
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.steps import OBSERVABLE
 
 INVALID = "invalid_declarations"
 NO_RAW_LOGS = DeclaredRawLogs()
@@ -43,10 +38,18 @@ def build_definitions(
     report: str | None = None,
     alerts: bool = False,
 ) -> Definitions:
-    """Return the assets and checks of every table and raw log, the jobs and schedules of their steps, and the sensor.
+    """Return all definitions: assets, checks, jobs, schedules and sensors.
 
-    `catalog` adds the SQL catalog, `report` the report, to whose address the assets link, and `alerts` the sensors of
-    alerts. A declaration that was left out is shown as an asset without a job; its description says what is wrong.
+    An invalid declaration is shown as an asset without a job. The description of this asset contains the problem.
+
+    Args:
+        declared: The declared tables.
+        launcher: Starts the jobs of assets.
+        clock: The clock of the assets.
+        raw_logs: The declared raw logs.
+        catalog: Add the asset of the SQL catalog.
+        report: The address of the report. Assets link to this address. With None, there is no report.
+        alerts: Add the sensors of alerts.
     """
     fed_by = raw_logs.raw_logs
     known = [each.declaration for each in declared.tables]
@@ -60,7 +63,7 @@ def build_definitions(
         )
     ]
     own = Definitions(
-        # Steps wait for their job's subprocess; a process of their own for each would only cost memory.
+        # A step only waits for the process of its job. A separate process for the step would only use memory.
         executor=in_process_executor,
         resources={LAUNCHER: launcher},
         assets=[
@@ -87,7 +90,10 @@ def _left_out(problem: Problem) -> AssetSpec:
 def build_assets(
     table: DeclaredTable, raw_logs: Sequence[DeclaredRawLog], clock: Clock | None, project: Project
 ) -> list[AssetsDefinition]:
-    """Return the assets of one table, some of them after what raw logs distribute. They need the `launcher`."""
+    """Return the assets of one table. They need the resource `launcher`.
+
+    Assets of raw logs that feed the table come before these assets.
+    """
     file = str(table.file) if table.file else None
     distributed = [distributed_key(each.declaration.name) for each in _feeding(table.declaration, raw_logs)]
     return build_table_assets(table.declaration, file=file, clock=clock, distributed=distributed, project=project)
@@ -102,16 +108,16 @@ def build_once(
     root: Path | None = None,
     folder: Path | None = None,
 ) -> Definitions:
-    """Return what there is once for all tables and raw logs: jobs, schedules, the upkeep sensor, and housekeeping.
+    """Return the definitions for all tables together: jobs, schedules, the upkeep sensor, and housekeeping.
 
-    The sensor reads from `root` what is declared of the upkeep of all tables, and from `folder` what is of each.
+    At each tick, the sensor reads the shared settings from `root`, and the declarations of tables from `folder`.
     """
     declared = [each.declaration for each in raw_logs]
     prefix = automation.prefix
     jobs, assets = build_jobs(tables, declared, prefix=prefix), assets_of_jobs(tables, declared, prefix=prefix)
-    watched = [job for job in jobs if job.name.removeprefix(prefix) in OBSERVABLE_JOBS]
+    watched = [job for job in jobs if job.name.removeprefix(prefix) in OBSERVABLE]
     looked_after = [each for each in tables if automation.looks_after(each)]
-    feeding = [(table, [each.request for each in _feeding(table, raw_logs)]) for table in tables]
+    feeding = [(table, [each.files for each in _feeding(table, raw_logs)]) for table in tables]
     now = DeclaredNow(folder) if folder else None
     upkeep = Upkeep(looked_after, assets, clock, root=root, declared_now=now, prefix=prefix)
     own = Definitions(

@@ -1,8 +1,24 @@
-"""The `tidemark` command: arguments in, tables of numbers or JSON lines out, an exit code that says what to do next.
+"""The `tidemark` command. It parses arguments, and prints tables for people or JSON lines for programs.
 
-0 done, also when there was nothing to do; 1 none of the others, the message says what; 2 bad arguments or input;
-3 conflict, run it again; 4 corrupt; 5 the store, or an outcome, is unavailable; 6 fenced, stop; 7 a table is behind
-(`status`); 130 stopped by a signal. Libraries are imported by the command that needs them: help answers at once.
+Exit codes:
+
+- 0: done, or there was nothing to do.
+- 1: an error without a code of its own. The message contains the cause.
+- 2: invalid arguments or input.
+- 3: conflict. Run the command again.
+- 4: corrupt data.
+- 5: the store or the outcome is unavailable.
+- 6: fenced. Stop.
+- 7: a table is behind (`status`).
+- 130: stopped by a signal.
+
+Three measures keep the start of a command fast:
+
+- Each command imports its libraries itself, so `--help` answers at once.
+- Texts and arguments without a value are not validated. Typer builds a pydantic validator for each argument, and the
+  import of pydantic takes longer than some commands. Given numbers, choices and paths are still validated.
+- Commands that only read a table do not load pandas, even if the `pipeline` extra has installed it. Arrow imports
+  pandas when it first converts Python values to an array, because a value might be a pandas object.
 """
 
 from __future__ import annotations
@@ -11,140 +27,203 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
-from typing import Annotated
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Annotated, Any, Final
 
 import typer
+from typer.core import TyperGroup
 
-from jobs.process.stop_signals import heard_once
+from jobs.process import heard_once
 from pipelines.commands import (
-    altering,
-    caching,
     cataloguing,
-    changing,
     checking,
-    cloning,
-    creating,
-    distribution,
-    forgetting,
-    importing,
     inspecting,
-    leasing,
-    orchestration,
     output,
     overview,
-    probing,
-    publishing,
-    quarantine,
     raw,
     reading,
-    searching,
+    rows,
     services,
-    simulating,
-    unmerged,
+    tables,
     upkeep,
-    versions,
-    writing,
 )
-from pipelines.commands.as_given import as_given
-from pipelines.without_pandas import without_pandas
-from storage_core.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
-from storage_core.foreign_text import log_to_stderr
+from storage_core.base.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
+from storage_core.base.text import log_to_stderr
 
-_STOPPED = "stopped by a signal; what it committed stays (`tidemark history` shows it), run it again for the rest"
 
-_PANELS: dict[str, dict[str, Callable[..., None]]] = {
-    "Tables": {
-        "init": creating.init,
-        "alter": altering.alter,
-        "tables": inspecting.tables,
-        "status": overview.status,
-        "report": overview.report,
-        "metrics": overview.metrics,
-        "describe": inspecting.describe,
-        "files": inspecting.files,
-        "history": inspecting.history,
-        "debt": inspecting.debt,
-    },
-    "Rows": {
-        "ingest": writing.ingest,
-        "append": writing.append,
-        "import": importing.import_,
-        "upsert": changing.upsert,
-        "update": changing.update,
-        "overwrite": changing.overwrite,
-        "delete": changing.delete,
-        "forget": forgetting.forget,
-        "regions": unmerged.regions,
-        "tail": unmerged.tail,
-        "quarantine": quarantine.quarantine,
-    },
-    "Versions": {
-        "changes": versions.changes,
-        "restore": versions.restore,
-        "tag": versions.tag,
-        "clone": cloning.clone,
-        "publish": publishing.publish,
-    },
-    "Questions": {
+def as_given(group: Any) -> Any:
+    """Return a Typer command that validates only the parameters that need validation."""
+    for command in [group, *group.commands.values()]:
+        for parameter in command.get_params(typer.Context(command)):  # includes --help
+            if build := getattr(parameter, "get_runtime_param", None):
+                parameter.get_runtime_param = _Validated(build).deferred
+    return group
+
+
+@dataclass(frozen=True, slots=True)
+class _Validated:
+    """A parameter that builds its validator only when a value needs validation."""
+
+    build: Callable[[], Any]
+
+    def deferred(self) -> _Validated:
+        """Return this object, which Typer then uses as the validator."""
+        return self
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return the value of the parameter. Raises the errors of Typer."""
+        wanted = param.type_descriptor.annotation
+        several = param.multiple or param.nargs == -1
+        if value is None or (not several and type(value) is wanted):
+            return value
+        if several and wanted == list[str] and isinstance(value, tuple | list) and all(type(e) is str for e in value):
+            return list(value)
+        return self.build().coerce(value, param=param, ctx=ctx)
+
+
+class _Finder:
+    """Import finder that hides pandas, and no other module."""
+
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+        if fullname == "pandas":
+            raise ModuleNotFoundError("this command needs no pandas", name=fullname)
+
+
+@contextmanager
+def without_pandas() -> Iterator[None]:
+    """Prevent the import of pandas inside the block. A pandas that is already loaded stays loaded."""
+    finder = _Finder()
+    sys.meta_path.insert(0, finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)
+
+
+_STOPPED = (
+    "stopped by a signal. Committed changes are kept (see `tidemark history`). Run the command again for the rest."
+)
+
+_GROUPS: dict[str, dict[str, Callable[..., None]]] = {
+    "Data": {
+        "append": rows.append,
+        "ingest": upkeep.COMMANDS["ingest"],
+        "import": tables.import_,
         "sql": reading.sql,
-        "search": searching.search,
-        "recall": searching.recall,
         "get": reading.get,
         "explain": reading.explain,
+        "upsert": rows.upsert,
+        "update": rows.update,
+        "overwrite": rows.overwrite,
+        "delete": rows.delete,
+        "forget": checking.forget,
+        "quarantine": rows.quarantine,
+        "tail": inspecting.tail,
+        "raw": raw.raw,
+        "distribute": upkeep.COMMANDS["distribute"],
+    },
+    "Tables": {
+        "init": tables.init,
+        "tables": inspecting.tables,
+        "status": overview.status,
+        "describe": inspecting.describe,
+        "files": inspecting.files,
+        "regions": inspecting.regions,
+        "alter": tables.alter,
+        "clone": tables.clone,
+        "publish": upkeep.publish,
+        "report": overview.report,
+        "metrics": overview.metrics,
         "catalog": cataloguing.catalog,
     },
-    "Upkeep": {
-        "compact": upkeep.compact,
-        "simulate-policy": simulating.simulate_policy,
-        "distribute": distribution.distribute,
-        "sort": upkeep.sort,
-        "merge": upkeep.merge,
-        "expire": upkeep.expire,
-        "checkpoint": upkeep.checkpoint,
-        "catch-up": upkeep.catch_up,
-        "merge-segments": upkeep.merge_segments,
-        "gc": upkeep.gc,
-        "leases": leasing.leases,
-        "cache": caching.cache,
-        "probe": probing.probe,
-        "raw": raw.raw,
+    "Maintenance": {
+        "debt": inspecting.debt,
+        **{name: upkeep.COMMANDS[name] for name in ("merge", "sort", "compact", "expire", "checkpoint", "gc")},
+        "leases": upkeep.leases,
+        "cache": reading.cache,
+        "fsck": checking.fsck,
+        "audit": checking.audit,
+        "repair": checking.repair,
     },
-    "Damage": {"fsck": checking.fsck, "audit": checking.audit, "repair": checking.repair},
-    "Dagster": {
-        "backfill": orchestration.backfill,
+    "Indexes and search": {
+        "search": reading.search,
+        "recall": reading.recall,
+        "catch-up": upkeep.COMMANDS["catch-up"],
+        "merge-segments": upkeep.COMMANDS["merge-segments"],
+    },
+    "History": {
+        "history": inspecting.history,
+        "changes": inspecting.changes,
+        "tag": inspecting.tag,
+        "restore": inspecting.restore,
+    },
+    "Services": {
         "ui": services.ui,
         "serve": services.serve,
         "spark": services.spark,
+        "backfill": services.backfill,
         "alerts": overview.alerts,
     },
+    "Development": {
+        "probe": checking.probe,
+        "simulate-policy": upkeep.simulate_policy,
+    },
 }
+"""The commands under their headings in `tidemark --help`, in the order in which people need the commands."""
 
-_READING = ("Tables", "Versions", "Questions")
+_WITHOUT_PANDAS: Final = frozenset(
+    {
+        *("alter", "catalog", "changes", "clone", "debt", "describe", "explain", "files", "get", "history", "init"),
+        *("metrics", "publish", "recall", "report", "restore", "search", "sql", "status", "tables", "tag"),
+    }
+)
+"""The commands that need no pandas, which Arrow would otherwise import."""
+
+
+class _Grouped(TyperGroup):
+    """The command `tidemark`. Its help lists the subcommands under the headings of their groups."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write one section per group. The summaries of all groups start in the same column."""
+        del ctx
+        width = max(map(len, self.commands))
+        room = formatter.width - width - 6
+        listed: list[Any] = [*self.commands.values()]
+        for group, commands in groupby(listed, lambda each: each.rich_help_panel):
+            with formatter.section(group):
+                formatter.write_dl([(f"{each.name:<{width}}", each.get_short_help_str(room)) for each in commands])
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """Return the command with all of its subcommands, or with one of this name alone: each costs some milliseconds."""
-    app = typer.Typer(name="tidemark", pretty_exceptions_enable=False, rich_markup_mode=None)
+    """Return the command with all subcommands, or only with the subcommand `only`.
+
+    A subcommand takes some milliseconds.
+    """
+    app = typer.Typer(name="tidemark", cls=_Grouped, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(_start)
-    for panel, commands in _PANELS.items():
+    for group, commands in _GROUPS.items():
         for name, command in commands.items():
             if only in (None, name):
-                app.command(name, rich_help_panel=panel)(command)
+                app.command(name, rich_help_panel=group)(command)
     return app
 
 
 def _start(
     context: typer.Context,
     *,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say on standard error what is written.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Log to standard error what the command writes.")
+    ] = False,
     version: Annotated[bool, typer.Option("--version", help="Print the version of Tidemark.")] = False,
 ) -> None:
-    """Searchable tables on plain object storage: make them, fill them, ask them, keep them up."""
+    """Searchable tables on object storage: create, fill, query and maintain them."""
     level = logging.INFO if verbose else logging.WARNING
     log_to_stderr(level)
-    reads = any(context.invoked_subcommand in _PANELS[panel] for panel in _READING)
-    if reads and context.obj:  # for the whole process: Arrow keeps in mind that there was none
+    # Pandas is hidden for the whole process, because Arrow remembers the failed import.
+    if context.invoked_subcommand in _WITHOUT_PANDAS and context.obj:
         context.with_resource(without_pandas())
     if version:
         output.line(f"tidemark {_version()}")
@@ -164,9 +243,10 @@ def _version() -> str:
 
 @heard_once()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code. An error is a line on standard error, and JSON where asked for.
+    """Run one command and return its exit code.
 
-    A failure without a type of its own is a fault in Tidemark: its traceback is on standard error as well.
+    An error is printed as one line on standard error, and with `--json` also as JSON. An error without a type is a bug
+    in Tidemark, so its traceback is printed too.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)
@@ -187,9 +267,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str], *, is_process: bool) -> int:
-    """Run the command and return its exit code. Raises `KeyboardInterrupt` for Ctrl-C, also where typer made it 130."""
+    """Run the command and return its exit code.
+
+    Raises `KeyboardInterrupt` for Ctrl-C, even if Typer converted it to 130.
+    """
     first = arguments[0] if arguments else ""
-    only = first if any(first in commands for commands in _PANELS.values()) else None
+    only = first if any(first in commands for commands in _GROUPS.values()) else None
     command = as_given(typer.main.get_command(build(only)))
     code = command(arguments, prog_name="tidemark", standalone_mode=False, obj=is_process)
     sys.stdout.flush()
@@ -212,7 +295,7 @@ def _failed(error: TidemarkError, *, as_json: bool) -> int:
 
 
 def _drop_output() -> None:
-    """The reader of the output has seen enough: what is buffered goes nowhere, and the process ends in peace."""
+    """Discard buffered output, because the reader has closed the pipe. The process can then end without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

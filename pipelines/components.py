@@ -1,7 +1,8 @@
-"""Components of Dagster for projects made with `dg`: what `tables/*.yaml` and `raw_logs/*.yaml` declare, as attributes.
+"""Dagster components for projects made with `dg`: the declarations of tables and raw logs as attributes.
 
-A component has the fields of the declaration and makes what the pipeline makes of its file. It has no file that a job
-could read, so jobs get the declaration itself (`declaration_file.text_of`; decision 0157).
+A component has the fields of `tables/*.yaml` or `raw_logs/*.yaml`, and creates the same definitions as such a file. A
+component has no file that a job could read. Its jobs therefore receive the declaration itself
+(`declaration_file.text_of`, docs/architecture/orchestration.md).
 """
 
 from __future__ import annotations
@@ -21,57 +22,55 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema
 
 from assets.checks import build_table_checks
-from assets.definition_metadata import Project
 from assets.launcher import LAUNCHER, PipesLauncher
-from assets.names import identifier
-from jobs.requests.distribute import DistributeRequest
+from assets.metadata import Project
+from assets.run_tags import identifier
+from pipelines.alerts.sensors import build_alerts
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets, build_once
-from pipelines.component_schema import as_written
-from pipelines.distribution import build_raw_log_assets
-from pipelines.raw_logs import DeclaredRawLog
-from pipelines.tables import DeclaredTable
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration_automation import read_automation
-from storage_core.declaration_file import load_text, text_of
-from storage_core.declaration_parts import Closed
-from storage_core.errors import InvalidInput
-from storage_core.raw_declaration import RawLogDeclaration
-from storage_core.repeated import repeated
+from pipelines.declaration_schema import with_templates
+from pipelines.housekeeping import build_raw_log_assets
+from pipelines.tables import DeclaredRawLog, DeclaredTable, DeclaredTables
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import repeated
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
+from storage_core.change.declaration_file import load_text, read_automation, text_of
+from storage_core.change.declaration_parts import Closed
+from storage_core.data.steps import RawLogOptions
 
 if TYPE_CHECKING:
     from dagster.components.core.component_tree import ComponentTree
 
 PREFIX = "tidemark_"
-"""The beginning of the names of jobs, schedules and sensors, so that a project may have an `ingest` of its own."""
+"""Prefix of the names of jobs, schedules and sensors, so that a project may have its own job `ingest`."""
 
 _TEMPLATES = ("{{", "{%")
 _MAKES = ("asset", "asset_check", "job", "schedule", "sensor")
 
 
 class TableAttributes(RootModel[dict[str, Any]]):
-    """The fields of `tables/*.yaml`, checked where the component is made."""
+    """The fields of `tables/*.yaml`. The component checks the values."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
-        return as_written(TableDeclaration.model_json_schema())
+        """Return the schema of the declaration. Editors use it to complete and check a `defs.yaml`."""
+        return with_templates(TableDeclaration.model_json_schema())
 
 
 class RawLogAttributes(RootModel[dict[str, Any]]):
-    """The fields of `raw_logs/*.yaml`, checked where the component is made."""
+    """The fields of `raw_logs/*.yaml`. The component checks the values."""
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of the declaration, by which editors complete and check a `defs.yaml`."""
-        return as_written(RawLogDeclaration.model_json_schema())
+        """Return the schema of the declaration. Editors use it to complete and check a `defs.yaml`."""
+        return with_templates(RawLogDeclaration.model_json_schema())
 
 
 Declared = TypeVar("Declared", TableDeclaration, RawLogDeclaration)
 
 
 class _Declaring(Component, Generic[Declared]):
-    """A component that is a declaration. Raises `InvalidInput` with a line per problem, each with its field."""
+    """A component with a declaration. Raises `InvalidInput` with one line per problem, each with its field."""
 
     attributes: ClassVar[type[RootModel[dict[str, Any]]]]
     model: ClassVar[type[Closed]]
@@ -84,53 +83,62 @@ class _Declaring(Component, Generic[Declared]):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return what Dagster reads the attributes of a `defs.yaml` with."""
+        """Return the model with which Dagster reads the attributes of a `defs.yaml`."""
         return cls.attributes
 
     @classmethod
     def get_spec(cls) -> ComponentTypeSpec:
-        """Return what `dg` lists of the component."""
+        """Return the description of the component that `dg` lists."""
         return ComponentTypeSpec(description=(cls.__doc__ or "").partition("\n")[0], produces=_MAKES)
 
     @classmethod
     def load(cls, attributes: BaseModel | None, context: ComponentLoadContext) -> Self:
-        """Return the component with these attributes, whose templates such as `{{ env.WAREHOUSE }}` are filled in."""
+        """Return the component with these attributes.
+
+        Templates such as `{{ env.WAREHOUSE }}` are replaced by their values.
+        """
         given = attributes.root if isinstance(attributes, RootModel) else {}
         return cls(**_filled_in(given, context))
 
     @abstractmethod
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Return what the pipeline makes of the declaration."""
+        """Return the definitions of the declaration."""
 
 
 class TableComponent(_Declaring[TableDeclaration]):
-    """A Tidemark table with the assets, checks, jobs, schedules and sensors of its upkeep; as in `tables/*.yaml`."""
+    """A Tidemark table with its assets, checks, jobs, schedules and sensors, as in `tables/*.yaml`."""
 
     attributes = TableAttributes
     model = TableDeclaration
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Return the definitions of the table, fed by the project's raw logs; places are relative to the project."""
+        """Return the definitions of the table. Raw logs of the project may feed this table.
+
+        Relative locations are relative to the project.
+        """
         project = _project_of(context, self)
         return _once(project, self, _of_table(self, project, context.project_root), context.project_root)
 
 
 class RawLogComponent(_Declaring[RawLogDeclaration]):
-    """A raw log that Tidemark tables get their rows from, with the assets of its upkeep; as in `raw_logs/*.yaml`."""
+    """A raw log that feeds Tidemark tables, with its assets, as in `raw_logs/*.yaml`."""
 
     attributes = RawLogAttributes
     model = RawLogDeclaration
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Return the definitions of the raw log; its tables are those of the project. Raises `InvalidInput`."""
+        """Return the definitions of the raw log.
+
+        Raises `InvalidInput` if the project lacks a table that the raw log feeds.
+        """
         project = _project_of(context, self)
         return _once(project, self, _of_raw_log(self, project.tables, context.project_root), context.project_root)
 
 
 def component_definitions(*components: TableComponent | RawLogComponent, root: Path | None = None) -> Definitions:
-    """Return the definitions of components that are made in Python, in a project without a `defs` folder.
+    """Return the definitions of components that are created in Python, in a project without a `defs` folder.
 
-    Places in them are relative to `root`, by default the working directory.
+    Relative locations are relative to `root`, by default the working directory.
     """
     project = _Project(
         [each for each in components if isinstance(each, TableComponent)],
@@ -146,7 +154,7 @@ def component_definitions(*components: TableComponent | RawLogComponent, root: P
 
 @dataclass(frozen=True, slots=True)
 class _Project:
-    """Components that know of each other. Raises `InvalidInput` where two tables have one name or one place."""
+    """All components of a project. Raises `InvalidInput` if two tables have the same name or location."""
 
     tables: Sequence[TableComponent] = ()
     raw_logs: Sequence[RawLogComponent] = ()
@@ -155,7 +163,7 @@ class _Project:
         _require_apart([each.declaration for each in self.tables])
 
     def automation(self, root: Path) -> Automation:
-        """Return the switches of its tables. Raises `InvalidInput` for an `automation.yaml` that is not sound."""
+        """Return the switches of the tables. Raises `InvalidInput` for an invalid `automation.yaml`."""
         raw_logs = [each.declaration for each in self.raw_logs]
         return Automation([each.declaration for each in self.tables], raw_logs, read_automation(root), PREFIX)
 
@@ -166,7 +174,7 @@ def _require_apart(declared: Sequence[TableDeclaration]) -> None:
         ("uri", [each.uri for each in declared]),
     ):
         if twice := repeated(values):
-            raise InvalidInput(f"two TableComponents have the {what} {twice[0]!r}; give each table its own")
+            raise InvalidInput(f"two TableComponents have the {what} {twice[0]!r}. Give each table its own.")
 
 
 def _of_table(component: TableComponent, project: _Project, root: Path) -> Definitions:
@@ -185,38 +193,41 @@ def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], ro
     unknown = [name for name in raw.tables if name not in known]
     if unknown or not known:
         raise InvalidInput(
-            f"raw log {raw.name!r}: no TableComponent declares {', '.join(unknown) or 'a table'}; add it to the "
-            "project, or in Python give both to component_definitions"
+            f"raw log {raw.name!r}: no TableComponent declares {', '.join(unknown) or 'a table'}. Add it to the "
+            "project, or in Python give both to component_definitions."
         )
     declared = _declared(component, tables, root)
     return Definitions(resources={LAUNCHER: _launcher(root)}, assets=build_raw_log_assets(declared))
 
 
 def _once(project: _Project, component: _Declaring[Any], own: Definitions, root: Path) -> Definitions:
-    """The definitions of a component; those of its first have with them what the project has once."""
+    """Return the definitions of a component.
+
+    The definitions of the first component of a project also include the definitions for all tables.
+    """
     first = next(iter([*project.tables, *project.raw_logs]))
     is_first = type(first) is type(component) and first.declaration.name == component.declaration.name
     return Definitions.merge(own, _shared(project, root)) if is_first else own
 
 
 def _shared(project: _Project, root: Path) -> Definitions:
-    """Jobs, schedules and the sensor of all components."""
+    """Return the jobs, schedules and sensors of all components, including those for alerts."""
     tables = [each.declaration.below(root) for each in project.tables]
     raw_logs = [_declared(each, project.tables, root) for each in project.raw_logs]
-    return build_once(tables, raw_logs, None, project.automation(root), root=root)
+    automation = project.automation(root)
+    alerts = build_alerts(DeclaredTables(root, tuple(map(DeclaredTable, tables))), automation)
+    return Definitions.merge(build_once(tables, raw_logs, None, automation, root=root), alerts)
 
 
 def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root: Path) -> DeclaredRawLog:
     texts = tuple(each.text for each in tables)
-    return DeclaredRawLog(
-        component.declaration, DistributeRequest(raw_log=component.text, tables=texts, root=str(root))
-    )
+    return DeclaredRawLog(component.declaration, RawLogOptions(raw_log=component.text, tables=texts, root=str(root)))
 
 
 def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _Project:
-    """The components of the project; where there is no folder of them, the component alone."""
+    """Return the components of the project. Without a folder of components, return this component alone."""
     tree = context.component_tree
-    module: object = tree.defs_module  # of a component alone a stand-in
+    module: object = tree.defs_module  # a placeholder if the component is alone
     if isinstance(module, ModuleType):
         return _read(tree, tree.state_tracker)
     if isinstance(component, TableComponent):
@@ -226,21 +237,29 @@ def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _P
 
 @lru_cache(maxsize=2)
 def _read(tree: ComponentTree, _tracker: object) -> _Project:
-    """The components in a folder, once for all of them: to look for them costs as much as they are.
+    """Return the components of a folder.
 
-    Trees of one folder are equal; what they have loaded tells them apart.
+    The result is cached, because it takes as long to find the components as to load them.
+
+    Two trees of the same folder are equal, so the state of the tree is part of the cache key.
     """
     return _Project(tree.get_all_components(of_type=TableComponent), tree.get_all_components(of_type=RawLogComponent))
 
 
 @cache
 def _launcher(root: Path) -> PipesLauncher:
-    """One per project, for definitions that are merged share it."""
+    """Return the launcher of a project.
+
+    All components of a project share it, because Dagster merges their definitions.
+    """
     return PipesLauncher(root)
 
 
 def _filled_in(value: Any, context: ComponentLoadContext) -> Any:
-    """The value with its templates filled in. What is no template stays text: Dagster would make numbers of some."""
+    """Return the value with its templates replaced.
+
+    Text without a template stays text, because Dagster would convert some texts to numbers.
+    """
     if isinstance(value, Mapping):
         return {name: _filled_in(each, context) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,6 +1,8 @@
-"""What `dagster dev` in the repository root loads (`workspace.yaml`): one set of assets per file in `tables/`.
+"""The definitions that `dagster dev` loads in the repository root (`workspace.yaml`).
 
-A file that is not sound is left out, so that the other tables go on; but `dagster definitions validate` fails.
+The definitions contain the assets of each file in `tables/`.
+
+An invalid file is ignored, so that the other tables are loaded. `dagster definitions validate` fails for such a file.
 """
 
 from __future__ import annotations
@@ -8,15 +10,14 @@ from __future__ import annotations
 import os
 
 from assets.launcher import PipesLauncher
-from jobs.requests.catalog import CATALOG_URL
 from pipelines.catalog import build_definitions
 from pipelines.files_of_all import problems_of_all
-from pipelines.raw_logs import read_raw_logs
-from pipelines.report.written import REPORT_PATH
-from pipelines.tables import load_tables, require_sound, tables_folder
+from pipelines.report import REPORT_PATH
+from pipelines.tables import load_tables, read_raw_logs, require_sound, tables_folder
+from storage_core.catalog.opening import CATALOG_URL
 
 VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
-"""Set by Dagster while it validates."""
+"""Environment variable that Dagster sets while it validates."""
 
 _declared = load_tables(tables_folder())
 _raw_logs = read_raw_logs(tables_folder())

@@ -1,4 +1,4 @@
-"""What is wrong with the files beside `tables/` that are of all tables. Free of Dagster."""
+"""Problems of the shared configuration files next to `tables/`. This module does not import Dagster."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from typing import Final
 from pipelines.alerts.receivers import ALERTS, read_alerts
 from pipelines.tables import Problem
 from pipelines.upkeep.budgets import UPKEEP, read_upkeep_of_all
-from storage_core.declaration_automation import AUTOMATION, read_automation
-from storage_core.errors import TidemarkError
+from storage_core.base.errors import TidemarkError
+from storage_core.change.declaration_file import read_automation
+from storage_core.change.declaration_parts import AUTOMATION
 
 _READERS: Final[Mapping[str, Callable[[Path], object]]] = {
     AUTOMATION: read_automation,
@@ -20,7 +21,7 @@ _READERS: Final[Mapping[str, Callable[[Path], object]]] = {
 
 
 def problems_of_all(root: Path) -> Iterator[Problem]:
-    """Yield a problem per file in this folder that is not sound."""
+    """Yield a problem for each invalid shared configuration file in this folder."""
     for name, read in _READERS.items():
         try:
             read(root)

@@ -1,6 +1,11 @@
-"""Where Dagster keeps its history: `.dagster/` beside `tables/`, with a link to the settings that come with us.
+"""Dagster's home folder and history.
 
-With `TIDEMARK_DAGSTER_POSTGRES` runs and events are in that database, and the settings a file that says so.
+The home is `.dagster/` next to `tables/`, or `DAGSTER_HOME`. If the environment variable `TIDEMARK_DAGSTER_POSTGRES`
+contains the URL of a PostgreSQL database, runs and events are stored there. The settings file then selects this
+storage. No file contains the URL, because it may contain a password.
+
+Dagster's storage is written for the driver psycopg2. SQLAlchemy 2.1 and later uses this driver only if the URL contains
+its name.
 """
 
 from __future__ import annotations
@@ -9,14 +14,49 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any, Self
 
 from dagster import DagsterInstance
+from dagster._config.config_schema import UserConfigSchema
+from dagster._serdes import ConfigurableClassData
+from dagster_postgres import DagsterPostgresStorage
 
-from pipelines.environment import DAGSTER_HOME, LOG_LEVEL, POSTGRES
-from pipelines.tables import tables_folder
-from storage_core.errors import InvalidInput
-from storage_core.extras import POSTGRES as EXTRA
-from storage_core.extras import needs
+from pipelines.tables import DAGSTER_HOME, LOG_LEVEL, POSTGRES, tables_folder
+from storage_core.base.errors import POSTGRES as EXTRA
+from storage_core.base.errors import InvalidInput, needs
+
+_SCHEMES = ("postgresql", "postgres", "postgresql+psycopg2")
+
+
+class PostgresHistory(DagsterPostgresStorage):
+    """Storage of a Dagster instance in PostgreSQL. An environment variable contains the URL of the database."""
+
+    @classmethod
+    def config_type(cls) -> UserConfigSchema:
+        """Return an empty configuration. All settings come from the environment."""
+        return {}
+
+    @classmethod
+    def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
+        """Open the database, and create missing tables. Raises `InvalidInput` for a value that is not a valid URL."""
+        del config_value
+        return cls(postgres_url=database_url(os.environ), inst_data=inst_data)
+
+
+def database_url(environment: Mapping[str, str]) -> str:
+    """Return the URL of the database with its driver.
+
+    Raises `InvalidInput` with a message that does not contain the URL.
+    """
+    scheme, separator, rest = environment.get(POSTGRES, "").partition("://")
+    if scheme not in _SCHEMES or not separator:
+        raise InvalidInput(
+            f"{POSTGRES} is {'not a URL of PostgreSQL' if environment.get(POSTGRES) else 'not set'}, where this "
+            "instance keeps its history. Set it to postgresql://USER:PASSWORD@HOST:5432/DATABASE in every process of "
+            "Dagster."
+        )
+    return f"postgresql+psycopg2://{rest}"
+
 
 SETTINGS = Path(__file__).resolve().with_name("dagster.yaml")
 
@@ -25,20 +65,28 @@ _LEVEL = "INFO"
 _IN_POSTGRES = """
 storage:
   custom:
-    module: pipelines.postgres_history
+    module: pipelines.instance
     class: PostgresHistory
     config: {}
 """
 
 
 def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the instance's folder, made where it is missing: `DAGSTER_HOME`, else `.dagster/` in the root.
+    """Return the folder of the instance, and create the folder if it is missing. Idempotent.
 
-    The root is the folder that holds `tables/`. In `.dagster/` the settings are linked to those of the package, unless
-    a file of the user's is there. A database, or a terminal level other than INFO, needs a settings file of its own.
-    In `DAGSTER_HOME` only a database does. Idempotent. Raises `InvalidInput` when the folder cannot be made, or when a
-    file of the user's says nothing of the database that is set; `Unavailable` without the packages that a database
-    needs.
+    The folder is `DAGSTER_HOME`, or else `.dagster/` in the root. In `.dagster/`, the settings file is a link to the
+    settings of the package, unless the user has a file there. If a database or a terminal log level other than INFO is
+    set, this function writes a settings file instead of the link. In `DAGSTER_HOME`, it writes a settings file only for
+    a database.
+
+    Args:
+        root: The folder that contains `tables/`.
+        environment: The environment variables.
+
+    Raises:
+        InvalidInput: The folder cannot be created, or the user's settings file does not use the database in the
+            environment variable.
+        Unavailable: The packages for the database are not installed.
     """
     named, in_postgres = environment.get(DAGSTER_HOME), bool(environment.get(POSTGRES))
     folder = _made(Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster")
@@ -54,20 +102,20 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
 
 
 def _is_ours(settings: Path) -> bool:
-    """Whether it is a link that is not the package's, as older versions made it, or a file that we made."""
+    """Return whether Tidemark created the settings, as a file or as a link by an older version of the package."""
     if settings.is_symlink():
         return settings.readlink() != SETTINGS
     return settings.is_file() and settings.read_text(encoding="utf-8").startswith(_OURS)
 
 
 def _text(level: str, *, in_postgres: bool) -> str:
-    """The settings of the package, with this level and this place of the history."""
+    """Return the settings file of the package with this log level, and with the history in PostgreSQL if requested."""
     text = SETTINGS.read_text(encoding="utf-8").replace(f"python_log_level: {_LEVEL}", f"python_log_level: {level}")
     return f"{_OURS}.\n{text}" + (_IN_POSTGRES if in_postgres else "")
 
 
 def _settle(settings: Path, text: str) -> None:
-    """Replace settings that are ours, or that are missing."""
+    """Write the settings file if it is missing, or if Tidemark created the existing file."""
     if not settings.is_symlink() and settings.exists() and not _is_ours(settings):
         return
     if settings.is_symlink() or not settings.exists() or settings.read_text(encoding="utf-8") != text:
@@ -78,12 +126,12 @@ def _settle(settings: Path, text: str) -> None:
 
 def _require_postgres(settings: Path, environment: Mapping[str, str]) -> None:
     with needs(EXTRA, f"a history in PostgreSQL ({POSTGRES})"):
-        from pipelines.postgres_history import database_url
+        pass
     database_url(environment)
     is_own = settings.exists() and not settings.is_symlink() and not _is_ours(settings)
     if is_own and "postgres" not in settings.read_text(encoding="utf-8"):
         raise InvalidInput(
-            f"{POSTGRES} is set, but {settings} is a file of your own that names no PostgreSQL; remove one of both"
+            f"{POSTGRES} is set, but {settings} is your own file and does not use PostgreSQL. Remove one of the two."
         )
 
 
@@ -92,13 +140,14 @@ def _made(folder: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(
-            f"{folder} cannot hold the history of Dagster ({error}); set {DAGSTER_HOME} to a folder that can be made"
+            f"{folder} cannot contain the history of Dagster ({error}). Set {DAGSTER_HOME} to a folder that "
+            "can be created."
         ) from None
     return folder
 
 
 @contextmanager
 def open_instance(folder: Path | None = None) -> Iterator[DagsterInstance]:
-    """Open the instance in this process, for runs that the UI shows afterwards, and close it at the end."""
+    """Open the instance in this process, and close it at the end. The UI shows the runs of this instance."""
     with DagsterInstance.from_config(str(folder or home())) as instance:
         yield instance

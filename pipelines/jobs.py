@@ -1,7 +1,8 @@
-"""The Dagster jobs: one per step, over the assets of all tables and raw logs. A run selects those that it is about.
+"""The Dagster jobs: one per step, for the assets of all tables and raw logs.
 
-So there are as many for five hundred tables as for one (decision 0160). `check` runs all checks of tables; `backfill`
-takes the partitioned assets, so that one ranged run fills and compacts a range.
+Each run selects assets of its job. The number of jobs therefore does not depend on the number of tables (decision
+0037). The job `check` runs all checks of tables. The job `backfill` contains the partitioned assets, so that one run
+can ingest and compact a range of windows.
 """
 
 from __future__ import annotations
@@ -28,23 +29,19 @@ from dagster._core.definitions.resource_definition import ResourceDefinition
 from dagster._core.definitions.unresolved_asset_job_definition import UnresolvedAssetJobDefinition
 
 from assets.checks import check_keys
-from assets.distribution import distributed_key
-from assets.launcher import JobName
-from assets.names import identifier
-from assets.raw_upkeep import raw_key, raw_steps
-from assets.run_tags import AUDIT_ALL, AUDIT_TAG
+from assets.raw_logs import distributed_key, raw_key, raw_steps
+from assets.run_tags import AUDIT_ALL, AUDIT_TAG, identifier
 from assets.steps import asset_key, steps_of
-from storage_core.declaration import TableDeclaration
-from storage_core.raw_declaration import RawLogDeclaration
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
 
 BACKFILL, CHECK = "backfill", "check"
 
 
 class StepJob(UnresolvedAssetJobDefinition):
-    """A job over assets of different partitions, as Dagster's own job of all assets is one.
+    """A job over assets with different partitions, like Dagster's own job of all assets.
 
-    `define_asset_job` refuses these: all of them together have no partition to run. Runs of this job have one by the
-    assets that they select, and none where they are about all windows.
+    `define_asset_job` rejects these assets, because they have no common partition. A run of this job has the partition
+    of its selected assets, or no partition if it covers all windows.
     """
 
     def resolve(
@@ -59,7 +56,7 @@ class StepJob(UnresolvedAssetJobDefinition):
             get_asset_graph_for_job(asset_graph, self.selection, allow_different_partitions_defs=True),
             allow_different_partitions_defs=True,
             resource_defs=resource_defs,
-            # A project that names no executor would get a process for each step.
+            # Without this executor, a project that does not set an executor would start a process for each step.
             executor_def=default_executor_def or in_process_executor,
         )
 
@@ -70,11 +67,11 @@ Job = UnresolvedAssetJobDefinition
 def build_jobs(
     tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> list[Job]:
-    """Return the job of each step that some table or raw log has, `backfill` and `check`.
+    """Return one job for each step of at least one table or raw log, and the jobs `backfill` and `check`.
 
-    And `<table>_backfill` of each table that declares `backfill_job`: Dagster's command for backfills of jobs takes no
-    selection. What compacts also audits what it compacted; only `check` reads every file of a table. All names begin
-    with the `prefix`.
+    A table that declares `backfill_job` also gets the job `<table>_backfill`, because Dagster's command for backfills
+    cannot select assets of a job. The compaction also audits its own results. Only `check` reads every file of a table.
+    All names begin with `prefix`.
     """
     jobs: list[Job] = [
         StepJob(name=name, selection=AssetSelection.assets(*keys))
@@ -93,7 +90,7 @@ def build_jobs(
 def assets_of_jobs(
     tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> Mapping[str, Sequence[AssetKey]]:
-    """Return the assets of the jobs of steps, and of `backfill`, by the name of the job."""
+    """Return the assets of each job: of the jobs for steps, and of the job `backfill`."""
     found: defaultdict[str, list[AssetKey]] = defaultdict(list)
     for table in tables:
         for step in steps_of(table):
@@ -107,13 +104,13 @@ def assets_of_jobs(
     return {f"{prefix}{name}": keys for name, keys in found.items()}
 
 
-def jobs_of(declaration: TableDeclaration) -> list[JobName]:
-    """Return the jobs that the table has assets for, in the order of its steps."""
+def jobs_of(declaration: TableDeclaration) -> list[str]:
+    """Return the jobs that have assets of this table, in the order of its steps."""
     return list(dict.fromkeys(step.job for step in steps_of(declaration)))
 
 
-def step_assets(declaration: TableDeclaration, job: JobName) -> list[AssetKey]:
-    """Return the assets of a table that a job keeps: one, or one per index."""
+def step_assets(declaration: TableDeclaration, job: str) -> list[AssetKey]:
+    """Return the assets of a table in a job: one asset, or one asset per index."""
     return [asset_key(declaration.name, step.name) for step in steps_of(declaration) if step.job == job]
 
 
@@ -123,14 +120,17 @@ def windowed_assets(declaration: TableDeclaration) -> list[AssetKey]:
 
 
 def backfill_job_name(table: str) -> str:
-    """Return the name of the Dagster job that a table has with `backfill_job`."""
+    """Return the name of the job of a table that declares `backfill_job`."""
     return f"{identifier(table)}_backfill"
 
 
 def scheduled(
     made: AssetsDefinition, status: DefaultScheduleStatus, *, job: str, cron: str, description: str
 ) -> Definitions:
-    """Return an asset of all tables with a job of its own, and `<job>_schedule` (UTC), which asks nothing."""
+    """Return an asset for all tables, the job that makes only this asset, and the schedule `<job>_schedule` (UTC).
+
+    The schedule requests the job without checking for work first.
+    """
     schedule = ScheduleDefinition(
         name=f"{job}_schedule",
         job_name=job,

@@ -1,8 +1,12 @@
-"""The schedules: one per step that the upkeep sensor does not ask for, with the cron lines of all tables and raw logs.
+"""The schedules.
 
-At each of its times it requests the runs of those whose line it is, unless one waits or works. Schedules never catch up
-on missed ticks and need not: the next tick asks again. All are stopped until somebody starts them in the UI, so that
-opening the UI changes nothing, unless a table says that its upkeep starts by itself (`pipelines.automation`).
+Each step that the upkeep sensor does not request has one schedule. It has the cron lines of all tables and raw logs.
+
+When a cron line is due, the schedule requests runs for the tables with this cron line, unless such a run waits or
+works. Schedules do not catch up on missed ticks, because the next tick requests the work again.
+
+All schedules are stopped until a person starts them in the UI, so that opening the UI changes nothing. Only if the
+automation of a table is on, the schedules start by themselves (`pipelines.automation`).
 """
 
 from __future__ import annotations
@@ -23,24 +27,21 @@ from dagster import (
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
 from assets.checks import check_keys
-from assets.distribution import distributed_key
-from assets.launcher import JobName
-from assets.raw_upkeep import raw_key, raw_steps
+from assets.raw_logs import distributed_key, raw_key, raw_steps
 from assets.run_tags import PRIORITY, TABLE, VERSION
-from jobs.reports.failure import Failed
 from pipelines.automation import Automation
-from pipelines.distribution import waiting_chunks
+from pipelines.housekeeping import waiting_chunks
 from pipelines.jobs import CHECK, step_assets
-from pipelines.raw_logs import DeclaredRawLog
-from pipelines.runs.at_work import AtWork
-from pipelines.runs.requests import USUAL, reason_tags, run_request
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import TidemarkError
-from storage_core.raw_declaration import RawLogDeclaration
+from pipelines.runs import USUAL, AtWork, reason_tags, run_request
+from pipelines.tables import DeclaredRawLog
+from storage_core.base.errors import TidemarkError
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
+from storage_core.data.steps import TABLE_STEPS, Step
+from storage_core.log.job_run import Failed
 from storage_core.table import Table, exists
 
 CHECKED_AT_ONCE = 50
-"""Tables that one tick may open: on a remote store that takes seconds, and a tick has a minute."""
+"""The largest number of tables that one tick opens. A tick may take one minute, and remote stores need seconds."""
 
 _FIRST_CHECK_MINUTE, _CHECK_MINUTES, _DAY_MINUTES = 3 * 60 + 45, 5, 24 * 60
 _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
@@ -48,9 +49,9 @@ _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """What a schedule may request at the times of a cron line: a run of these assets, of a table or raw log.
+    """Work that a schedule may request at the times of a cron line: a run of these assets of one table or raw log.
 
-    `reason` asks storage why there should be one, where that is cheap, or why there is none.
+    `reason` returns the reason for a run, or a `SkipReason`. It reads storage only if the read is cheap.
     """
 
     declaration: TableDeclaration | RawLogDeclaration
@@ -60,7 +61,7 @@ class Timed:
 
     @property
     def name(self) -> str:
-        """What its runs are called by."""
+        """The name of the table or raw log in its runs."""
         return self.declaration.name
 
 
@@ -70,12 +71,19 @@ def build_schedules(
     assets_of_jobs: Mapping[str, Sequence[AssetKey]],
     automation: Automation,
 ) -> list[ScheduleDefinition]:
-    """Return `<job>_schedule` of collections, checks, distribution, and the upkeep of raw logs (UTC), where there are.
+    """Return `<job>_schedule` (UTC) for collections, checks, distribution, and maintenance of raw logs.
 
-    What an idle collection lists would be listed twice if a tick listed it before; so it asks only whether there is a
-    table. A table is checked once per version. What automation leaves out is not asked for.
+    A schedule exists only if some table or raw log needs it.
+
+    A collection lists the store. If the tick checked for work first, the store would be listed twice. For a collection,
+    the tick therefore checks only whether the table exists. The checks of a table run once per version. Tables without
+    automation are skipped.
     """
-    timed: dict[JobName, list[Timed]] = {"collect": [_collected(each) for each in tables]}
+    timed = {
+        step.name: [_timed(each, step) for each in tables if step.is_of(each)]
+        for step in TABLE_STEPS
+        if step.cron and not step.is_observable
+    }
     timed["distribute"] = [_distributed(each) for each in raw_logs]
     for raw_log in raw_logs:
         for step in raw_steps(raw_log.declaration):
@@ -92,11 +100,12 @@ def build_schedules(
     return [*schedules, _checks(automation)] if tables else schedules
 
 
-def _collected(table: TableDeclaration) -> Timed:
+def _timed(table: TableDeclaration, step: Step) -> Timed:
     def reason() -> str | SkipReason:
         return "as scheduled" if exists(table.uri) else SkipReason("the table does not exist yet")
 
-    return Timed(declaration=table, cron=table.schedule.collect, assets=step_assets(table, "collect"), reason=reason)
+    cron = table.schedule.cron_of(step.name)
+    return Timed(declaration=table, cron=cron, assets=step_assets(table, step.name), reason=reason)
 
 
 def _distributed(raw_log: DeclaredRawLog) -> Timed:
@@ -109,7 +118,7 @@ def _distributed(raw_log: DeclaredRawLog) -> Timed:
 
 
 def _schedule(
-    job: JobName,
+    job: str,
     timed: Sequence[Timed],
     assets_of_jobs: Mapping[str, Sequence[AssetKey]],
     automation: Automation,
@@ -125,7 +134,7 @@ def _schedule(
     return _definition(job, crons, tick, description=f"Requests {job} runs.", automation=automation)
 
 
-def _requests(job: JobName, due: Iterable[Timed], prefix: str) -> Iterator[RunRequest | SkipReason]:
+def _requests(job: str, due: Iterable[Timed], prefix: str) -> Iterator[RunRequest | SkipReason]:
     for each in due:
         try:
             reason = each.reason()
@@ -139,7 +148,7 @@ def _requests(job: JobName, due: Iterable[Timed], prefix: str) -> Iterator[RunRe
 
 
 def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | SkipReason]:
-    """The requests, or one reason why there is none."""
+    """Yield the requests. If there are no requests, yield one `SkipReason`."""
     skipped, is_any = [], False
     for each in found:
         if isinstance(each, RunRequest):
@@ -152,7 +161,11 @@ def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | S
 
 
 def _checks(automation: Automation) -> ScheduleDefinition:
-    """The schedule with a cron line per so many tables, from 3:45 on, so that no tick opens more of them."""
+    """Return the schedule of checks.
+
+    The schedule has one cron line per group of tables, the first at 3:45, so that no tick opens more than
+    `CHECKED_AT_ONCE` tables.
+    """
     tables = [each for each in automation.tables if automation.looks_after(each)]
     size = max(CHECKED_AT_ONCE, -(-len(tables) * _CHECK_MINUTES // _DAY_MINUTES))
     groups = {_check_cron(first // size): tables[first : first + size] for first in range(0, len(tables), size)}
@@ -209,5 +222,8 @@ def _definition(
 
 
 def _is_time(cron: str, now: dt.datetime) -> bool:
-    """Whether the line has come within the minute of a tick, which is of one of the lines of its schedule."""
+    """Return whether the cron line is due in the minute of this tick.
+
+    The tick may belong to another cron line of the schedule.
+    """
     return (now - get_latest_completed_cron_tick(cron, now + dt.timedelta(seconds=1), "UTC")).total_seconds() < 60

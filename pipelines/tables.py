@@ -1,45 +1,110 @@
-"""The declared tables, for the command and for Dagster alike: every valid one, and what is wrong with the others.
+"""The declared tables and raw logs: every valid file, and the problems of the other files.
 
-One bad file does not take the other tables down: Dagster logs it as an error and the asset graph shows it in place of
-its table, with file, line and field; the command names it where it is asked for. Free of Dagster, so that a command
-answers at once.
+An invalid file does not stop the others. Dagster logs the file, the line and the field as an error. This module does
+not import Dagster.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Final, TypeVar
 
-from assets.names import identifier
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import InvalidInput, NotFound, TidemarkError
-from storage_core.formats import located_yaml
-from storage_core.ingest.landing import landing_overlap
-from storage_core.objectstore.resolve import canonical, with_locations_above
+from assets.run_tags import identifier
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, not_written
+from storage_core.change import declaration_file
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration, load, load_raw_log
+from storage_core.data.steps import RawLogOptions
+from storage_core.store.resolve import canonical, with_locations_above
+from storage_core.write.ingest.landing import landing_overlap
+
+DAGSTER_HOME = "DAGSTER_HOME"
+POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
+"""Environment variable with the URL of the database, in every process of Dagster."""
+LOG_LEVEL = "TIDEMARK_LOG_LEVEL"
+"""Environment variable with the lowest log level that runs show on a terminal.
+
+The process that creates the home folder of Dagster reads this variable.
+"""
+
+
+# Texts and files.
+
+
+_UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"))
+
+
+def duration(milliseconds: int) -> str:
+    """Return a duration in the largest unit that gives a whole number, such as `3h`."""
+    for unit, name in _UNITS:
+        if milliseconds >= unit:
+            return f"{milliseconds // unit:,}{name}"
+    return "0s"
+
+
+def age(now_ms: int, moment_ms: int | None) -> str:
+    """Return the time since a moment, or an empty text if the moment is None."""
+    return "" if moment_ms is None else duration(max(0, now_ms - moment_ms))
+
+
+def size(count: int) -> str:
+    """Return bytes in a unit that leaves at most four digits, such as `12.3 MiB`."""
+    number, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{count} B" if unit == "B" else f"{number:,.1f} {unit}"
+
+
+def write_whole(file: Path, text: str) -> None:
+    """Replace the content of the file by the text. The folder must exist.
+
+    The permissions follow the umask of this process. If the file cannot be written, `NotWritten` is raised and the old
+    file is unchanged.
+    """
+    temporary: Path | None = None
+    try:
+        half = file.with_name(f".{file.name[:100]}.{secrets.token_hex(8)}")
+        with half.open("x", encoding="utf-8") as opened:
+            temporary = half
+            opened.write(text)
+        half.replace(file)
+    except OSError as error:
+        if temporary is not None:
+            with suppress(OSError):
+                temporary.unlink()
+        raise not_written(str(file), error) from error
+
+
+# Declared tables.
+
 
 TABLES = "TIDEMARK_TABLES"
 
 Taken = dict[tuple[str, str], tuple[str, Path]]
-"""By field and what is the same of it for all ways to write it: how it is written, and in which file."""
+"""Maps a field and the canonical form of its value to the value as written and the file that contains the value."""
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Locations:
-    """Locations of tables, or of their landing places, with the name of the first table of each.
+    """Locations of tables or landing locations, each with the name of the first table that has it.
 
-    `at` has the locations themselves, `within` the locations that they lie in.
+    `at` contains the locations themselves, `within` all their parent locations.
     """
 
     at: dict[str, str] = field(default_factory=dict)
     within: dict[str, str] = field(default_factory=dict)
 
     def add(self, name: str, location: Sequence[str]) -> None:
-        """Add the location of a table, as `with_locations_above` returns it."""
+        """Add the location of a table, in the form of `with_locations_above`."""
         here, *above = location
         self.at.setdefault(here, name)
         for each in above:
@@ -55,9 +120,9 @@ class _Locations:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A valid declaration and the file that it is from; its places are ready for use in this process.
+    """A valid declaration and its file. The locations in the declaration can be used in this process.
 
-    `file` is relative to the working directory where the folder of the declarations lies in that.
+    `file` is relative to the working directory if the folder of the declarations is in the working directory.
     """
 
     declaration: TableDeclaration
@@ -66,7 +131,7 @@ class DeclaredTable:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A declaration that was left out: `message` has a line per fault, each with file, line and field."""
+    """An invalid declaration: `message` has one line per fault, each with file, line and field."""
 
     file: Path
     message: str
@@ -74,7 +139,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTables:
-    """What a folder of declarations holds. `root` is what relative places in them are relative to."""
+    """The declarations of a folder. Relative locations in the declarations are relative to `root`."""
 
     root: Path
     tables: tuple[DeclaredTable, ...]
@@ -86,38 +151,43 @@ class DeclaredTables:
         return next((each for each in self.tables if each.declaration.name == name), None)
 
     def names(self) -> str:
-        """Return the names of the tables as a message has them."""
+        """Return the names of the tables as text for a message."""
         return ", ".join(each.declaration.name for each in self.tables) or "none"
 
     def require_sound(self) -> None:
-        """Raise `InvalidInput` with every problem; return when there is none."""
+        """Raise `InvalidInput` with every problem, if there are problems."""
         require_sound(self.problems)
 
 
 def require_sound(problems: Sequence[Problem]) -> None:
-    """Raise `InvalidInput` with every problem; return when there is none."""
+    """Raise `InvalidInput` with every problem, if there are problems."""
     if problems:
         raise InvalidInput("\n".join(each.message for each in problems))
 
 
 def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the declarations: `TIDEMARK_TABLES`, else `tables/` here, else that of the repository.
+    """Return the folder of the declarations.
 
-    Raises `NotFound` when `TIDEMARK_TABLES` names no folder.
+    It is `TIDEMARK_TABLES`, or `tables/` in the working directory, or `tables/` in the repository. Raises `NotFound` if
+    `TIDEMARK_TABLES` is not the path of a folder.
     """
     if named := environment.get(TABLES):
         if not Path(named).is_dir():
-            raise NotFound(f"{TABLES} is {named!r}, which is no folder; name the folder of the table declarations")
+            raise NotFound(
+                f"{TABLES} is {named!r}, which is not a folder. Set it to the folder of the table declarations."
+            )
         return Path(named).resolve()
     here, repository = Path.cwd() / "tables", Path(__file__).resolve().parents[1]
-    installed = not (repository / "pyproject.toml").is_file()  # beside other packages, of which one is called so
+    installed = not (repository / "pyproject.toml").is_file()  # another project may have a package `tables`
     return here if here.is_dir() or installed else repository / "tables"
 
 
 def read_tables(folder: Path) -> DeclaredTables:
-    """Return what `*.yaml` of the folder declare, by file name; a name or place belongs to the first.
+    """Return the declarations in `*.yaml` of the folder, sorted by file name.
 
-    A folder that is not there declares nothing.
+    A name or location belongs to the first file.
+
+    A missing folder declares nothing.
     """
     root = folder.parent
     tables: list[DeclaredTable] = []
@@ -130,7 +200,8 @@ def read_tables(folder: Path) -> DeclaredTables:
             declaration = _resolved(load(file), root)
             here = with_locations_above(declaration.uri)
             place = declaration.landing
-            # A Delta landing place may be the mirror of another table: its log names the files to read.
+            # The Delta table at a landing location may be the mirror of another table, because its log lists the files
+            # to read.
             lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
@@ -144,12 +215,16 @@ def read_tables(folder: Path) -> DeclaredTables:
 
 
 def load_tables(folder: Path) -> DeclaredTables:
-    """Return what the folder declares as `read_tables` does, and log every problem: what Dagster loads.
+    """Return the result of `read_tables`, and log every problem. Dagster loads tables with this function.
 
-    Raises `InvalidInput` when there are files and none is valid, `NotFound` when there is no such folder.
+    Raises:
+        InvalidInput: The folder contains files, and no file is valid.
+        NotFound: The folder does not exist.
     """
     if not folder.is_dir():
-        raise NotFound(f"{folder}: no folder of table declarations; run this in the repository root, or set {TABLES}")
+        raise NotFound(
+            f"{folder}: there is no folder of table declarations. Run this in the repository root, or set {TABLES}."
+        )
     declared = read_tables(folder)
     for problem in declared.problems:
         LOG.error("a table is left out: %s", problem.message)
@@ -159,17 +234,17 @@ def load_tables(folder: Path) -> DeclaredTables:
 
 
 def _shown(file: Path, root: Path) -> Path:
-    """The path as messages name it: relative where that is short."""
+    """Return the path that messages show. The path is relative if the root is the working directory."""
     return file.relative_to(root) if root == Path.cwd() else file
 
 
 def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
-    """Raise `InvalidInput` where the name or the place is another's, however that writes it."""
-    # Names that differ in a dash would be one name in Dagster.
+    """Raise `InvalidInput` if another file has the same name or location, in any spelling."""
+    # Two names that differ only in a dash would be the same name in Dagster.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
     for name, same in sorted(own & taken.keys()):
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
-        line = located_yaml.parse(file.read_bytes(), str(file)).line_of((name,))
+        line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
         raise InvalidInput(f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}")
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
 
@@ -177,9 +252,9 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
 def _require_apart(
     file: Path, table: Sequence[str], landing: Sequence[str] | None, *, tables: _Locations, landings: _Locations
 ) -> None:
-    """Raise `InvalidInput` if a landing place overlaps a table, of this declaration or of one before it.
+    """Raise `InvalidInput` if a landing location overlaps the table of this declaration or of an earlier declaration.
 
-    Both locations are as `with_locations_above` returns them. Cost: a lookup for each location above them.
+    Both locations have the form of `with_locations_above`. Cost: one lookup for each parent location.
     """
     if landing is not None and (table[0] in landing or landing[0] in table):
         raise _in_field(file, "landing", landing_overlap("the table"))
@@ -190,10 +265,73 @@ def _require_apart(
 
 
 def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:
-    line = located_yaml.parse(file.read_bytes(), str(file)).line_of((name,))
+    line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
     return InvalidInput(f"{file}:{line}: field `{name}`: {error}")
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:
-    """The declaration with relative places made absolute, where this process does not run in the root."""
+    """Return the declaration with absolute locations if this process does not run in the root."""
     return declaration if root == Path.cwd() else declaration.below(root)
+
+
+# Declared raw logs.
+
+
+Kind = TypeVar("Kind", bound=RawLogOptions)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRawLog:
+    """A valid declaration, and the options of the steps of its raw log."""
+
+    declaration: RawLogDeclaration
+    files: RawLogOptions
+
+    def options(self, kind: type[Kind], **given: Any) -> Kind:
+        """Return the options of one step of the raw log."""
+        return kind(raw_log=self.files.raw_log, tables=self.files.tables, root=self.files.root, **given)
+
+
+@dataclass(frozen=True, slots=True)
+class DeclaredRawLogs:
+    """The raw logs of a folder. `problems` have one line per fault, each with file, line and field."""
+
+    raw_logs: tuple[DeclaredRawLog, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    def named(self, name: str) -> DeclaredRawLog:
+        """Return the raw log of this name.
+
+        Raises `InvalidInput` if there is none, with the problems of a file of this name.
+        """
+        for each in self.raw_logs:
+            if each.declaration.name == name:
+                return each
+        for problem in self.problems:
+            if problem.file.stem == name:
+                raise InvalidInput(problem.message)
+        known = ", ".join(each.declaration.name for each in self.raw_logs) or "none"
+        raise InvalidInput(f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {known})")
+
+
+def read_raw_logs(tables: Path) -> DeclaredRawLogs:
+    """Return the raw logs that the folder `raw_logs` next to `tables` declares. A name belongs to the first file.
+
+    A missing folder declares nothing.
+    """
+    root = tables.parent
+    found: dict[str, DeclaredRawLog] = {}
+    problems: list[Problem] = []
+    files = tuple(str(_shown(each, root)) for each in sorted(tables.glob("*.yaml")))
+    for path in sorted((root / "raw_logs").glob("*.yaml")):
+        try:
+            declaration = load_raw_log(str(_shown(path, root)))
+            name = identifier(declaration.name)
+            if name in found:
+                raise InvalidInput(f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken")
+            below = None if root == Path.cwd() else str(root)
+            options = RawLogOptions(raw_log=str(_shown(path, root)), tables=files, root=below)
+            found[name] = DeclaredRawLog(declaration, options)
+        except TidemarkError as error:
+            problems.append(Problem(path, str(error)))
+    return DeclaredRawLogs(tuple(found.values()), tuple(problems))

@@ -1,12 +1,12 @@
-"""Tidemark: searchable tables on plain object storage.
+"""Tidemark: searchable tables on object storage.
 
     import tidemark as tm
 
     logs = tm.Table.open("warehouse/access_log")
     logs.scan(["path"], filter=tm.col("status") >= 500).to_arrow()
 
-Every public name of the library is here; `tm.errors` holds the errors. A name is loaded when it is first used, so that
-this import alone loads no Arrow, DuckDB or tantivy.
+This module contains every public name of the library. `tm.errors` contains the errors. Python loads a name at its
+first use, so `import tidemark` alone does not load Arrow, DuckDB or tantivy.
 """
 
 from __future__ import annotations
@@ -14,59 +14,57 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from storage_core import errors
-    from storage_core.append import Appended
+    from storage_core.base import errors
+    from storage_core.base.limits import QueryLimits
     from storage_core.catalog.opening import open_catalog
-    from storage_core.cloning.cloned import Cloned
-    from storage_core.dml.assignments import Expression, expr
-    from storage_core.dml.changed import Changed
-    from storage_core.forget.raw_table import RawTable
-    from storage_core.forget.report import ForgetReport, Forgotten, Held
-    from storage_core.importing.imported import Imported
-    from storage_core.log.history import HistoryEntry
-    from storage_core.publishing.mirrored import Mirrored
-    from storage_core.raw_log.raw_log import RawLog
-    from storage_core.raw_log.stores import RawStore
-    from storage_core.read.history_pages import HistoryPage
+    from storage_core.change.statement import Changed, Expression, expr
+    from storage_core.data.settings.index import IndexDefinition
+    from storage_core.data.settings.table import LateData
+    from storage_core.interop.import_given import Imported
+    from storage_core.interop.publishing import Mirrored
+    from storage_core.log.sharing import Cloned
+    from storage_core.log.versions import HistoryEntry
+    from storage_core.maintain.forget_report import ForgetReport, Forgotten, Held, RawTable
+    from storage_core.read.answers import SqlResult
+    from storage_core.read.history import HistoryPage
     from storage_core.read.plan import Plan
     from storage_core.read.predicate import Filter, col
     from storage_core.read.scan import Scan
-    from storage_core.read.sql_result import SqlResult
     from storage_core.read.view import Consistency
-    from storage_core.region.options import WriterOptions
-    from storage_core.settings.index import IndexDefinition
-    from storage_core.settings.late_data import LateData
-    from storage_core.settings.query import QueryLimits
     from storage_core.table import Table
+    from storage_core.write.append import Appended
+    from storage_core.write.raw_log.history import RawStore
+    from storage_core.write.raw_log.writer import RawLog
+    from storage_core.write.region.records import WriterOptions
 
 _HOMES = {
-    "Appended": "storage_core.append",
-    "Changed": "storage_core.dml.changed",
-    "Cloned": "storage_core.cloning.cloned",
+    "Appended": "storage_core.write.append",
+    "Changed": "storage_core.change.statement",
+    "Cloned": "storage_core.log.sharing",
     "Consistency": "storage_core.read.view",
-    "Expression": "storage_core.dml.assignments",
+    "Expression": "storage_core.change.statement",
     "Filter": "storage_core.read.predicate",
-    "ForgetReport": "storage_core.forget.report",
-    "Forgotten": "storage_core.forget.report",
-    "Held": "storage_core.forget.report",
-    "HistoryEntry": "storage_core.log.history",
-    "HistoryPage": "storage_core.read.history_pages",
-    "Imported": "storage_core.importing.imported",
-    "IndexDefinition": "storage_core.settings.index",
-    "LateData": "storage_core.settings.late_data",
-    "Mirrored": "storage_core.publishing.mirrored",
+    "ForgetReport": "storage_core.maintain.forget_report",
+    "Forgotten": "storage_core.maintain.forget_report",
+    "Held": "storage_core.maintain.forget_report",
+    "HistoryEntry": "storage_core.log.versions",
+    "HistoryPage": "storage_core.read.history",
+    "Imported": "storage_core.interop.import_given",
+    "IndexDefinition": "storage_core.data.settings.index",
+    "LateData": "storage_core.data.settings.table",
+    "Mirrored": "storage_core.interop.publishing",
     "Plan": "storage_core.read.plan",
-    "QueryLimits": "storage_core.settings.query",
-    "RawLog": "storage_core.raw_log.raw_log",
-    "RawStore": "storage_core.raw_log.stores",
-    "RawTable": "storage_core.forget.raw_table",
+    "QueryLimits": "storage_core.base.limits",
+    "RawLog": "storage_core.write.raw_log.writer",
+    "RawStore": "storage_core.write.raw_log.history",
+    "RawTable": "storage_core.maintain.forget_report",
     "Scan": "storage_core.read.scan",
-    "SqlResult": "storage_core.read.sql_result",
+    "SqlResult": "storage_core.read.answers",
     "Table": "storage_core.table",
-    "WriterOptions": "storage_core.region.options",
+    "WriterOptions": "storage_core.write.region.records",
     "col": "storage_core.read.predicate",
-    "errors": "storage_core.errors",
-    "expr": "storage_core.dml.assignments",
+    "errors": "storage_core.base.errors",
+    "expr": "storage_core.change.statement",
     "open_catalog": "storage_core.catalog.opening",
 }
 
@@ -103,19 +101,19 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home on first use."""
-    import importlib  # only when a public name is asked for
+    """Load a public name from its module at its first use."""
+    import importlib  # only at the first use of a public name
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if name == "errors":
         return importlib.import_module(_HOMES[name])
-    from storage_core.system_errors import typed
+    from storage_core.base.errors import typed
 
     with typed("this process"):
         return getattr(importlib.import_module(_HOMES[name]), name)
 
 
 def __dir__() -> list[str]:
-    """List the public names, also those that are not loaded yet."""
+    """List the public names, including the names that are not loaded yet."""
     return sorted(__all__)

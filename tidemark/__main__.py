@@ -1,6 +1,7 @@
-"""The `tidemark` command, also `python -m tidemark`: our packages are ours, whatever `PYTHONPATH` holds.
+"""Entry point of the `tidemark` command and of `python -m tidemark`.
 
-Python looks into `PYTHONPATH` before what is installed, and a user's project may have a folder `jobs` or `pipelines`.
+Python searches `PYTHONPATH` before the installed packages, and a user's project may have a folder `jobs` or
+`pipelines`. This module therefore installs a finder that always loads Tidemark's own packages from its installation.
 """
 
 from __future__ import annotations
@@ -17,18 +18,25 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("assets", "jobs", "pipelines", "storage_core")
 GARBAGE_OBJECTS = 10_000
-"""New objects between two searches for garbage. At Python's own 700, modules that load are searched again and again."""
+"""Number of new objects between two collections of Python's garbage collector.
+
+The default is 700. With it, imports cause many collections.
+"""
 
 
 class _Ours:
-    """Finds our packages beside this one, before anybody else is asked."""
+    """Import finder that is asked before all other finders and loads Tidemark's packages from this installation."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         return PathFinder.find_spec(fullname, [str(ROOT)]) if fullname in OURS else None
 
 
 def main() -> int:
-    """Run the command with the arguments of this process, and end it, or return its exit code while threads run."""
+    """Run the command with the arguments of this process, and end the process.
+
+    Returns:
+        The exit code if other threads still run. If no other thread runs, the function ends the process itself.
+    """
     sys.meta_path.insert(0, _Ours())
     gc.set_threshold(GARBAGE_OBJECTS)
     from pipelines.cli import main as run
@@ -40,9 +48,9 @@ def main() -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process as Python does, but take no module apart first: all of them end with it."""
+    """End the process as Python does, but without tearing down the loaded modules first."""
     atexit._run_exitfuncs()  # noqa: SLF001  # no public function ends a process so
-    for each in filter(None, (sys.stdout, sys.stderr)):  # None where the process began without it
+    for each in filter(None, (sys.stdout, sys.stderr)):  # None if the process started without the stream
         each.flush()
     os._exit(code)
 

@@ -1,10 +1,10 @@
-"""Tidemark in a Dagster project: assets that are tables, and components that declare them.
+"""Tidemark in a Dagster project: an IO manager for assets that are tables, and components that declare tables.
 
     from tidemark.dagster import TidemarkIOManager
 
     defs = dg.Definitions(assets=[daily_errors], resources={"io_manager": TidemarkIOManager(root="warehouse")})
 
-A name is loaded when it is first used: the components alone need the packages of the pipeline.
+Python loads a name at its first use. Only the components need the packages of the pipeline.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from assets.io_manager.manager import TidemarkIOManager
     from pipelines.components import RawLogComponent, TableComponent, component_definitions
-    from tidemark.io_manager.manager import TidemarkIOManager
 
 _HOMES = {
     "RawLogComponent": "pipelines.components",
     "TableComponent": "pipelines.components",
-    "TidemarkIOManager": "tidemark.io_manager.manager",
+    "TidemarkIOManager": "assets.io_manager.manager",
     "component_definitions": "pipelines.components",
 }
 
@@ -26,28 +26,35 @@ __all__ = ["RawLogComponent", "TableComponent", "TidemarkIOManager", "component_
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its home on first use.
+    """Load a public name from its module at its first use.
 
-    Raises `Unavailable` without Dagster, and `InvalidInput` for a component where a module of the project hides ours.
+    Raises:
+        Unavailable: Dagster is not installed.
+        InvalidInput: The name belongs to a component, and a project module hides one of Tidemark's packages.
     """
-    import importlib  # only when a public name is asked for
+    import importlib  # only at the first use of a public name
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from storage_core.errors import InvalidInput
-    from storage_core.extras import PIPELINE, needs
+    from storage_core.base.errors import PIPELINE, InvalidInput, needs
 
-    if _is_of_the_pipeline(name) and (hiding := _hiding()):
+    home, hiding = _HOMES[name], _hiding()
+    if hiding and _is_of_the_pipeline(name):
         raise InvalidInput(
-            f"this project has a module {hiding} of its own, which hides Tidemark's: keep the project's modules in a "
-            "package, as dg does; TidemarkIOManager works without"
+            f"this project has a module {hiding} of its own, which hides Tidemark's. Keep the project's modules in a "
+            "package, as dg does. TidemarkIOManager does not need this."
         )
     with needs(PIPELINE, f"tidemark.dagster.{name}"):
-        return getattr(importlib.import_module(_HOMES[name]), name)
+        if hiding:
+            home = home.replace("assets", _apart("assets"), 1)
+        return getattr(importlib.import_module(home), name)
 
 
 def __dir__() -> list[str]:
-    """List the public names that can be loaded, also those that are not yet: `dg` finds the components by it."""
+    """List the public names that can be loaded, including the names that are not loaded yet.
+
+    `dg` uses this list to find the components.
+    """
     return sorted(name for name in __all__ if not _is_of_the_pipeline(name) or _hiding() is None)
 
 
@@ -55,8 +62,24 @@ def _is_of_the_pipeline(name: str) -> bool:
     return _HOMES[name].startswith("pipelines.")
 
 
+def _apart(package: str) -> str:
+    """Load one of Tidemark's packages under a name that no project module uses, and return this name."""
+    import sys
+    from importlib.util import module_from_spec, spec_from_file_location
+    from pathlib import Path
+
+    name, folder = f"_tidemark_{package}", Path(__file__).resolve().parents[1] / package
+    if name not in sys.modules:
+        spec = spec_from_file_location(name, folder / "__init__.py", submodule_search_locations=[str(folder)])
+        if spec is None or spec.loader is None:
+            raise ImportError(f"{folder} is not a package")
+        sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
+    return name
+
+
 def _hiding() -> str | None:
-    """The name and place of a module that Python finds instead of one of the packages which make the assets."""
+    """Return the name and location of a project module that hides one of Tidemark's packages. None if there is none."""
     from importlib.util import find_spec
     from pathlib import Path
 

@@ -1,26 +1,32 @@
-"""Tables in Spark: `spark.read.format("tidemark").load(uri)`, after `register(spark)` (docs/guide/7-spark.md).
+"""Tables in Spark: after `register(spark)`, use `spark.read.format("tidemark").load(uri)`.
 
-import tidemark.spark
+The guide is docs/guide/7-spark.md.
 
-tidemark.spark.register(spark)
-spark.read.format("tidemark").option("columns", "path, status").load("warehouse/access_log")
+    import tidemark.spark
+
+    tidemark.spark.register(spark)
+    spark.read.format("tidemark").option("columns", "path, status").load("warehouse/access_log")
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from storage_core.extras import PIPELINE, needs
+from storage_core.base.errors import PIPELINE, needs
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
 def register(spark: SparkSession) -> None:
-    """Make the format `tidemark` known to a session: batch reads and writes, and streams of both.
+    """Register the format `tidemark` in a Spark session, for batch reads, batch writes and streams.
 
-    The session may be of this process, on a cluster, or of a Connect server, whose workers get the code. Raises
-    `Unavailable` without PySpark.
+    Args:
+        spark: A local session, a session on a cluster, or a session of a Spark Connect server. The workers of a
+            Connect server receive the code.
+
+    Raises:
+        Unavailable: PySpark is not installed.
     """
     with needs(PIPELINE, "the format tidemark of Spark"):
         from jobs.spark.source import register as register_here

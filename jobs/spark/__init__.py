@@ -1,1 +1,1 @@
-"""Spark as jobs use it: sessions, the code that they send along, and what runs inside a task."""
+"""Spark for jobs: sessions, the code that jobs send to workers, and the code of tasks."""

@@ -1,33 +1,44 @@
-"""Delta Lake in the Spark of a job: brought by Spark's own resolution of packages, for tables that land from Delta.
-
-No other job asks for it, and one whose Spark lacks it says how to have it (decision 0158). For tables on S3 Hadoop's
-file system `s3a` comes along, with the modules of Amazon's SDK that it uses instead of all of it in one JAR of 600 MB.
-"""
+"""Delta Lake in the Spark of a job: the packages that it needs, and data frames of the changes between versions."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
+from urllib.parse import unquote
 
-from jobs.spark.master import CONNECT
-from storage_core.errors import Unavailable
+from jobs.spark.reach import CONNECT
+from storage_core.base.errors import Unavailable
+from storage_core.interop.delta_source import CHANGE_TYPE, DeltaFile, DeltaGroup, DeltaLog, DeltaSchema, excerpt
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import Column, DataFrame, DataFrameReader, SparkSession
+    from pyspark.sql.types import DataType, StructField
+
+# Packages of Delta Lake.
+#
+# Spark's own package resolution loads the packages of Delta Lake for tables that land from Delta. No other job requests
+# these packages. If a Spark lacks the packages, the error explains how to install them
+# (docs/architecture/ingestion.md). For tables on S3, Spark also loads Hadoop's file system `s3a` with the needed
+# modules of Amazon's SDK. The complete SDK is one JAR of 600 MB.
+
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""For the PySpark of the extra `pipeline`, at the version of the extra `delta`."""
+"""The packages for the PySpark of the extra `pipeline`.
+
+Their version is the Delta Lake version of the extra `delta`.
+"""
 
 S3_PACKAGES: Final = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
     *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("s3", "s3-transfer-manager", "sts")),
 )
-"""For the Hadoop that this PySpark brings along, and at the version that it asks for."""
+"""The packages for S3, in the versions that the Hadoop of this PySpark requires."""
 
 JARS: Final = "TIDEMARK_DELTA_JARS"
-"""The environment names a folder with the JARs by it, where no repository is to be asked."""
+"""Environment variable with a folder of JARs. If it is set, Spark loads the packages from there and downloads none."""
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _EXTENSIONS: Final = "spark.sql.extensions"
@@ -36,17 +47,17 @@ _LEFT_OUT: Final = (
     "org.[^ar]*:*,org.ro*:*,org.a[^p]*:*,org.apache.[^h]*:*,org.apache.h[^a]*:*,org.apache.hadoop:hadoop-[^a]*,"
     "software.amazon.awssdk:bundle"
 )
-"""What the packages depend on, and Spark has itself: of `org`, all but Hadoop's for S3 and Reactive Streams."""
+"""Dependencies that Spark already has: everything in `org` except Reactive Streams and Hadoop's packages for S3."""
 
 _SETTINGS: Final = {
     _EXTENSIONS: _EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",  # of logs that name a few files; 50 are for millions
+    "spark.databricks.delta.snapshotPartitions": "2",  # the default of 50 is for many files
 }
 
 
 def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False) -> dict[str, str]:
-    """Return what a session is started with that has Delta Lake, and reads it on S3 where that is wanted.
+    """Return the settings of a new session with Delta Lake. With `on_s3`, the session also reads Delta tables on S3.
 
     Raises `Unavailable` for a folder without JARs.
     """
@@ -56,26 +67,134 @@ def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False
         return {"spark.jars.packages": packages, "spark.jars.excludes": _LEFT_OUT, **_SETTINGS}
     jars = sorted(map(str, Path(folder).glob("*.jar")))
     if not jars:
-        raise Unavailable(f"{JARS}={folder} is no folder with the JARs of {PACKAGE}; copy them there, or unset it")
+        raise Unavailable(
+            f"{JARS}={folder} is not a folder with the JARs of {PACKAGE}. Copy them there, or unset {JARS}."
+        )
     return {"spark.jars": ",".join(jars), **_SETTINGS}
 
 
 def require_delta(session: SparkSession, master: str) -> None:
-    """Return when a session reads Delta tables. Raises `Unavailable` that says how to have one that does."""
+    """Raise `Unavailable` if a session cannot read Delta tables. The message explains how to get such a session."""
     if _EXTENSION in (session.conf.get(_EXTENSIONS, "") or ""):
         return
     where = f"the Spark Connect server {master}" if master.startswith(CONNECT) else "the Spark that runs here already"
     raise Unavailable(
-        f"{where} was started without Delta Lake: start it with --packages {PACKAGE} "
-        f"--conf {_EXTENSIONS}={_EXTENSION}, or run the job in a process of its own, which brings it along "
-        "(`Rows of a Delta table do not arrive` in docs/operations.md)"
+        f"{where} was started without Delta Lake. Start it with --packages {PACKAGE} "
+        f"--conf {_EXTENSIONS}={_EXTENSION}, or run the job in a process of its own, which loads Delta Lake "
+        "(see `Rows of a Delta table do not arrive` in docs/operations.md)"
     )
 
 
 def cannot_start(error: Exception) -> Unavailable:
-    """Return the error of a Spark that did not start with Delta Lake: as a rule its JARs could not be fetched."""
+    """Return the error for a Spark that did not start with Delta Lake. Usually, a download of its JARs has failed."""
     return Unavailable(
-        f"Spark did not start with Delta Lake, which a table that lands from Delta needs ({error}): its output above "
-        f"says why. {PACKAGE} is fetched from Maven Central once, or taken from what Spark or Maven fetched before. "
-        f"Where neither can be, name a folder with its JARs by {JARS}"
+        f"Spark did not start with Delta Lake, which landing from a Delta table needs ({error}). Its output above "
+        f"contains the cause. {PACKAGE} is downloaded from Maven Central once, or taken from the cache of Spark or "
+        f"Maven. If neither is possible, set {JARS} to a folder with its JARs."
     )
+
+
+# The rows that the versions of a Delta table inserted or removed.
+
+
+COUNT: Final = "_tidemark_count"
+"""Column with the number of inserted copies of a row, negative for removed copies.
+
+In a data frame without this column, each row was inserted once.
+"""
+
+_CAME: Final = ("insert", "update_postimage")
+
+
+def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Path) -> DataFrame:
+    """Return a data frame with the changes of the group. Delta reads the rows when the data frame is used.
+
+    The function writes Delta logs that list the files of the group to `folder`. The tasks must be able to read this
+    folder, and it must exist until all rows are read. If rows were removed, the data frame contains each distinct row
+    once, with the column `COUNT`. Rows whose count is 0 are left out.
+    """
+    from pyspark.sql import functions as f
+
+    reader = session.read.format("delta").options(**log.options)
+    if group.is_snapshot:
+        return reader.option("versionAsOf", group.last).load(_path(log.root))
+    schema = group.table.schema
+    added = _excerpt(reader, folder / "added", schema, group.added)
+    if not group.removed and not group.feed:
+        return added
+    parts = [added.withColumn(COUNT, f.lit(1))]
+    if group.removed:
+        parts.append(_excerpt(reader, folder / "removed", schema, group.removed).withColumn(COUNT, f.lit(-1)))
+    if group.feed:
+        feed = _excerpt(reader, folder / "feed", schema.with_change_type(), group.feed)
+        came = f.when(f.col(CHANGE_TYPE).isin(*_CAME), 1).otherwise(-1)
+        parts.append(feed.withColumn(COUNT, came).drop(CHANGE_TYPE))
+    return _summed(reduce(lambda one, other: one.unionByName(other), parts))
+
+
+def by_key(frame: DataFrame, key: Sequence[str]) -> DataFrame:
+    """Return the same rows, with all rows of a key in the same partition."""
+    from pyspark.sql import functions as f
+
+    return frame.repartition(*(f.col(_quoted(name)) for name in key))
+
+
+def _excerpt(reader: DataFrameReader, folder: Path, schema: DeltaSchema, files: Sequence[DeltaFile]) -> DataFrame:
+    log = folder / "_delta_log"
+    log.mkdir(parents=True)
+    data = excerpt(schema, files)
+    with Path(log / f"{0:020}.json").open("wb") as file:  # an empty log is a table without rows
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return reader.load(_path(folder.as_uri()))
+
+
+def _path(uri: str) -> str:
+    """Return the URI as a Hadoop path, which is not percent-encoded."""
+    return unquote(uri)
+
+
+def _summed(frame: DataFrame) -> DataFrame:
+    from pyspark.sql import functions as f
+
+    fields = [each for each in frame.schema.fields if each.name != COUNT]
+    row = f.struct(*(f.col(_quoted(each.name)) for each in fields))
+    exact = [_exact(each).alias(f"k{number}") for number, each in enumerate(fields)]
+    summed = frame.groupBy(*exact).agg(f.first(row).alias("row"), f.sum(COUNT).alias(COUNT))
+    return summed.where(f.col(COUNT) != 0).select("row.*", COUNT)
+
+
+def _exact(field: StructField) -> Column:
+    """Return a column for `groupBy` that is equal only for equal values.
+
+    It distinguishes the two floating-point zeros. It ignores the order of the entries of a map, unless the map is
+    inside another type.
+    """
+    from pyspark.sql import functions as f
+    from pyspark.sql.types import DoubleType, FloatType, MapType
+
+    column, kind = f.col(_quoted(field.name)), field.dataType
+    if isinstance(kind, FloatType | DoubleType):
+        return column.cast("string")
+    if isinstance(kind, MapType) and not _has_map(kind.keyType) and not _has_map(kind.valueType):
+        return f.array_sort(f.map_entries(column))
+    return f.to_json(f.struct(column)) if _has_map(kind) else column
+
+
+def _has_map(kind: DataType) -> bool:
+    from pyspark.sql.types import ArrayType, MapType, StructType
+
+    match kind:
+        case MapType():
+            return True
+        case ArrayType():
+            return _has_map(kind.elementType)
+        case StructType():
+            return any(_has_map(each.dataType) for each in kind.fields)
+        case _:
+            return False
+
+
+def _quoted(name: str) -> str:
+    return f"`{name.replace('`', '``')}`"

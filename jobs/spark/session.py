@@ -1,6 +1,6 @@
-"""A Spark session for Tidemark's jobs: of this process, on a cluster, or behind a Spark Connect server (decision 0076).
+"""A Spark session for Tidemark's jobs: in this process, on a cluster, or on a Spark Connect server (decision 0039).
 
-Where the tasks are elsewhere, their code travels with the session (decision 0062).
+If the tasks run elsewhere, their code is sent with the session (decision 0039).
 """
 
 from __future__ import annotations
@@ -11,62 +11,114 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import weakref
-from collections.abc import Mapping
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from jobs.process.stop_signals import handlers_kept
-from jobs.spark import code_archive, java_archive
-from jobs.spark.code_archive import ROOT
-from jobs.spark.java import require_java
-from jobs.spark.jvm_messages import without_warnings
-from jobs.spark.master import CONNECT
-from jobs.spark.reach import connect, require_master
-from storage_core.extras import PIPELINE, needs
-from storage_core.scratch import scratch_folder
+from jobs.process import handlers_kept
+from jobs.spark import java
+from jobs.spark.java import ROOT, require_java
+from jobs.spark.reach import CONNECT, connect, require_master
+from storage_core.base.errors import PIPELINE, needs
+from storage_core.base.process import scratch_folder
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# Filter for the standard error of Spark's Java.
+#
+# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`, which a user cannot act on. All
+# other output is passed on at once, including a progress bar without a line end.
+
+
+WARNING = b"WARNING: "
+_STDERR = 2
+_MOST_BYTES = 65_536
+
+
+@contextmanager
+def without_warnings() -> Iterator[None]:
+    """Remove the JDK's own warnings from the standard error of processes that are started in the block."""
+    sys.stderr.flush()
+    read, written = os.pipe()
+    ours = os.dup(_STDERR)
+    os.dup2(written, _STDERR)
+    os.close(written)
+    threading.Thread(target=_forward, args=(read, ours), name="jvm-messages", daemon=True).start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(ours, _STDERR)
+
+
+def _forward(read: int, to: int) -> None:
+    held = b""
+    while data := os.read(read, _MOST_BYTES):
+        *lines, held = (held + data).splitlines(keepends=True)
+        if held.endswith(b"\n") or not (WARNING.startswith(held) or held.startswith(WARNING)):
+            lines, held = [*lines, held], b""
+        with suppress(OSError):  # if no process reads the output any more, Java must not wait
+            os.write(to, b"".join(each for each in lines if not each.startswith(WARNING)))
+    os.close(read)
+    os.close(to)
+
+
+# Sessions.
+
 
 _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # above, Spark divides rows among tasks by other rules
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # Spark divides larger data by other rules
 }
-"""Settings of a session, which a Connect server takes as well."""
+"""Settings of a session. A Connect server accepts these too."""
 
 PRIVATE = {
     "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.ui.enabled": "false",
-    "spark.authenticate": "true",  # of a local master with a random secret that only its Java has
+    "spark.authenticate": "true",  # the Java of a local master creates a random secret that no other process has
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
 }
-"""Settings of a driver with its tasks in one Java: no other user of the machine has anything deserialized there."""
+"""Settings of a driver whose tasks run in the same Java.
+
+Other users of the machine cannot make this Java deserialize data.
+"""
 
 
 def active() -> SparkSession | None:
-    """Return the session that this process has running, if any."""
+    """Return the running session of this process, or None."""
     if "pyspark" not in sys.modules:
         return None
-    from pyspark.sql import SparkSession  # imported already
+    from pyspark.sql import SparkSession  # already imported
 
     return SparkSession.getActiveSession()
 
 
 def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
-    """Start or join a session for Tidemark's jobs: UTC, no web server, this Python for the workers, and their code.
+    """Start or join a session for Tidemark's jobs.
 
-    With a master in this process everything stays on the loopback. On a cluster the driver is where Spark's own
-    settings say (`SPARK_LOCAL_IP`, `spark.driver.host` in `SPARK_CONF_DIR`, else the name of the machine). A Connect
-    server has a driver and a Python of its own, and no Java is needed here. The workers of both get `jobs` and
-    `storage_core` as a zip. `more` are settings of a driver that this starts. Raises as
-    `reach.connect` and `reach.require_master` do, and `Unavailable` without Java or PySpark.
+    The session uses UTC and has no web server. Its workers use this Python, and get this code.
+
+    - A master in this process uses only the loopback interface.
+    - On a cluster, the address of the driver follows Spark's own settings: `SPARK_LOCAL_IP`, or `spark.driver.host` in
+      `SPARK_CONF_DIR`, or else the name of the machine. The workers get `jobs` and `storage_core` as a zip.
+    - A Connect server has its own driver and Python, so this machine needs no Java. The workers get the zip, too.
+
+    Args:
+        master: The URL of the master or Connect server.
+        more: Settings of a driver that this call starts.
+
+    Raises:
+        Unavailable: Java or PySpark is missing, or an error of `reach.connect` or `reach.require_master`.
+        InvalidInput: The address is not valid.
     """
     local = master.startswith("local")
     session = connect(master, SETTINGS) if master.startswith(CONNECT) else _start_driver(master, more, local=local)
@@ -77,43 +129,47 @@ def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
 
 def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> SparkSession:
     with needs(PIPELINE, "Spark"):
-        from pyspark.sql import SparkSession  # half a second that a job with nothing to do does not pay
+        from pyspark.sql import SparkSession  # takes half a second, which a job without work does not need
 
     require_master(master)
-    logging.getLogger("py4j").setLevel(logging.WARNING)  # not each connection that it closes
+    logging.getLogger("py4j").setLevel(logging.WARNING)  # the level INFO prints a message for each closed connection
     _settle_environment(local=local)
 
     settings = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": str(sys.stderr.isatty()).lower()}
     settings |= {**PRIVATE, **_java_options(more), "spark.local.dir": str(_local_files(os.getpid()))} if local else {}
     builder = SparkSession.builder.master(master).appName("tidemark")
     with handlers_kept(), without_warnings():
-        os.environ.setdefault("SPARK_CONF_DIR", str(java_archive.MESSAGES.parent))
+        os.environ.setdefault("SPARK_CONF_DIR", str(java.MESSAGES.parent))
         return builder.config(map={**SETTINGS, **settings, **more}).getOrCreate()
 
 
 @functools.cache
 def _local_files(process: int) -> Path:  # noqa: ARG001  # once per process: its Java keeps to the first folder
-    """The folder for what tasks of this process write to disk. The next process removes it where this one is killed."""
+    """Return the folder for files of tasks of this process.
+
+    If this process is killed, the next process removes the folder.
+    """
     closing = ExitStack()
     atexit.register(closing.close)
     return closing.enter_context(scratch_folder("spark"))
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
-    """The options of a Java that starts from the archive, where there is one and nobody else gives any.
+    """Return the options of a Java that uses the archive, if the archive exists and no other options are set.
 
-    With `more`, the settings of Delta Lake, it does a good part of the work itself, and has its compilers.
+    With the settings of Delta Lake in `more`, Java does much of the work itself and therefore keeps all its compilers.
     """
-    if {"SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"} & os.environ.keys() or not java_archive.mapping_options():
+    if {"SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"} & os.environ.keys() or not java.mapping_options():
         return {}
-    os.environ["SPARK_CONF_DIR"] = str(java_archive.no_settings())
-    return {"spark.driver.extraJavaOptions": java_archive.options("" if more else java_archive.QUICK)}
+    os.environ["SPARK_CONF_DIR"] = str(java.no_settings())
+    return {"spark.driver.extraJavaOptions": java.options("" if more else java.QUICK)}
 
 
 def is_elsewhere(session: SparkSession) -> bool:
-    """Return whether the workers of a session may lack this code: on a cluster, and behind a Connect server.
+    """Return whether the workers of a session may lack this code.
 
-    So may those of a session of this process that was started by somebody else, unless they are told where it is.
+    Workers on a cluster or on a Connect server may lack the code. If other code started the session in this process,
+    its workers may also lack the code, unless their path contains it.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         return True
@@ -123,17 +179,23 @@ def is_elsewhere(session: SparkSession) -> bool:
 
 
 def ship_code(session: SparkSession) -> None:
-    """Give the workers of the session this code. Executors fetch it as they start, so the file stays as long as it."""
+    """Send this code to the workers of the session.
+
+    Executors load the code when they start, so the zip file exists as long as the session.
+    """
     closing = ExitStack()
     folder = closing.enter_context(scratch_folder("code"))
     weakref.finalize(session, closing.close)
-    session.addArtifacts(str(code_archive.write(folder)), pyfile=True)
+    session.addArtifacts(str(java.write(folder)), pyfile=True)
 
 
 def _settle_environment(*, local: bool) -> None:
-    """Tell Spark where Java is, which Python its workers are, and to keep to itself; what is set already stays."""
+    """Set the variables for Java, the Python of workers and the loopback interface.
+
+    Variables that are already set are kept.
+    """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     if local:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
-        os.environ.update(code_archive.first_on_path(os.environ))
+        os.environ.update(java.first_on_path(os.environ))

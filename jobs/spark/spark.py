@@ -1,9 +1,9 @@
-"""Spark as jobs use it: a session that starts only when there is work for one, and one task per work item.
+"""Spark for jobs: a session that starts only when there is work for it, with one task per work item.
 
-Work that is smaller than what a session costs is executed in this process instead, item by item (decision 0166). A work
-item travels as JSON and its answer comes back as JSON through `mapInArrow`; nothing is shuffled. DataFrame API and SQL
-only: Spark in this process, on a cluster and behind Spark Connect are used alike
-(docs/architecture/orchestration.md, "Spark"; decision 0076).
+Work that costs less than the start of a session is executed in this process, item by item (decision 0039). A work item
+and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are used.
+A local Spark, a cluster and a Spark Connect server are therefore used in the same way
+(docs/architecture/orchestration.md, "Spark", and decision 0039).
 """
 
 from __future__ import annotations
@@ -18,32 +18,235 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
 import pyarrow as pa
 
-from jobs.reports.failure import Failed
-from jobs.reports.pipes import progress_to_dagster
-from jobs.spark import delta, warm
-from jobs.spark.errors import failure_of, spark_errors
-from jobs.spark.master import LOCAL_SPARK, resolved
-from jobs.spark.progress import Progress
+from jobs.process import progress_to_dagster
+from jobs.spark import warm
+from jobs.spark.reach import failure_of, resolved, spark_errors
 from jobs.spark.session import SETTINGS, active, start
-from jobs.spark.small_work import DriverShare, SmallWork
-from jobs.spark.stopwatch import Stopwatch
 from jobs.spark.warm import WarmSession
-from storage_core.errors import TidemarkError
-from storage_core.wording import counted
+from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.base.text import counted, quoted
+from storage_core.data.steps import LOCAL_SPARK
+from storage_core.log.job_run import Failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# Limits of small work.
+#
+# A job executes small work in its own process, because this takes less time than a start of Spark (decision 0039).
+
+SPARK = "TIDEMARK_SPARK"
+DRIVER_MIB = "TIDEMARK_DRIVER_MIB"
+DRIVER_ITEMS = "TIDEMARK_DRIVER_ITEMS"
+
+_MOST_DIGITS = 9
+
+
+class SparkUse(StrEnum):
+    """When work items are executed as Spark tasks.
+
+    `auto`: if they exceed the limits of small work. `always`: always.
+    """
+
+    AUTO = "auto"
+    ALWAYS = "always"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SmallWork:
+    """The largest total work that a job executes in its own process: bytes of input, and items.
+
+    If one of the limits is 0, the job executes no work in its own process.
+    """
+
+    use: SparkUse = SparkUse.AUTO
+    most_bytes: int = 64 * 2**20
+    most_items: int = 32
+
+    @classmethod
+    def of(cls, environment: Mapping[str, str]) -> SmallWork:
+        """Return the values of `TIDEMARK_SPARK`, `TIDEMARK_DRIVER_MIB` and `TIDEMARK_DRIVER_ITEMS`, or the defaults.
+
+        Raises `InvalidInput` for an invalid value.
+        """
+        use, known = environment.get(SPARK) or SparkUse.AUTO.value, [each.value for each in SparkUse]
+        if use not in known:
+            raise InvalidInput(f"{SPARK} is {quoted(use)}. It must be {' or '.join(known)}.")
+        usual = cls()
+        return cls(
+            use=SparkUse(use),
+            most_bytes=_whole(environment, DRIVER_MIB, usual.most_bytes // 2**20) * 2**20,
+            most_items=_whole(environment, DRIVER_ITEMS, usual.most_items),
+        )
+
+
+class DriverShare:
+    """The amount of small work that a job may still execute in its own process. Thread-safe."""
+
+    def __init__(self, most: SmallWork) -> None:
+        self._lock = threading.Lock()
+        self._bytes: float = most.most_bytes
+        self._items = most.most_items
+        self._is_open = most.use is SparkUse.AUTO
+
+    def fits(self, input_bytes: float, items: int) -> bool:
+        """Return whether this much work fits now."""
+        return self._is_open and input_bytes <= self._bytes and items <= self._items
+
+    def take(self, input_bytes: float, items: int) -> bool:
+        """Reserve this much work. Return False and reserve nothing if it does not fit."""
+        with self._lock:
+            if not self.fits(input_bytes, items):
+                return False
+            self._bytes, self._items = self._bytes - input_bytes, self._items - items
+            return True
+
+
+def _whole(environment: Mapping[str, str], name: str, usual: int) -> int:
+    text = environment.get(name) or str(usual)
+    if not (text.isascii() and text.isdecimal() and len(text) <= _MOST_DIGITS):
+        raise InvalidInput(f"{name} is {quoted(text)}. It must be a whole number, or 0 for none.")
+    return int(text)
+
+
+# Progress of a job: finished items and all items so far, reported every few seconds.
+
+
+LEAST_PAUSE_SECONDS = 5.0
+SHARE_OF_TIME = 0.02
+"""Pauses between messages grow with the elapsed time, so that even a very long job sends only some hundred messages."""
+
+LOOK_SECONDS = 2.0
+
+Say = Callable[[int, int], None]
+
+
+class Progress:
+    """Counts items, and calls `say(done, total)`. The first call is after `LEAST_PAUSE_SECONDS`."""
+
+    def __init__(self, say: Say | None, now: Callable[[], float] = time.monotonic) -> None:
+        """Count items and report the counts to `say`. With None, nothing is reported."""
+        self._say, self._now = say, now
+        self._lock = threading.Lock()
+        self._total = self._done = self._most_said = 0
+        self._under_way: Mapping[object, int] = {}
+        self._began = self._said = now()
+
+    def begin(self, items: int) -> None:
+        """Add items that are to be done."""
+        with self._lock:
+            if self._done == self._total:
+                self._began = self._said = self._now()
+            self._total += items
+
+    def end(self, items: int = 1) -> None:
+        """Add finished items."""
+        with self._lock:
+            self._done, self._under_way = self._done + items, {}
+        self._tell()
+
+    def look(self, under_way: Mapping[object, int]) -> None:
+        """Set the number of finished items in each part of the work that has not ended."""
+        with self._lock:
+            self._under_way = under_way
+        self._tell()
+
+    @contextmanager
+    def watching(self, session: Any) -> Iterator[None]:
+        """Observe the tasks of a Spark session inside the block, if `say` is set."""
+        if self._say is None:
+            yield
+        elif type(session).__module__.startswith(
+            "pyspark.sql.connect"
+        ):  # a Connect server reports progress itself, with each answer
+            operations: dict[object, int] = {}
+
+            def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's
+                del inflight_tasks
+                operations[operation_id] = 0 if done else sum(each.num_completed_tasks for each in stages or ())
+                self.look(dict(operations))
+
+            session.registerProgressHandler(handle)
+            try:
+                yield
+            finally:
+                session.removeProgressHandler(handle)
+        else:
+            ended = threading.Event()
+            tracker = session.sparkContext.statusTracker()
+            threading.Thread(target=self._watch, args=(tracker, ended), name="progress", daemon=True).start()
+            try:
+                yield
+            finally:
+                ended.set()
+
+    def _watch(self, tracker: Any, ended: threading.Event) -> None:
+        while not ended.wait(LOOK_SECONDS):
+            stages = {number: tracker.getStageInfo(number) for number in tracker.getActiveStageIds()}
+            self.look({number: stage.numCompletedTasks for number, stage in stages.items() if stage})
+
+    def _tell(self) -> None:
+        with self._lock:
+            now = self._now()
+            pause = max(LEAST_PAUSE_SECONDS, SHARE_OF_TIME * (now - self._began))
+            if self._say is None or now - self._said < pause:
+                return
+            self._said = now
+            done = min(self._total, self._done + sum(self._under_way.values()))
+            done = self._most_said = max(done, self._most_said)  # a stage that has ended is no longer in the list
+            total = self._total
+        self._say(done, total)
+
+
+# Wall-clock time of work in several threads.
+
+
+class Stopwatch:
+    """Measures the wall-clock time during which at least one thread is in its block."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._since = 0.0
+        self._seconds = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """The time so far, without the time of blocks that have not ended."""
+        return self._seconds
+
+    def __enter__(self) -> None:
+        """Start the clock, unless it is already running."""
+        with self._lock:
+            if not self._inside:
+                self._since = time.perf_counter()
+            self._inside += 1
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Stop the clock when the last thread leaves its block."""
+        with self._lock:
+            self._inside -= 1
+            if not self._inside:
+                self._seconds += time.perf_counter() - self._since
+
+
+# The executor.
+
+
 LOG = logging.getLogger(__name__)
 
 _PARTS_OF_ROWS = "spark.sql.leafNodeDefaultParallelism"
-_EVERY_ROW = 1_000_000  # of rows there are never more parts than rows
-# A range has as many partitions as there are slots, wherever Spark is, as far as its rows go.
+_EVERY_ROW = 1_000_000  # there are never more partitions than rows
+# On every kind of Spark, a range has one partition per slot, but at most one per row.
 _PARTITIONS = "SELECT spark_partition_id() FROM range(4096)"
 
 Item = Mapping[str, Any]
@@ -52,11 +255,13 @@ Made = TypeVar("Made")
 
 
 class Spark:
-    """A Spark session that is started by the first work for it and stopped on exit. Several jobs may share one.
+    """A Spark session that starts with the first work for it, and stops on exit. Several jobs may share it.
 
-    `master` is the URL of a Spark master or of a Spark Connect server (`sc://host:15002`). Unless one is named,
-    `SPARK_REMOTE` in the environment is that server; where that names none either, this process executes `small` work
-    itself as long as no session runs. Without `small` the environment says how much that is (`SmallWork.of`).
+    Args:
+        master: The URL of a Spark master or of a Spark Connect server (`sc://host:15002`). The default is the server in
+            the environment variable `SPARK_REMOTE`. If neither is given, this process executes small work itself until
+            a session runs.
+        small: The limits of small work. The default comes from the environment (`SmallWork.of`).
     """
 
     def __init__(self, master: str = LOCAL_SPARK, small: SmallWork | None = None) -> None:
@@ -72,46 +277,54 @@ class Spark:
         self._mapping = 0
 
     def __enter__(self) -> Self:
-        """Return itself; nothing is started yet."""
+        """Return this object. Nothing is started yet."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the session, if one was started."""
+        """Stop the session if it was started."""
         self.stop()
 
     def begin_job(self) -> None:
-        """Begin another job: what small work this process executes is counted anew."""
+        """Begin another job, with the full limits of small work."""
         self._share = DriverShare(self._small)
 
     @property
     def seconds(self) -> float:
-        """How long tasks have run so far, by the clock on the wall."""
+        """The wall-clock time so far during which at least one task has run."""
         return self._busy.seconds
 
     @property
     def place(self) -> str:
-        """Where its tasks run, as reports say it."""
+        """The place where the tasks run, for reports."""
         where = resolved(self._master)
         if self._warm is not None:
             return self._warm.place
         return "spark (own session)" if where == LOCAL_SPARK and not self._joined else f"spark at {where}"
 
     def stop(self) -> None:
-        """Stop the session and its JVM work, unless another one started it; the next work item starts or joins one."""
+        """Stop the session and its work, unless other code started the session.
+
+        Later work starts or joins a session again.
+        """
         if self._session is not None and not self._joined:
-            with ThreadPoolExecutor(1) as another:  # an interrupted thread may wait on its connection for an answer
+            # This thread may have been interrupted while its connection waits for an answer, so another thread stops
+            # Spark.
+            with ThreadPoolExecutor(1) as another:
                 another.submit(self._warm.leave if self._warm else self._session.stop).result()
         self._session = self._warm = None
 
     def session(self, *, with_delta: bool = False, on_s3: bool = False) -> SparkSession:
-        """Return the session, starting it where needed; `with_delta` it reads Delta tables (`spark.delta`).
+        """Return the session, and start it if needed.
 
-        One that is started here reads them also `on_s3` where that is asked for first.
+        Args:
+            with_delta: The session must be able to read Delta tables (`jobs.spark.delta`).
+            on_s3: If this call starts the session, it can also read Delta tables on S3.
 
-        Raises `Unavailable` without Java, without the packages that a Connect server asks for, or where nobody answers
-        at the address, and `InvalidInput` when both a master and `SPARK_REMOTE` are named.
+        Raises:
+            Unavailable: Java or a package of the Connect client is missing, or no Spark answers at the address.
+            InvalidInput: Both a master and `SPARK_REMOTE` are set.
         """
         if self._session is None:
             started = time.perf_counter()
@@ -122,28 +335,34 @@ class Spark:
                 self._warm = warm.join(SETTINGS, os.environ)
             if self._warm is not None:
                 self._session = self._warm.session
-                self._session.conf.unset(_PARTS_OF_ROWS)  # a job that was killed may have left it
+                self._session.conf.unset(_PARTS_OF_ROWS)  # a killed job may have left the setting
             else:
                 self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
             LOG.info("started %s in %.1f s", self.place, time.perf_counter() - started)
         if with_delta:
-            delta.require_delta(self._session, self._master)
+            from jobs.spark.delta import (
+                require_delta,
+            )  # imports Delta's log, which other steps do not need
+
+            require_delta(self._session, self._master)
         return self._session
 
     @staticmethod
     def _started(master: str, *, with_delta: bool, on_s3: bool) -> SparkSession:
         if not with_delta:
             return start(master)
+        from jobs.spark.delta import cannot_start, settings
+
         try:
-            return start(master, delta.settings(on_s3=on_s3))
+            return start(master, settings(on_s3=on_s3))
         except spark_errors() as error:
-            raise delta.cannot_start(error) from error
+            raise cannot_start(error) from error
 
     @property
     def slots(self) -> int:
-        """How many tasks run at a time, up to 4,096; the session is started where needed.
+        """The number of tasks that run concurrently, up to 4,096. The session is started if needed.
 
-        Raises what `session` raises, and `Unavailable` when Spark did not answer.
+        Raises the errors of `session`, and `Unavailable` if Spark does not answer.
         """
         try:
             return len(set(self.session().sql(_PARTITIONS).collect()))
@@ -151,24 +370,32 @@ class Spark:
             raise failure_of(error) from error
 
     def is_needed_for(self, input_bytes: float, items: int) -> bool:
-        """Return whether so many items that read so much would be Spark's."""
+        """Return whether Spark would execute this many items with this much input."""
         return not (self._is_cold and self._share.fits(input_bytes, items))
 
     @property
     def _is_cold(self) -> bool:
-        """Whether a session would have to be started, and nobody has said where."""
+        """Whether no session runs and no address of a Spark is set."""
         return self._session is None and active() is None and resolved(self._master) == LOCAL_SPARK
 
     def map(
         self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
     ) -> list[Answer]:
-        """Return the answer for each item, in the order of the items; each item is one task.
+        """Return the answer for each item, in the order of the items. Each item is one task.
 
-        `execute` must be importable by the workers. A `TidemarkError` raised in a task is raised here with its class;
-        of several, the first in item order. Raises `Unavailable` with the cause when Spark did not run every task to
-        its end. No items: no Spark. Nor is there any for items that are small work by `input_bytes`, what all of them
-        read (unless said, nobody knows): these are executed here, one after the other, with the same answers and
-        errors.
+        Small work is executed in this process, one item after another, with the same answers and errors. Without items,
+        Spark does not start.
+
+        Args:
+            execute: The function of a task. Workers must be able to import it.
+            items: The items.
+            input_bytes: The total number of bytes that the items read. If it is not given, the work does not count as
+                small.
+
+        Raises:
+            TidemarkError: A task raised this error. It has the same class as in the task. If several tasks fail, the
+                error of the first failed item is raised.
+            Unavailable: Spark did not run every task to its end. The message contains the cause.
         """
         if not items:
             return []
@@ -180,7 +407,10 @@ class Spark:
         return _without_errors(answers)
 
     def _executed_here(self, execute: Callable[[Item], Answer], item: Item) -> Answer:
-        """The answer as it comes from a task. A defect is the error that it is in one."""
+        """Execute the item in this process, and return the answer of a task.
+
+        A bug raises the same error as in a task.
+        """
         try:
             answer: Answer = json.loads(_answered(execute, json.dumps(item)))
         except Exception as error:
@@ -191,7 +421,7 @@ class Spark:
         return answer
 
     def checked(self, make: Callable[[], Made]) -> Made:
-        """Return what `make` makes of the session, with Spark's errors as those of `map`."""
+        """Return the result of `make`. Errors of Spark are converted to those of `map`."""
         try:
             return make()
         except spark_errors() as error:
@@ -200,9 +430,9 @@ class Spark:
     def map_rows(
         self, execute: Callable[[Iterator[pa.RecordBatch], Item], Answer], frame: Any, item: Item
     ) -> list[Answer]:
-        """Return the answer for each partition of a data frame of the session, which one task gives for all its rows.
+        """Return one answer per partition of a data frame. A task creates each answer from all rows of a partition.
 
-        `execute` takes batches of rows and the item, and must be importable by the workers. Errors are those of `map`.
+        `execute` takes batches of rows and the item. Workers must be able to import it. Errors are those of `map`.
         """
         _tell(f"{execute.__name__}")
         task = _task_of_rows(execute, json.dumps(item))
@@ -221,9 +451,9 @@ class Spark:
 
     @contextmanager
     def _an_item_a_task(self, session: SparkSession) -> Iterator[None]:
-        """While at least one thread is in the block, each row of the driver is a task, on whichever slot is free.
+        """Inside the block, each row from the driver becomes one task on any free slot. Thread-safe.
 
-        After a shuffle they would prefer the host that held the items.
+        A shuffle is not used, because its tasks would prefer the host that has the items.
         """
         with self._lock:
             self._mapping += 1
@@ -238,7 +468,7 @@ class Spark:
 
 
 def _tell(doing: str) -> None:
-    """Say on a terminal what takes a while. Spark's own progress bar counts the tasks there."""
+    """Print on a terminal the name of an activity that takes some time. Spark's own progress bar shows the tasks."""
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")
 

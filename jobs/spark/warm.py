@@ -1,8 +1,10 @@
-"""A Spark that runs already on this machine, for jobs that name no other (decision 0167).
+"""A warm Spark: a Spark that already runs on this machine, for jobs that select no other Spark (decision 0039).
 
-`tidemark spark up` starts it: a Connect server on the loopback that asks for a token. A file that only this user reads
-says where it is, and of which code, Java and environment it was started; a job with others starts a Spark of its own.
-Jobs use its sessions in turn, one at a time, so that Python workers of the job before are there for the next.
+`tidemark spark up` starts the warm Spark. It is a Connect server on the loopback interface, and clients need a token. A
+file that only this user can read contains the address of the server, and digests of its code, Java and environment. A
+job with other code, another Java or another environment starts its own Spark. Jobs reuse the sessions of the server,
+but only one job at a time uses a session. The Python workers that an earlier job started are then ready for the next
+job.
 """
 
 from __future__ import annotations
@@ -22,40 +24,40 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from jobs.process.holder import is_dead
-from jobs.process.listeners import listens_for_this_user
-from jobs.spark.code_archive import ROOT, modules
-from jobs.spark.errors import spark_errors
-from jobs.spark.java import java_home
-from jobs.spark.java_archive import folder
-from jobs.spark.reach import connect, few_tries
-from storage_core.errors import TidemarkError, Unavailable
-from storage_core.private_folder import open_own, require_private
-from storage_core.settings.cache import CacheSettings
+from jobs.spark.java import ROOT, folder, java_home, modules
+from jobs.spark.reach import connect, few_tries, spark_errors
+from storage_core.base.errors import TidemarkError, Unavailable
+from storage_core.base.limits import CacheSettings
+from storage_core.base.process import is_dead, open_own, require_private
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SERVER = "TIDEMARK_SPARK_SERVER"
-"""The variable that names the file; without it that is in a folder beside the cache of the user."""
+"""Environment variable with the path of the server's file. By default, it is in a folder next to the user's cache."""
 
 SESSIONS = 8
-"""So many sessions are kept; jobs beyond these at a time have new ones."""
+"""The number of sessions that later jobs reuse. Further concurrent jobs get new sessions."""
 
 LOG = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"  # a name may lead to [::1], where another user may listen at the port
+_HOST = "127.0.0.1"  # a name may resolve to [::1], where another user may listen at this port
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable by which PySpark asks for TLS
 _ANSWER_SECONDS = 5.0
-# What tasks read of the environment; they have that of the server.
+# Prefixes of the environment variables that tasks read. Tasks run with the environment of the server.
 _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WarmServer:
-    """Where a server is: its process as `jobs.process.holder` names it, and the port and token of its sessions.
+    """A running server.
 
-    `made_of` says of which code and Java it was started, `environment` what its tasks read of theirs.
+    Attributes:
+        process: The process of the server, in the form of `storage_core.base.process`.
+        port: The port of its sessions.
+        token: The token of its sessions.
+        made_of: A digest of its code, Python and Java.
+        environment: A digest of the environment variables that its tasks read.
     """
 
     process: str
@@ -66,12 +68,12 @@ class WarmServer:
 
     @property
     def pid(self) -> int:
-        """The id of its process."""
+        """The id of the server's process."""
         return int(self.process.rpartition("/")[0].rpartition("/")[2])
 
     @property
     def answers(self) -> bool:
-        """Whether its process is there, and this user's socket takes connections at its port."""
+        """Whether the process of the server runs, and a socket of this user accepts connections at its port."""
         if is_dead(self.process) or not listens_for_this_user(self.port):
             return False
         try:
@@ -81,23 +83,26 @@ class WarmServer:
         return True
 
     def address(self, session: uuid.UUID) -> str:
-        """Return where PySpark finds this session, with the token as the header that the server looks at.
+        """Return the address of this session for PySpark. The header that the server checks contains the token.
 
-        As the parameter `token` PySpark would send it by the name `localhost` or by TLS only.
+        With the parameter `token`, PySpark would require the host name `localhost` or TLS.
         """
         header = quote(f"Bearer {self.token}")
         return f"sc://{_HOST}:{self.port}/;authorization={header};user_id=tidemark;session_id={session}"
 
     def to_json(self) -> str:
-        """Return it as the file has it."""
+        """Return the content of the file."""
         return json.dumps(asdict(self))
 
 
 class WarmSession:
-    """A session of the server that this process alone uses until it leaves it, or ends."""
+    """A session of the server that only this process uses, until it leaves the session or ends."""
 
     def __init__(self, server: WarmServer, settings: Mapping[str, str], file: Path) -> None:
-        """Join one of the sessions that are kept, or begin another. Raises `Unavailable`."""
+        """Join a session that other jobs have used, or begin a new session.
+
+        Raises `Unavailable` if the server does not accept the session.
+        """
         number, self._lock = _free_session(file)
         self._environment = _of_spark()
         self.place = f"warm Spark at {_HOST}:{server.port}"
@@ -107,17 +112,20 @@ class WarmSession:
         try:
             self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
-            few_tries(session)  # a server on this machine that does not answer is gone
-            session.interruptAll()  # what is left of a job that was killed
+            few_tries(session)  # a server on this machine that does not answer has ended
+            session.interruptAll()  # ends work of a killed job
         except Exception as error:
             self._close()
             if not isinstance(error, (TidemarkError, *spark_errors())):
                 raise
-            raise Unavailable(f"{self.place} takes no session") from None  # the address has the token
+            raise Unavailable(f"{self.place} takes no session") from None  # the original error contains the token
         session.release_session_on_close = number is None
 
     def leave(self) -> None:
-        """End what still runs in the session, and leave it to the next job, also where the server is gone."""
+        """End the running work of the session, and leave the session to the next job.
+
+        This also works if the server has ended.
+        """
         session: Any = self.session
         try:
             with suppress(*spark_errors()):
@@ -128,7 +136,7 @@ class WarmSession:
 
     def _close(self) -> None:
         for name in _of_spark().keys() - self._environment.keys():
-            del os.environ[name]  # by which PySpark would take each later session for one behind a server
+            del os.environ[name]  # PySpark would otherwise connect later sessions to this server
         os.environ.update(self._environment)
         if self._lock is not None:
             os.close(self._lock)
@@ -139,7 +147,7 @@ def _of_spark() -> dict[str, str]:
 
 
 def file_of(environment: Mapping[str, str]) -> Path:
-    """Return the file that says where the server is, or would."""
+    """Return the file of the server, even if it does not exist."""
     if named := environment.get(SERVER):
         return Path(named)
     cache = CacheSettings.of(environment).folder
@@ -147,9 +155,9 @@ def file_of(environment: Mapping[str, str]) -> Path:
 
 
 def read(file: Path) -> WarmServer | None:
-    """Return the server that a file speaks of, whether it runs or not; None where there is no such file.
+    """Return the server that a file describes, even if it has ended. Return None if the file is missing or invalid.
 
-    Raises `Unavailable` where another user may have written the file.
+    Raises `Unavailable` if another user could have written the file.
     """
     if not os.path.lexists(file):
         return None
@@ -162,7 +170,7 @@ def read(file: Path) -> WarmServer | None:
 
 
 def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSession | None:
-    """Return a session of the server, where one runs that fits; else None, and the log says why it does not."""
+    """Return a session of the running server. If no suitable server runs, log the reason and return None."""
     file = file_of(environment)
     try:
         server = read(file)
@@ -176,32 +184,32 @@ def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSes
 
 
 def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
-    """Raise `Unavailable`, with the reason, unless tasks of this process may run on the server."""
+    """Raise `Unavailable` with the reason if tasks of this process must not run on the server."""
     if not server.answers:
-        raise Unavailable("the warm Spark does not run any more; start it with `tidemark spark up`")
-    again = "start it again with `tidemark spark down` and `tidemark spark up`"
+        raise Unavailable("the warm Spark does not run any more. Start it with `tidemark spark up`.")
+    again = "Start it again with `tidemark spark down` and `tidemark spark up`."
     if server.made_of != made_of():
-        raise Unavailable(f"the warm Spark was started of another version, Python or Java; {again}")
+        raise Unavailable(f"the warm Spark was started with another version, Python or Java. {again}")
     if server.environment != read_by_tasks(environment, server.token):
         raise Unavailable(
-            f"the warm Spark was started with other {', '.join(_READ_BY_TASKS)}* in its environment; {again}"
+            f"the warm Spark was started with other {', '.join(_READ_BY_TASKS)}* in its environment. {again}"
         )
 
 
 def made_of() -> str:
-    """Return what is the same for the same code, Python and Java."""
+    """Return a digest that is equal for the same code, Python and Java."""
     files = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in modules()]
     return hashlib.sha256(repr((str(ROOT), files, sys.executable, sys.version, str(java_home()))).encode()).hexdigest()
 
 
 def read_by_tasks(environment: Mapping[str, str], token: str) -> str:
-    """Return what is the same for the same environment of tasks, without saying it."""
+    """Return a digest that is equal for the same environment of tasks. It does not reveal the values."""
     read = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_BY_TASKS))
     return hashlib.sha256(repr((token, read)).encode()).hexdigest()
 
 
 def _free_session(file: Path) -> tuple[int | None, int | None]:
-    """The number of a session that no process uses, and the lock by which none will; None where all are used."""
+    """Return the number of a session that no process uses, and the lock on it. Return None twice if all are in use."""
     for number in range(SESSIONS):
         lock = open_own(file.with_suffix(f".{number}"), os.O_RDWR)
         try:
@@ -211,3 +219,34 @@ def _free_session(file: Path) -> tuple[int | None, int | None]:
         else:
             return number, lock
     return None, None
+
+
+# Owner of the sockets at a port. Secrets are sent only to processes of this user.
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_LISTENING = "0A"
+_FIRST = f"{int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder):08X}"
+_MAPPED = f"{'0' * 16}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}"
+# Sockets at these addresses accept a connection to 127.0.0.1: 127.0.0.1 and 0.0.0.0, and their IPv6 forms.
+_ADDRESSES = (_FIRST, "0" * 8, _MAPPED + _FIRST, "0" * 32)
+
+
+def listens_for_this_user(port: int) -> bool:
+    """Return whether all sockets that may accept a connection to 127.0.0.1 at the port belong to this user.
+
+    A system without `/proc/net` does not show the owner. On such a system, the result is True.
+    """
+    tables = [each for each in _TABLES if each.exists()]
+    owners = {owner for table in tables for owner in _owners(table, port)}
+    return not tables or owners == {os.geteuid()}
+
+
+def _owners(table: Path, port: int) -> list[int]:
+    found = []
+    with suppress(OSError):
+        for line in table.read_text().splitlines()[1:]:
+            _, local, _, state, _, _, _, owner, *_ = line.split()
+            address, _, number = local.partition(":")
+            if state == _LISTENING and int(number, 16) == port and address in _ADDRESSES:
+                found.append(int(owner))
+    return found

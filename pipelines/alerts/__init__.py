@@ -1,1 +1,1 @@
-"""Alerts: who hears of what, how it is told, and the sensors of Dagster that ask for it."""
+"""Alerts: the receivers, the delivery, and the sensors of Dagster that send alerts."""

@@ -1,4 +1,4 @@
-"""Delivering an alert: to every receiver, each for a bounded time; one that is broken stops nothing."""
+"""Delivery of an alert to every receiver, each within a time limit. A broken receiver does not stop the others."""
 
 from __future__ import annotations
 
@@ -21,19 +21,27 @@ from typing import Literal
 from urllib.parse import unquote, urlsplit, urlunsplit
 
 from pipelines.alerts.receivers import PASSWORD, AlertsDeclaration, EmailDeclaration, ReceiverDeclaration, on_loopback
-from storage_core.errors import InvalidInput, TidemarkError, Unavailable
-from storage_core.foreign_text import escaped, shortened, without_locations
+from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
+from storage_core.base.text import escaped, shortened, without_locations
 
 _GRACE_SECONDS = 1.0
 _AT_ANOTHER_TIME, _OF_ANOTHER_HOST = (9, 10), (62, 64)
-"""What OpenSSL calls these faults of a certificate: not yet valid, expired; another name, another address."""
+"""OpenSSL's error codes for certificates: not yet valid, expired, for another host name, or for another address."""
 
 Kind = Literal["run_failed", "behind", "unreadable", "recovered", "test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Alert:
-    """What happened (`text`, a few lines), to which tables, at which time in ms; of a failed run its id."""
+    """One alert.
+
+    Attributes:
+        kind: The kind of event.
+        tables: The tables that the alert is about.
+        text: What happened, in a few lines.
+        at: The time in milliseconds since the epoch.
+        run_id: The id of a failed run.
+    """
 
     kind: Kind
     tables: tuple[str, ...]
@@ -43,27 +51,30 @@ class Alert:
 
     @property
     def subject(self) -> str:
-        """One line that says what it is."""
+        """One line with the kind and the first tables."""
         about = f": {', '.join(self.tables[:3])}" if self.tables else ""
         return shortened(f"Tidemark: {self.kind.replace('_', ' ')}{about}")
 
     def to_json(self) -> str:
-        """Return the object that webhooks and commands get (`docs/spec.md`); ASCII."""
+        """Return the object that webhooks and commands receive (`docs/spec.md`), in ASCII."""
         return json.dumps(asdict(self))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delivered:
-    """How many receivers took an alert, and what was wrong with the others: number, kind and why, never a place."""
+    """The number of receivers that accepted an alert, and the problems of the other receivers.
+
+    A problem contains the receiver's number, kind and error, and never its location.
+    """
 
     taken: int
     problems: tuple[str, ...]
 
 
 def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
-    """Give the alert to all receivers at the same time, and return soon after `timeout`. Raises nothing.
+    """Send the alert to all receivers concurrently, and return soon after `timeout`. Raises no error.
 
-    A receiver that answers byte by byte is given up; its thread ends with the connection.
+    A receiver that answers too slowly is abandoned. Its thread ends when the connection ends.
     """
     seconds = declared.timeout / 1000
     outcomes: dict[int, str | None] = {}
@@ -90,7 +101,7 @@ def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
 
 
 def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str | None:
-    """Deliver, and return why that failed; None where it did not."""
+    """Deliver the alert. Return the error, or None."""
     try:
         if receiver.webhook is not None:
             _post(receiver.url(), alert, seconds)
@@ -108,37 +119,37 @@ def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str
 
 
 def _certificate_fault(error: Exception) -> str | None:
-    """What is wrong with the certificate that a server has shown, and what to do; None where it is something else."""
+    """Return the fault of a server's certificate and its remedy, or None for any other error."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if not isinstance(reason, ssl.SSLCertVerificationError):
         return None
     if reason.verify_code in _AT_ANOTHER_TIME:
         return "is not valid at this time. Renew the certificate of the server, or correct the clock of this machine."
     if reason.verify_code in _OF_ANOTHER_HOST:
-        return "is of another host. Declare the host by a name that the certificate has."
+        return "is for another host. Declare a host name that the certificate contains."
     return (
-        "is not signed by an authority that this machine knows. Name the file of a private authority: ca_file for "
+        "is not signed by an authority that this machine knows. To use a private authority, set its file: ca_file for "
         "email, the environment variable SSL_CERT_FILE for all."
     )
 
 
 class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """A webhook that has moved is an error: what follows would be a GET without the alert."""
+    """Rejects redirects. A redirected request would be a GET without the alert."""
 
     def redirect_request(self, *_: object, **__: object) -> None:
-        """Follow nothing."""
+        """Return no request."""
 
 
 def _post(url: str, alert: Alert, seconds: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     parts = urlsplit(url)
-    if parts.username is not None:  # urllib would take it for a part of the host
+    if parts.username is not None:  # urllib would treat it as a part of the host
         name, password = unquote(parts.username), unquote(parts.password or "")
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
     asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # http or https: check_url
     certified = urllib.request.HTTPSHandler(context=ssl.create_default_context())
-    direct = [urllib.request.ProxyHandler({})] if on_loopback(url) else []  # a proxy elsewhere would see the secrets
+    direct = [urllib.request.ProxyHandler({})] if on_loopback(url) else []  # a remote proxy would see the secrets
     with urllib.request.build_opener(_NoRedirect, certified, *direct).open(asked, timeout=seconds) as answer:
         answer.read(1)
 
@@ -154,11 +165,11 @@ def _run(command: Sequence[str], alert: Alert, seconds: float) -> None:
         try:
             process.communicate(alert.to_json().encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):  # with what it started
+            with suppress(ProcessLookupError):  # the group includes the child processes of the command
                 os.killpg(process.pid, signal.SIGKILL)
-            raise TidemarkError(f"it did not end within {seconds:g} s and was ended") from None
+            raise TidemarkError(f"the command did not end within {seconds:g} s and was stopped") from None
     if process.returncode:
-        raise TidemarkError(f"it ended with {process.returncode}")
+        raise TidemarkError(f"the command ended with exit code {process.returncode}")
 
 
 def _mail(declared: EmailDeclaration, alert: Alert, seconds: float) -> None:
@@ -173,12 +184,12 @@ def _mail(declared: EmailDeclaration, alert: Alert, seconds: float) -> None:
 
 
 def _mail_server(declared: EmailDeclaration, seconds: float) -> smtplib.SMTP:
-    """A connection to the server, which has shown a valid certificate unless none is asked for."""
+    """Return a connection to the server. The server has shown a valid certificate, unless `security` is `none`."""
     if declared.security == "none":
         return smtplib.SMTP(declared.host, declared.port, timeout=seconds)
     try:
         context = ssl.create_default_context(cafile=declared.ca_file)
-    except OSError:  # also of TLS
+    except OSError:  # TLS errors are also `OSError`
         raise InvalidInput(
             "`ca_file` is not a file of certificates that this user can read. Name a file in PEM format."
         ) from None
@@ -191,8 +202,8 @@ def _mail_server(declared: EmailDeclaration, seconds: float) -> smtplib.SMTP:
         server.close()
         if isinstance(error, smtplib.SMTPNotSupportedError):
             raise Unavailable(
-                "the mail server does not offer STARTTLS. Declare `security: tls` with its port, or find out who "
-                "answers in place of the server."
+                "the mail server does not offer STARTTLS. Declare `security: tls` with its port, or check "
+                "whether another host answers in its place."
             ) from None
         raise
     return server

@@ -1,6 +1,6 @@
-"""Who hears of failures and late tables: `alerts.yaml` beside `tables/`, checked completely (decision 0164).
+"""The receivers of alerts about failures and late tables, declared in `alerts.yaml` next to `tables/`.
 
-A value that begins with `$` is the name of an environment variable, for what is a secret. Free of Dagster.
+A value that begins with `$` is the name of an environment variable, for secrets. This module does not import Dagster.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from storage_core.declaration_file import load_optional
-from storage_core.declaration_parts import Closed, Milliseconds
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration_file import load_optional
+from storage_core.change.declaration_parts import Closed, Milliseconds
 
 ALERTS = "alerts.yaml"
 PASSWORD = "TIDEMARK_SMTP_PASSWORD"  # noqa: S105  # the name of the variable that holds it
@@ -26,7 +26,7 @@ _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _url(given: object) -> str:
-    """A URL may hold a secret, so one that is none of the right form is judged here, where no message repeats it."""
+    """Check a URL in this function, so that no message contains the URL. A URL may contain a secret."""
     text = given if isinstance(given, str) else ""
     if not _VARIABLE.fullmatch(text):
         check_url(text)
@@ -34,9 +34,12 @@ def _url(given: object) -> str:
 
 
 def _words(given: object) -> object:
-    """A command is not given to a shell, so a text is refused. It may hold a secret, so no message repeats it."""
+    """Reject a command that is a single text, because commands run without a shell.
+
+    No message repeats the text, because it may contain a secret.
+    """
     if isinstance(given, str):
-        raise InvalidInput('a command is a list of words, such as ["program", "argument"]; no shell reads it')
+        raise InvalidInput('a command is a list of words, such as ["program", "argument"]. It is run without a shell.')
     return given
 
 
@@ -64,22 +67,24 @@ def on_loopback(url: str) -> bool:
 
 
 def check_url(text: str) -> None:
-    """Return for a URL that alerts can be posted to. Raises `InvalidInput`, which does not repeat it."""
+    """Raise `InvalidInput` for a URL to which alerts cannot be posted. The message does not repeat the URL."""
     try:
         parts = urlsplit(text)
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:
         parts, is_sound = urlsplit(""), False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
-        raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that holds it")
+        raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that contains the URL")
     if parts.username is not None and parts.scheme == "http" and not on_loopback(text):
-        raise InvalidInput("a webhook with a name and a password is https://…, so that these are not sent in the clear")
+        raise InvalidInput("a webhook with a name and a password must be https://…, so that the password is encrypted")
 
 
 class EmailDeclaration(Closed):
-    """Whom to write to, and over which server; the password is in the environment, `TIDEMARK_SMTP_PASSWORD`.
+    """The recipients and the server of an email.
 
-    The certificate of the server has to be valid. `ca_file` has the authorities in place of those of the system.
+    The environment variable `TIDEMARK_SMTP_PASSWORD` contains the password.
+
+    The server must have a valid certificate. The authorities in `ca_file` replace the authorities of the system.
     """
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(min_length=1)
@@ -93,16 +98,14 @@ class EmailDeclaration(Closed):
     @model_validator(mode="after")
     def _no_password_in_the_clear(self) -> Self:
         if self.user is not None and self.security == "none":
-            raise InvalidInput(
-                "a user needs `security: starttls` or tls, so that the password is not sent in the clear"
-            )
+            raise InvalidInput("a user needs `security: starttls` or tls, so that the password is encrypted")
         if self.ca_file is not None and self.security == "none":
             raise InvalidInput("a ca_file needs `security: starttls` or tls, which use certificates")
         return self
 
 
 class ReceiverDeclaration(Closed):
-    """One receiver: a `webhook` that gets JSON, a `command` that gets it on standard input, or an `email`."""
+    """One receiver: a `webhook` that gets JSON, a `command` that gets JSON on standard input, or an `email`."""
 
     webhook: Annotated[str, BeforeValidator(_url)] | None = None
     command: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = Field(default=None, min_length=1)
@@ -116,28 +119,35 @@ class ReceiverDeclaration(Closed):
 
     @property
     def kind(self) -> str:
-        """What it is, as the declaration calls it."""
+        """The kind of the receiver, by its name in the declaration."""
         return "webhook" if self.webhook else "command" if self.command else "email"
 
     def url(self, environment: Mapping[str, str] = os.environ) -> str:
-        """Return where the webhook is. Raises `InvalidInput` when the variable that it names is not set, or no URL."""
+        """Return the URL of the webhook.
+
+        Raises:
+            InvalidInput: The environment variable is not set, or its value is not a valid URL.
+        """
         found = self.webhook or ""
         if found.startswith("$"):
             variable = found[1:]
             found = environment.get(variable, "")
             if not found:
-                raise InvalidInput(f"the environment variable {variable} is not set; set it to the URL of the webhook")
+                raise InvalidInput(f"the environment variable {variable} is not set. Set it to the URL of the webhook.")
         check_url(found)
         return found
 
 
 class AlertsDeclaration(Closed):
-    """All receivers; each has `timeout` for one alert."""
+    """All receivers. `timeout` is the time limit of each receiver for one alert."""
 
     receivers: Annotated[tuple[ReceiverDeclaration, ...], BeforeValidator(_receivers)] = ()
     timeout: Annotated[Milliseconds, Field(ge=100, le=60_000)] = 10_000
 
 
 def read_alerts(root: Path) -> AlertsDeclaration:
-    """Return the receivers that the file in this folder declares; without a file there is none. Raises as `load_as`."""
+    """Return the receivers that the file in this folder declares.
+
+    Without a file, there are no receivers. Raises the errors of `load_as`.
+    """
     return load_optional(AlertsDeclaration, root / ALERTS)

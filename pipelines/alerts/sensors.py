@@ -1,7 +1,8 @@
-"""What Dagster has of alerts: two sensors for all tables, one for failed runs and one for tables that are behind.
+"""Two Dagster sensors for alerts: one for failed runs, and one for tables that are behind.
 
-Both read `alerts.yaml` at each tick, so a change is in force at once, and what is wrong with the file is on the tick.
-They start by themselves if a table is automated, and in the UI otherwise.
+Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at once, and a tick reports
+the problems of the file. The sensors start by themselves if a table is automated. Otherwise a person starts them in the
+UI.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from dataclasses import dataclass, field
 from dagster import (
     DagsterEvent,
     DagsterRun,
-    DefaultSensorStatus,
     Definitions,
     RunFailureSensorContext,
     SensorDefinition,
@@ -26,32 +26,32 @@ from assets.run_tags import WILL_RETRY
 from pipelines.alerts.delivery import Alert, deliver
 from pipelines.alerts.receivers import ALERTS, AlertsDeclaration, read_alerts
 from pipelines.automation import Automation
-from pipelines.runs.failed import said_by, tables_of
-from pipelines.status.table_status import Looked, Place, State, look_at_all, places_of
+from pipelines.failed import said_by, tables_of
+from pipelines.status import Looked, Place, State, look_at_all, places_of
 from pipelines.tables import DeclaredTables
-from storage_core.clock import Clock, SystemClock
-from storage_core.wording import counted, first_of, listed
+from storage_core.base.clock import Clock, SystemClock
+from storage_core.base.text import counted, first_of, listed
 
 FAILED_RUNS, LATE_TABLES = "alerts_failed_runs", "alerts_late_tables"
 INTERVAL_SECONDS = 300
 MOST_PER_TICK = 48
-"""So many tables are looked at in one tick; the next one goes on behind them."""
+"""The largest number of tables per tick. The next tick continues with the tables after these."""
 MOST_MS = 30_000
-"""After so long a tick begins to look at no other table."""
+"""Milliseconds after which a tick does not begin with another table."""
 
 _BAD = frozenset({State.BEHIND, State.FAILED})
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """Of which tables it was said that they are behind or unreadable, by state, and the table looked at last."""
+    """The tables that were reported as behind or unreadable, by state, and the table that was read last."""
 
     said: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
 
     @staticmethod
     def of(text: str | None) -> Cursor:
-        """Return what `text` says; a cursor of no tick, or of somebody else's making, says nothing."""
+        """Return the cursor that the text contains, or an empty cursor if the text is not valid."""
         try:
             found = json.loads(text or "{}")
             return Cursor({str(key): str(value) for key, value in found["said"].items()}, str(found["after"]))
@@ -59,13 +59,13 @@ class Cursor:
             return Cursor()
 
     def to_text(self) -> str:
-        """Return what `of` takes back."""
+        """Return the text that `of` accepts."""
         return json.dumps({"said": dict(self.said), "after": self.after})
 
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """What one tick did: alerts that were taken by a receiver, what was wrong, and where the next one goes on."""
+    """The result of a tick: the alerts that a receiver accepted, the problems, and the cursor for the next tick."""
 
     cursor: Cursor
     sent: tuple[Alert, ...]
@@ -73,20 +73,19 @@ class Ticked:
 
 
 def build_alerts(declared: DeclaredTables, automation: Automation) -> Definitions:
-    """Return the sensors `alerts_failed_runs` and `alerts_late_tables`; neither requests a run."""
-    status = automation.sensor_status
-    return Definitions(sensors=[_failed_runs(declared, status), _late_tables(declared, status)])
+    """Return the sensors `alerts_failed_runs` and `alerts_late_tables`. These sensors do not request runs."""
+    return Definitions(sensors=[_failed_runs(declared, automation), _late_tables(declared, automation)])
 
 
-def _failed_runs(declared: DeclaredTables, status: DefaultSensorStatus) -> SensorDefinition:
+def _failed_runs(declared: DeclaredTables, automation: Automation) -> SensorDefinition:
     names = [each.declaration.name for each in declared.tables]
 
     @run_failure_sensor(
-        name=FAILED_RUNS,
-        description=f"Tells the receivers in {ALERTS} of each run that failed.",
-        default_status=status,
+        name=f"{automation.prefix}{FAILED_RUNS}",
+        description=f"Notifies the receivers in {ALERTS} of each failed run.",
+        default_status=automation.sensor_status,
     )
-    def failed(context: RunFailureSensorContext) -> None:  # a reason to skip would fail a tick of several runs
+    def failed(context: RunFailureSensorContext) -> None:  # a skip reason would make a tick of several runs fail
         run, receivers = context.dagster_run, read_alerts(declared.root)
         if run.tags.get(WILL_RETRY) == "true" or not receivers.receivers:
             return
@@ -99,7 +98,7 @@ def _failed_runs(declared: DeclaredTables, status: DefaultSensorStatus) -> Senso
 
 
 def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
-    """Return what is said of a failed run: each failed step, what it said, and the tables that these are of."""
+    """Return the alert for a failed run: each failed step, its message, and the tables of these steps."""
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
     about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))
     of = f" of {listed(list(about))}" if about else ""
@@ -112,7 +111,7 @@ def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Seque
     )
 
 
-def _late_tables(declared: DeclaredTables, status: DefaultSensorStatus) -> SensorDefinition:
+def _late_tables(declared: DeclaredTables, automation: Automation) -> SensorDefinition:
     places = [each for each in places_of(declared) if each.freshness_ms is not None]
 
     def tick(context: SensorEvaluationContext) -> SkipReason:
@@ -127,20 +126,21 @@ def _late_tables(declared: DeclaredTables, status: DefaultSensorStatus) -> Senso
         return SkipReason(f"{counted(late, 'table')} behind or unreadable, {counted(len(done.sent), 'alert')} sent")
 
     return SensorDefinition(
-        name=LATE_TABLES,
+        name=f"{automation.prefix}{LATE_TABLES}",
         evaluation_fn=tick,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        description=f"Tells the receivers in {ALERTS} of tables that are behind the freshness they declare.",
-        default_status=status,
+        description=f"Notifies the receivers in {ALERTS} of tables that miss their declared freshness.",
+        default_status=automation.sensor_status,
     )
 
 
 def look_for_late(
     places: Sequence[Place], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
-    """Look at the next tables and tell of each that became late, unreadable, or neither any more, once.
+    """Read the state of the next tables. Send one alert when a table becomes late, becomes unreadable, or recovers.
 
-    What no receiver took is told again by the next look at the table. A table costs what `table_status.look` does.
+    An alert that no receiver accepted is sent again when the table is read the next time. Cost: the requests of
+    `status.look` per table.
     """
     now = clock or SystemClock()
     began = now.now_ms()
@@ -164,7 +164,7 @@ def look_for_late(
 
 
 def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
-    """What to say of a table whose state is another than the one that was said last, where either is bad."""
+    """Return the alert for a table whose state has changed since the last alert, if the old or the new state is bad."""
     name, state = (found.place.name,), found.state
     if state == before or (state not in _BAD and before not in _BAD):
         return None

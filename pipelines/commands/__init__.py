@@ -1,1 +1,1 @@
-"""The commands of `tidemark`, by what a person wants to do; `pipelines.cli` puts them together."""
+"""Commands of `tidemark`, grouped by task. `pipelines.cli` combines them into one program."""

@@ -1,14 +1,26 @@
-"""The arguments and options that several commands share, spelled and explained once."""
+"""Arguments that several commands share, and the rules that turn the text of an argument into a table."""
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.base.text import did_you_mean, quoted
+from storage_core.data.rows.window_range import WindowRange, window_range
+
+if TYPE_CHECKING:
+    from pipelines.tables import DeclaredTables
+    from storage_core.data.steps import RunOptions
+    from storage_core.log.job_run import JobReport
+    from storage_core.table import Table
+
 
 Uri = Annotated[
     str, typer.Argument(metavar="URI", help="A path, s3://…, or the name of a table declared in tables/*.yaml.")
@@ -27,15 +39,20 @@ Declaration = Annotated[Path | None, typer.Option(metavar="FILE", help="The file
 Window = Annotated[
     str | None, typer.Option(metavar="START", help="One window: 2015-05-17T10:00 (UTC), seconds, or null.")
 ]
-From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="First window, included (UTC).")]
-To = Annotated[str | None, typer.Option("--to", metavar="TIME", help="End of the windows, excluded (UTC).")]
-All = Annotated[bool, typer.Option("--all", help="Everything there is to do; the default.")]
-Everything = Annotated[bool, typer.Option("--all", help="Print everything, long values whole.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and change nothing.")]
-Policy = Annotated[bool, typer.Option("--policy", help="Only the merges that pay now, as scheduled runs make them.")]
+From = Annotated[str | None, typer.Option("--from", metavar="TIME", help="First window of the range (UTC).")]
+To = Annotated[
+    str | None,
+    typer.Option("--to", metavar="TIME", help="End of the range (UTC). The window that starts here is not included."),
+]
+All = Annotated[bool, typer.Option("--all", help="Do all pending work (the default).")]
+Everything = Annotated[bool, typer.Option("--all", help="Print all rows, and do not cut long values.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Print what would be done, and change nothing.")]
+Policy = Annotated[bool, typer.Option("--policy", help="Only the merges that a scheduled run would make now.")]
 Wait = Annotated[
     str | None,
-    typer.Option(metavar="DURATION", help="Wait so long, such as 10m, while another run works on it; else exit 3."),
+    typer.Option(
+        metavar="DURATION", help="Wait this long, such as 10m, for another run of the step. Then exit with 3."
+    ),
 ]
 Master = Annotated[
     str, typer.Option(metavar="URL", help="The Spark master that runs the tasks, or sc://… of a Spark Connect server.")
@@ -43,25 +60,156 @@ Master = Annotated[
 
 
 def refuse_beside(option: str, others: Mapping[str, object], *, why: str) -> None:
-    """Raise `InvalidInput` where one of the other options is given: neither None nor False."""
+    """Raise `InvalidInput` if one of the other options is given. An option with None or False is not given."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
-        raise InvalidInput(f"{option} {why}, so {given[0]} has no meaning beside it; leave one out")
+        raise InvalidInput(f"{option} {why}, so it cannot be combined with {given[0]}. Leave one of them out.")
 
 
 def duration_ms(option: str, text: str | None) -> int | None:
-    """Return milliseconds for `0`, `90m`, `24h` or `7d`; None stays None. Raises `InvalidInput` naming the option.
+    """Return the milliseconds of a duration such as `0`, `90m`, `24h` or `7d`. None stays None.
 
-    The grammar is that of declarations, but for a number without a unit, whose seconds somebody may take for others.
+    Declarations use the same grammar, with one exception. Here, a number needs a unit, because a reader might not
+    expect seconds.
+
+    Raises:
+        InvalidInput: The text is not a duration. The message contains the name of the option.
     """
-    from storage_core.rows.windows import parse_milliseconds
+    from storage_core.data.settings.setting import parse_milliseconds
 
     if text is None:
         return None
-    wrong = f"{option} {text!r} is not a duration; write a number with ms, s, m, h or d, such as 24h"
-    if text.strip().isdecimal() and text != "0":  # nothing is nothing in any unit
+    wrong = f"{option} {text!r} is not a duration. Write a number with ms, s, m, h or d, such as 24h."
+    if text.strip().isdecimal() and text != "0":  # zero needs no unit
         raise InvalidInput(wrong)
     try:
         return parse_milliseconds(text)
     except InvalidInput:
         raise InvalidInput(wrong) from None
+
+
+BARE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The location of a table, and the file that declares the table if such a file exists.
+
+    `root` is the folder to which relative locations in that file are relative.
+    """
+
+    uri: str
+    file: Path | None = None
+    root: Path = Path()
+
+
+def declared() -> DeclaredTables:
+    """Return the declared tables, and the problems of the files that declare no valid table."""
+    from pipelines.tables import read_tables, tables_folder
+
+    return read_tables(tables_folder())
+
+
+def resolve(text: str) -> Target:
+    """Return the declared table of this name, or the location of this path or URI.
+
+    Raises:
+        InvalidInput: The declaration file of this name is broken, or the text is not a location.
+        NotFound: The text is a single word, and there is no declared table and no folder of this name.
+    """
+    from storage_core.store.resolve import check_location
+
+    if not BARE_NAME.fullmatch(text):
+        return Target(check_location(text))
+    known = declared()
+    if found := known.named(text):
+        return Target(found.declaration.uri, found.file, known.root)
+    for problem in known.problems:
+        if problem.file.stem == text:
+            raise InvalidInput(problem.message)
+    if not Path(text).exists():
+        raise NotFound(
+            f"{text!r} is neither a table declared in tables/*.yaml (declared: {known.names()}) nor a folder here"
+            + did_you_mean(text, (each.declaration.name for each in known.tables))
+        )
+    return Target(text)
+
+
+def open_table(text: str, at: str | None = None) -> Table:
+    """Open the table that the text names, at its newest version or at `at`.
+
+    Raises:
+        NotFound: The table does not exist. The message contains the command that creates a declared table.
+    """
+    from storage_core.table import Table, exists
+
+    target = resolve(text)
+    if target.file is not None and not exists(target.uri):
+        raise NotFound(
+            f"the table {text!r} is declared in {target.file} and does not exist yet. Run: tidemark init {text}"
+        )
+    return Table.open(target.uri, at=at)
+
+
+def run_here(options: RunOptions) -> JobReport:
+    """Run the step of these options in this process, and return its report.
+
+    Spark starts only if the step has work for Spark.
+    """
+    from jobs.spark.spark import Spark
+    from storage_core.log.job_run import run
+
+    with Spark(options.master) as spark:
+        return run(options, spark)
+
+
+def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
+    """Return the windows that the options select. Without options, return all windows.
+
+    Raises:
+        InvalidInput: The options contradict each other.
+    """
+    if everything and (window, start, end) != (None, None, None):
+        raise InvalidInput("give either --all or windows (--window, --from, --to), not both")
+    chosen = window_range(window, start, end)
+    if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
+        raise InvalidInput(
+            f"--to {end} is not after --from {start}. --to is the end of the range, which is not included."
+        )
+    return chosen
+
+
+_MAGIC: Final = b"\x93NUMPY"
+_DO: Final = "Write it with numpy.save('query.npy', vector), or give the numbers as JSON: --vector '[0.1,0.2]'"
+
+
+def vector_of(text: str) -> object:
+    """Return the numbers of a JSON list, or of the file whose path follows an `@`.
+
+    Raises:
+        InvalidInput: The text is not a list of numbers, or the file cannot be read as one vector.
+    """
+    if text.startswith("@"):
+        return _in_file(text[1:])
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        found = f"--vector: {quoted(text)} is not a JSON list of numbers ({error})"
+        raise InvalidInput(f"{found}. Write [0.1,0.2], or @ and a NumPy file, such as @query.npy.") from error
+
+
+def _in_file(path: str) -> object:
+    import numpy as np
+
+    expected, first = "Give a NumPy file (.npy) with one vector.", b""
+    try:
+        with Path(path).open("rb") as file:
+            first = file.read(len(_MAGIC))
+            file.seek(0)
+            return np.lib.format.read_array(file)
+    except OSError as error:
+        raise InvalidInput(f"--vector: {quoted(path)} cannot be read: {error.strerror or error}. {expected}") from error
+    except (ValueError, EOFError, MemoryError, RecursionError, SyntaxError) as error:
+        why = "it contains Python objects" if "Object arrays" in str(error) else "it is truncated or damaged"
+        found = why if first == _MAGIC else f"it begins with {first!r}"
+        raise InvalidInput(f"--vector: {quoted(path)} cannot be read: {found}. {expected} {_DO}") from error

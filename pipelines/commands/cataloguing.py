@@ -1,4 +1,4 @@
-"""The SQL catalogue: `catalog`."""
+"""The command of the SQL catalog: `catalog`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json, refuse_beside
+from pipelines.commands.arguments import Json, declared, refuse_beside, resolve
 from pipelines.commands.output import cell, number, window
-from pipelines.commands.target import declared, resolve
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError
-from storage_core.wording import counted
+from storage_core.base.errors import Corrupt, InvalidInput, TidemarkError
+from storage_core.base.text import counted
 
 if TYPE_CHECKING:
     from storage_core.catalog.answers import Page
@@ -21,15 +20,19 @@ if TYPE_CHECKING:
 
 Action = Annotated[
     Literal["refresh", "rebuild", "check", "sql"],
-    typer.Argument(help="Bring to the head of the logs, make again, compare with them, or ask."),
+    typer.Argument(help="Update the cache, create it again, compare it with the logs, or query it."),
 ]
 Words = Annotated[
     list[str] | None,
-    typer.Argument(metavar="[TABLE… | QUESTION [TABLE]]", help="Tables (default: all); or what sql asks, see above."),
+    typer.Argument(
+        metavar="[TABLE… | QUESTION [TABLE]]", help="Tables (default: all). For sql, one of the questions above."
+    ),
 ]
 Url = Annotated[
     str | None,
-    typer.Option(metavar="URL", help="sqlite:///file or postgresql://…; else TIDEMARK_CATALOG of the environment."),
+    typer.Option(
+        metavar="URL", help="sqlite:///file or postgresql://… (default: TIDEMARK_CATALOG of the environment)."
+    ),
 ]
 _OUTCOME = {"name": cell, "outcome": cell, "version": number, "versions": number, "reason": cell, "uri": cell}
 
@@ -40,7 +43,7 @@ def catalog(
     *,
     url: Url = None,
     sort_schema: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="candidates: of this sort schema, not the table's own.")
+        str | None, typer.Option(metavar="TEXT", help="candidates: use this sort schema instead of the table's.")
     ] = None,
     start: Annotated[
         str | None, typer.Option("--from", metavar="TIME", help="between: rows from this time on (UTC).")
@@ -49,25 +52,38 @@ def catalog(
         str | None, typer.Option("--to", metavar="TIME", help="between: rows before this time (UTC).")
     ] = None,
     where: Annotated[
-        str | None, typer.Option(metavar="CONDITION", help="between: that may hold rows of a SQL condition.")
+        str | None,
+        typer.Option(metavar="CONDITION", help="between: splits that can contain rows that meet this condition."),
     ] = None,
     since: Annotated[int | None, typer.Option(metavar="VERSION", help="changes: after this version.")] = None,
     explain: Annotated[bool, typer.Option("--explain", help="sql: show the plan of the database instead.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a cache of the logs in SQL, and ask it.
+    """Keep a SQL cache of table logs, and query it.
 
-    sql asks one of four questions: candidates TABLE (splits to compact), between TABLE (splits of a time, by --from,
-    --to and --where), expired [TABLE] (windows to discard), changes TABLE --since VERSION. Anything else is a statement
-    of the database's own, which can change nothing.
+    The action refresh updates the cache, rebuild creates it again, and check compares it with the logs. The action sql
+    answers one of four questions:
+
+    candidates TABLE: the splits to compact.
+
+    between TABLE: the splits of a time range, chosen with --from, --to and --where.
+
+    expired [TABLE]: the windows that are older than the retention.
+
+    changes TABLE --since VERSION: the splits that were added or removed.
+
+    Any other text is a SQL statement for the database. A statement cannot change anything.
+
+    Example: tidemark catalog sql changes clicks --since 12
     """
-    from jobs.requests.catalog import catalog_url
-    from storage_core.catalog.opening import open_catalog
+    from storage_core.catalog.opening import catalog_url, open_catalog
 
     with open_catalog(catalog_url(url), must_exist=action in ("check", "sql")) as opened:
         match action:
             case "refresh" | "rebuild" | "check" if explain:
-                raise InvalidInput(f"--explain shows the plan of a question, and `{action}` asks none; leave it out")
+                raise InvalidInput(
+                    f"--explain shows the plan of a question, and `{action}` has none. Leave --explain out."
+                )
             case "refresh" | "rebuild":
                 _refresh(opened, words or [], rebuild=action == "rebuild", as_json=as_json)
             case "check":
@@ -79,7 +95,7 @@ def catalog(
 
 def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: bool) -> None:
     from storage_core.catalog.answers import Refreshed
-    from storage_core.catalog.several import refreshed
+    from storage_core.catalog.opening import refreshed
 
     failures: list[TidemarkError] = []
 
@@ -93,16 +109,16 @@ def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: b
             else:
                 yield {"name": each.name, "uri": each.uri, "outcome": "not_made"}
 
-    output.records(done(), _OUTCOME, as_json=as_json, nothing="no table is declared here; name one", most=None)
+    output.records(done(), _OUTCOME, as_json=as_json, nothing="No table is declared here. Name a table.", most=None)
     if failures:
         raise failures[0]
 
 
 def _places(names: Sequence[str]) -> dict[str, str]:
-    """The URIs of the tables by name: the declared ones, or those that the words name."""
+    """Return the URI of each table by name, for the tables in `names` or else for all declared tables."""
     if not names:
         return {each.declaration.name: each.declaration.uri for each in declared().tables}
-    from storage_core.objectstore.resolve import name_of
+    from storage_core.store.resolve import name_of
 
     found = {name: resolve(name) for name in names}
     return {name if each.file is not None else name_of(each.uri): each.uri for name, each in found.items()}
@@ -111,22 +127,24 @@ def _places(names: Sequence[str]) -> dict[str, str]:
 def _check(opened: Catalog, names: Sequence[str], *, as_json: bool) -> None:
     found = [opened.check(name) for name in names or [each.uri for each in opened.tables()]]
     shown = {"name": cell, "version": number, "splits": number, "differences": number, "uri": cell}
-    output.records(map(asdict, found), shown, as_json=as_json, nothing="no table is in the catalogue")
+    output.records(map(asdict, found), shown, as_json=as_json, nothing="no table is in the catalog")
     wrong = [each for each in found if each.differences]
     if wrong:
         raise Corrupt(
-            f"{wrong[0].uri}: the catalogue differs from the log in {counted(wrong[0].differences, 'place')}: "
+            f"{wrong[0].uri}: the catalog differs from the log in {counted(wrong[0].differences, 'place')}: "
             f"{wrong[0].shown[0]}",
-            advice=f"the log is right, run: tidemark catalog rebuild {wrong[0].uri} --url …",
+            advice=f"the log is correct. Run: tidemark catalog rebuild {wrong[0].uri} --url …",
         )
 
 
 def _ask(opened: Catalog, words: Sequence[str], options: dict[str, Any], *, explain: bool, as_json: bool) -> None:
     question, table = words[0] if words else "", words[1] if len(words) > 1 else None
     if not question or len(words) > 2:
-        raise InvalidInput("ask one thing: candidates TABLE, between TABLE, expired [TABLE], changes TABLE, or SQL")
+        raise InvalidInput(
+            "expected one question. Ask one of: candidates TABLE, between TABLE, expired [TABLE], changes TABLE, SQL"
+        )
     if question not in _QUESTIONS:
-        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="is the database's own")
+        refuse_beside("a statement", {"--explain": explain, "a word": table}, why="goes to the database unchanged")
         _statement(opened, question, as_json=as_json)
         return
     if explain:
@@ -173,7 +191,7 @@ def _expired(opened: Catalog, table: str | None, _options: dict[str, Any]) -> It
 def _changes(opened: Catalog, table: str | None, options: dict[str, Any]) -> Iterator[output.Record]:
     name, since = _needed(table), options["since"]
     if since is None:
-        raise InvalidInput("say since when: --since VERSION")
+        raise InvalidInput("--since is missing. Give the version after which changes are listed: --since VERSION.")
     yield from _paged(lambda at: opened.changes_since(name, since, after=at))
 
 
@@ -197,7 +215,7 @@ def _paged(page_at: Callable[[Any], Page[Any, Any]]) -> Iterator[output.Record]:
 
 def _needed(table: str | None) -> str:
     if table is None:
-        raise InvalidInput("name the table behind the question")
+        raise InvalidInput("the table is missing. Write its name after the question.")
     return table
 
 
@@ -209,4 +227,4 @@ def _time(text: str | None) -> Any:
     try:
         return dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is no time; write it as 2015-05-17T10:00 (UTC)") from error
+        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC).") from error

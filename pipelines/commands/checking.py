@@ -1,92 +1,72 @@
-"""What is wrong with a table, and what is left of it: `fsck`, `audit`, `repair`."""
+"""Commands that check, repair and erase: `fsck`, `audit`, `repair`, `forget` and `probe`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
-from pipelines.commands.arguments import DryRun, From, Json, Master, To, Uri, Window
-from pipelines.commands.running import run_here, windows
-from pipelines.commands.target import resolve
-from storage_core.errors import Corrupt
-from storage_core.wording import counted
+from pipelines.commands.arguments import DryRun, Json, Uri, open_table, resolve
+from pipelines.commands.output import cell
+from pipelines.commands.upkeep import command_of
+from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.base.text import counted
+from storage_core.data.steps import STEPS
 
 if TYPE_CHECKING:
-    from jobs.reports.report import JobReport
-    from storage_core.fsck.report import Report
-    from storage_core.repair.outcome import Outcome
+    from storage_core.log.job_run import JobReport
+    from storage_core.maintain.findings import Report
+    from storage_core.maintain.forget_report import ForgetReport, Held, RawTable
+    from storage_core.maintain.repair import Outcome
+    from storage_core.table import Table
 
 
 def fsck(
     uri: Uri,
     *,
     deep: Annotated[
-        bool, typer.Option("--deep", help="Read and hash every object; else splits and segments by size only.")
+        bool,
+        typer.Option(
+            "--deep", help="Read and hash every object. Without it, only the sizes of splits and segments are checked."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Say what is wrong with the files of a table.
+    """Report what is wrong with the files of a table.
 
-    Each line ends with what to do. Writes nothing. Ends with 0 when nothing is damaged, also beside notes, else with 4.
+    Each finding contains advice. The command writes nothing. It exits with 0 if nothing is damaged (notes are allowed),
+    otherwise with 4.
+
+    Example: tidemark fsck clicks --deep
     """
-    from storage_core.clock import SystemClock
-    from storage_core.fsck.check import fsck as check
+    from storage_core.base.clock import SystemClock
     from storage_core.log.sharing import open_table_store
+    from storage_core.maintain.check import fsck as check
 
     report = check(open_table_store(resolve(uri).uri), clock=SystemClock(), deep=deep)
     _show_report(report, as_json=as_json)
     raise typer.Exit(report.exit_code)
 
 
-def audit(
-    uri: Uri,
-    *,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    since: Annotated[
-        int | None, typer.Option("--since", metavar="VERSION", help="Only what was committed after this version.")
-    ] = None,
-    commits: Annotated[
-        int | None,
-        typer.Option("--commits", metavar="N", help="Only the newest N compactions, and the splits that they wrote."),
-    ] = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Judge splits and compactions by their files.
-
-    Writes nothing. A merge whose inputs have been collected cannot be judged by its rows: it is named as not checkable.
-    Ends with 0 when nothing is violated, else with 4.
-    """
-    from jobs.audit import run
-    from jobs.requests.audit import AuditRequest
-
-    chosen = windows(window, start, end, everything=False)
-    request = AuditRequest(table_uri=resolve(uri).uri, windows=chosen, since=since, commits=commits, master=master)
-    done = run_here(run, request)
-    _show_audit(done, as_json=as_json)
-    raise typer.Exit(0 if done.details["clean"] else Corrupt.exit_code)
-
-
 def repair(
     uri: Uri,
     *,
-    into: Annotated[str, typer.Option(metavar="URI", help="Where the repaired table goes: an empty place of its own.")],
+    into: Annotated[str, typer.Option(metavar="URI", help="The location of the repaired table. It must be empty.")],
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Make a sound table of what can still be read.
+    """Copy everything that is still readable to a new table.
 
-    The damaged table is only read. What could not be brought over is listed with its rows, where somebody counted them.
+    The damaged table is only read. The output lists what could not be copied, with the number of rows where it is
+    known.
+
+    Example: tidemark repair clicks --into warehouse/repaired
     """
-    from storage_core.clock import SystemClock
-    from storage_core.ids import SystemIds
-    from storage_core.objectstore.resolve import open_store
-    from storage_core.repair.repair import repair as run
+    from storage_core.base.clock import SystemClock, SystemIds
+    from storage_core.maintain.repair import repair as run
+    from storage_core.store.resolve import open_store
 
     source, target = open_store(resolve(uri).uri), open_store(into)
     outcome = run(source, target, clock=SystemClock(), ids=SystemIds(), dry_run=dry_run)
@@ -96,7 +76,7 @@ def repair(
 
 
 def _show_report(report: Report, *, as_json: bool) -> None:
-    from storage_core.fsck.report import Severity
+    from storage_core.maintain.findings import Severity
 
     found = [
         {
@@ -120,13 +100,14 @@ def _show_report(report: Report, *, as_json: bool) -> None:
     shown = dict.fromkeys(("severity", "kind", "key", "expected", "found", "advice"), output.cell)
     output.records(found, shown, as_json=False, nothing="nothing is wrong")
     opens = "does not open" if report.version is None else f"opens at version {report.version}"
-    looked = "every object read" if report.deep else "splits and segments by size only; --deep reads them"
+    looked = "every object read" if report.deep else "splits and segments by size only, --deep reads them"
     tally = ", ".join(f"{count:,} {name}" for name, count in counts.items())
     size = f"{counted(report.objects, 'object')}, {counted(report.bytes, 'byte')}"
     output.line(f"{report.uri} {opens}: {size} ({looked}); {tally}")
 
 
-def _show_audit(done: JobReport, *, as_json: bool) -> None:
+def _show_audit(done: JobReport, *, as_json: bool) -> NoReturn:
+    """Print the findings, and end with their exit code."""
     details: dict[str, Any] = dict(done.details)
     violations, unchecked, clean = (details.pop(name) for name in ("violations", "unchecked", "clean"))
     if as_json:
@@ -137,7 +118,7 @@ def _show_audit(done: JobReport, *, as_json: bool) -> None:
         status = "clean" if clean else "violated"
         metrics = {"requests": dict(done.requests), "seconds": done.seconds}
         output.json_line({"summary": {"status": status, "version": done.version, **details, **metrics}})
-        return
+        raise typer.Exit(0 if clean else Corrupt.exit_code)
     shown = dict.fromkeys(("invariant", "path", "version", "message", "advice"), output.cell)
     output.records(violations, shown, as_json=False, nothing="no invariant is violated")
     if unchecked:
@@ -148,6 +129,7 @@ def _show_audit(done: JobReport, *, as_json: bool) -> None:
     judged = f"{counted(details['splits'], 'split')} and {counted(details['merges'], 'merge')} judged"
     violated = counted(sum(details["violated"].values()), "violation")
     output.line(f"version {done.version}: {judged}, {details['not_checkable']:,} not checkable, {violated}")
+    raise typer.Exit(0 if clean else Corrupt.exit_code)
 
 
 def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
@@ -157,12 +139,12 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
         for each in outcome.lost
     ]
     unproven: list[output.Record] = [
-        {"unproven": key, "reason": "nothing but the file says that it was committed"} for key in outcome.unproven
+        {"unproven": key, "reason": "only the file itself shows that it was committed"} for key in outcome.unproven
     ]
     if as_json:
         for each in [*recovered, *lost, *unproven]:
             output.json_line(each)
-        output.json_line({"summary": _summary(outcome)})
+        output.json_line({"summary": _check_summary(outcome)})
         return
     if recovered:
         output.records(recovered, {"recovered": output.cell, "how": output.cell}, as_json=False, nothing="")
@@ -179,11 +161,13 @@ def _show_outcome(outcome: Outcome, *, as_json: bool) -> None:
     )
     if outcome.check is not None:
         output.line(
-            "a deep check of it found nothing wrong" if outcome.check.clean else "it is NOT clean: tidemark fsck"
+            "a deep check of the new table found nothing wrong"
+            if outcome.check.clean
+            else "the new table is damaged: run tidemark fsck"
         )
 
 
-def _summary(outcome: Outcome) -> dict[str, object]:
+def _check_summary(outcome: Outcome) -> dict[str, object]:
     metrics = (
         "source",
         "target",
@@ -199,3 +183,176 @@ def _summary(outcome: Outcome) -> dict[str, object]:
     )
     clean = None if outcome.check is None else outcome.check.clean
     return {**{name: getattr(outcome, name) for name in metrics}, "lost": len(outcome.lost), "clean": clean}
+
+
+# Commands `audit` and `forget`.
+
+
+audit = command_of(STEPS["audit"], _show_audit)
+
+
+_SHOWN = 20
+_CATALOGS = "not searched: SQL catalogs. `tidemark catalog refresh` removes the bounds of removed splits from a catalog"
+_REASONS = {
+    "version": "retained versions need them",
+    "collector": "nothing needs them, and garbage collection deletes them after the horizon",
+}
+"""Reasons whose texts differ between objects only by a number.
+
+All other reasons contain an instruction for a person.
+"""
+
+
+def forget(
+    uri: Uri,
+    *,
+    where: Annotated[str, typer.Option(metavar="CONDITION", help="Condition in SQL that selects the rows.")],
+    report: Annotated[
+        bool,
+        typer.Option(
+            "--report", help="Only list the objects that still contain the rows. Exit with 5 if there are any."
+        ),
+    ] = False,
+    raw: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URI", help="A store of the raw log of a table that is not declared."),
+    ] = None,
+    raw_table: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Name of the table in the records of that raw log.")
+    ] = None,
+    paths: Annotated[bool, typer.Option("--paths", help="List every object that still contains the rows.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Erase the rows that meet a condition.
+
+    The rows disappear from reads at once. `tidemark gc` and `tidemark raw --collect` delete the objects that contain
+    the rows, when no retained version needs these objects any more. A tag keeps its version until the tag is removed.
+
+    The report counts the objects that still contain the rows, by reason and date. For a declared table, it also lists
+    the landed files that contain the rows. You must remove landed files yourself.
+
+    With --report, the command erases nothing and prints the current report.
+
+    Example: tidemark forget clicks --where "visitor = 'ann'"
+    """
+    table, raw_logs = open_table(uri), _raw_logs(uri, raw or [], raw_table)
+    if report:
+        found = _with_landed(table, uri, where, table.forget_report(where, raw_logs=raw_logs))
+        _show(found, {}, paths=paths, as_json=as_json)
+        if not found.is_clean:
+            raise typer.Exit(Unavailable.exit_code)
+        return
+    done = table.forget(where, raw_logs=raw_logs)
+    fields = {
+        "status": done.status,
+        "commit_id": done.commit_id or None,
+        "rows": done.rows,
+        "splits_rewritten": done.splits_rewritten,
+    }
+    if not as_json:
+        rewritten = f"{counted(done.splits_rewritten, 'split')} rewritten"
+        output.line(f"{counted(done.rows, 'row')} deleted (version {done.version:,}, {rewritten})")
+    _show(_with_landed(table, uri, where, done.report), fields, paths=paths, as_json=as_json)
+
+
+def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
+    """Return the raw logs that feed a declared table, or the raw log that the options describe."""
+    from storage_core.maintain.forget_report import RawTable
+
+    if bool(stores) != bool(table):
+        raise InvalidInput("--raw and --raw-table go together. Give a raw log, and the table's name in its records.")
+    if stores and table:
+        return [RawTable(table, [resolve(each).uri for each in stores])]
+    target = resolve(uri)
+    if target.file is None:
+        return []
+    from pipelines.tables import read_raw_logs, tables_folder
+    from storage_core.change.declaration_parts import below
+
+    feeding = [each.declaration for each in read_raw_logs(tables_folder()).raw_logs if each.declaration.feeds(uri)]
+    return [RawTable(uri, [below(target.root, each) for each in one.uris]) for one in feeding]
+
+
+def _with_landed(table: Table, uri: str, where: str, found: ForgetReport) -> ForgetReport:
+    """Return the report with the landed files of a declared table that contain the rows."""
+    from pipelines.tables import read_tables, tables_folder
+    from storage_core.maintain.forget import with_landed_files
+
+    if resolve(uri).file is None:
+        return found
+    known = read_tables(tables_folder()).named(uri)
+    spec = None if known is None else known.declaration.landing_spec()
+    if spec is None:
+        return found
+    return with_landed_files(found, table.store, table.refresh().snapshot, where=where, spec=spec)
+
+
+def _objects(found: ForgetReport) -> set[tuple[str, str]]:
+    return {(each.store, each.key) for each in found.held}
+
+
+def _show(found: ForgetReport, fields: Mapping[str, object], *, paths: bool, as_json: bool) -> None:
+    if as_json:
+        output.json_line({**fields, "version": found.version, **found.to_dict()})
+        return
+    if found.is_clean:
+        output.line(f"no object contains the rows: {counted(found.objects, 'object')} read")
+        output.line(_CATALOGS)
+        return
+    of_table = [each for each in found.held if each.kind != "landed_file"]
+    landed = [each for each in found.held if each.kind == "landed_file"]
+    output.line(
+        f"{counted(len(_objects(found)), 'object')} still contain the rows, of {found.objects:,} objects and the "
+        "landed files:"
+    )
+    for reason, until, count in _forget_summary(of_table):
+        output.line(f"  {until}  {counted(count, 'object')}: {reason}")
+    if landed:
+        output.line(f"  {counted(len(landed), 'landed file')}, which you must remove yourself:")
+        for each in landed if paths else landed[:_SHOWN]:
+            output.line(f"    {each.store}/{each.key}: {each.why}")
+        if len(landed) > _SHOWN and not paths:
+            output.line(f"    and {len(landed) - _SHOWN:,} more: --paths lists all")
+    for each in of_table if paths else ():
+        output.line(f"  {each.store}/{each.key}: {each.why}{_until(each)}")
+    if of_table and not paths:
+        output.line("  --paths lists every object")
+    output.line(_CATALOGS)
+
+
+def _forget_summary(held: Sequence[Held]) -> list[tuple[str, str, int]]:
+    """Return each reason, its last day, and its number of objects.
+
+    The entries are ordered by day. Reasons without a date are last. They remain until a person acts.
+    """
+    keys: dict[tuple[str, str], set[tuple[str, str]]] = {}
+    for each in held:
+        reason = _REASONS.get(each.by.value, each.why)
+        day = "without a date   " if each.until_ms is None else f"until {output.instant_ms(each.until_ms)[:10]} "
+        keys.setdefault((day, reason), set()).add((each.store, each.key))
+    ordered = sorted(keys, key=lambda key: (key[0].startswith("without"), key))
+    return [(reason, day.ljust(16), len(keys[day, reason])) for day, reason in ordered]
+
+
+def _until(held: Held) -> str:
+    return "" if held.until_ms is None else f", until {output.instant_ms(held.until_ms)}"
+
+
+def probe(uri: Uri, *, as_json: Json = False) -> None:
+    """Check whether a location can hold a table.
+
+    The command tests conditional writes, listing and deleting with one object below the location. It deletes this
+    object afterwards. The location need not contain a table. Tidemark does not create or change tables on a store that
+    fails one of these tests.
+
+    Example: tidemark probe s3://bucket/warehouse/clicks
+    """
+    from storage_core.base.clock import SystemIds
+    from storage_core.data.formats.keys import probe_key
+    from storage_core.store import resolve as probing
+    from storage_core.store.resolve import open_store
+
+    found = probing.probe(open_store(resolve(uri).uri), probe_key(SystemIds().uuid()))
+    records = ({"capability": str(each.capability), "ok": each.ok, "found": each.found} for each in found.trials)
+    output.records(records, {"capability": cell, "ok": cell, "found": cell}, as_json=as_json, nothing="")
+    found.require()

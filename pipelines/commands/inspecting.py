@@ -1,19 +1,30 @@
-"""What there is: `tables`, `describe`, `files`, `history`, `debt`."""
+"""Commands that show the current and past state: tables, files, history, versions and regions."""
 
 from __future__ import annotations
 
+import datetime as dt
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Everything, Json, Policy, Uri
+from pipelines.commands.arguments import At, Everything, Json, Policy, Uri, declared, duration_ms, open_table
 from pipelines.commands.output import cell, instant_ms, number, window
-from pipelines.commands.target import declared, open_table
-from storage_core.errors import TidemarkError, as_tidemark_error
+from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable, as_tidemark_error
+from storage_core.base.text import counted
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from pipelines.tables import DeclaredTable
+    from storage_core.data.formats.documents import Tag
+    from storage_core.read.describe import CollectedEntries, Tail, TailRecord, UnmergedMetrics
+    from storage_core.table import Table
+
 
 _MOST_DESCRIBED = 10
 _APART = ("sort_schema", "indexes")
@@ -24,19 +35,21 @@ _NOT_MADE: Final = {"exists": False, "version": None, "live_splits": 0, "rows": 
 def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml.
 
-    Ends with 2 when a declaration is not sound, or a file of all tables, else as the error of a table says that cannot
-    be read.
+    Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
+    the first table that cannot be read.
+
+    Example: tidemark tables
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.status.table_status import PARALLEL_TABLES
+    from pipelines.status import PARALLEL_TABLES
     from pipelines.tables import require_sound
-    from storage_core.objectstore.prefetch import all_of
+    from storage_core.store.meter import all_of
 
     known = declared()
     shown = {"name": cell, "kind": cell, "version": number, "live_splits": number, **_METRICS, "uri": cell}
-    nothing = "no table is declared here; run this in a folder with tables/*.yaml"
+    nothing = "No table is declared here. Run this in a folder with tables/*.yaml."
     if known.problems:
-        nothing = "no declaration here is sound"
+        nothing = "no declaration here is valid"
     found = all_of(_found, known.tables, PARALLEL_TABLES)
     output.records([record for record, _ in found], shown, as_json=as_json, nothing=nothing)
     failed = [(record["name"], error) for record, error in found if error is not None]
@@ -49,7 +62,7 @@ def tables(*, as_json: Json = False) -> None:
 
 
 def _found(table: DeclaredTable) -> tuple[output.Record, TidemarkError | None]:
-    """The record of a table, and the error of one that cannot be read."""
+    """Return the record of a table, and its error if the table cannot be read."""
     name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
     about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
     try:
@@ -74,16 +87,19 @@ def describe(
     uri: Uri,
     *,
     at: At = None,
-    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    recall: Annotated[bool, typer.Option("--recall", help="Also measure the recall of vector indexes.")] = False,
     state: Annotated[
-        bool, typer.Option("--state", help="What the state is made of instead, and what opening costs.")
+        bool, typer.Option("--state", help="Show the parts of the table's state, and the cost of opening it.")
     ] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Show what a table is and holds.
+    """Show a table's columns, windows, indexes and regions.
 
-    Splits per window, indexes and how far they are, regions and how much of them is merged.
+    For each index, the output contains the number of rows that the index does not cover yet. For each region, it
+    contains how much is merged.
+
+    Example: tidemark describe clicks
     """
     if state:
         _describe_state(open_table(uri, at).describe_state(), everything=everything, as_json=as_json)
@@ -131,18 +147,20 @@ def _describe_state(about: dict[str, Any], *, everything: bool, as_json: bool) -
 
 
 def _settings(found: object) -> str:
-    """The settings that are not the usual ones; indexes and order are shown by themselves."""
-    from storage_core.named_settings import shown
-    from storage_core.settings.table import TableConfig
+    """Return the settings that differ from the defaults. Indexes and sort order are printed separately."""
+    from storage_core.data.settings.table import TableConfig, shown
 
     usual = shown(TableConfig())
     own = found if isinstance(found, dict) else {}
     other = {name: value for name, value in own.items() if value != usual[name] and name not in _APART}
-    return ", ".join(f"{name}={_words(value)}" for name, value in other.items()) or "the usual ones"
+    return ", ".join(f"{name}={_words(value)}" for name, value in other.items()) or "the defaults"
 
 
 def files(uri: Uri, *, at: At = None, as_json: Json = False) -> None:
-    """List the live splits, by window."""
+    """List the live splits, by window.
+
+    Example: tidemark files clicks
+    """
     shown = {"window_start": window, "rows": number, "size": number, "path": cell}
     output.records(open_table(uri, at).files(), shown, as_json=as_json, nothing="no live splits")
 
@@ -154,7 +172,10 @@ def history(
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """List the retained versions, newest first."""
+    """List the retained versions, newest first.
+
+    Example: tidemark history clicks --limit 10
+    """
     found = (
         {
             "version": entry.version,
@@ -179,14 +200,15 @@ def _words(found: object) -> str:
 
 
 def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
-    """List what is to be done in each window, and why.
+    """List the pending work of each window, and its reasons.
 
-    Windows that a compaction would rewrite, windows that have left by the retention, and splits that a compaction
-    failed on and leaves out for a while. The last three columns are what the next run reads and writes.
+    The list contains windows that a compaction would rewrite and windows that are older than the retention. It also
+    contains splits that a compaction failed on and skips for a while. The last three columns are the bytes that the
+    next run reads, the bytes that it writes, and its number of output files.
+
+    Example: tidemark debt clicks
     """
-    from dataclasses import asdict
-
-    from storage_core.compaction.policy import Mode
+    from storage_core.data.settings.layout import Mode
 
     mode = Mode.POLICY if policy else Mode.FINALIZE
     found: list[dict[str, Any]] = [asdict(each) for each in open_table(uri, at).debt(mode)]
@@ -197,8 +219,266 @@ def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = Fal
     shown = {"window_start": window, "task": cell, "reasons": _words, "splits": number, **_METRICS, "merges": number}
     cost = dict.fromkeys(("read_bytes", "written_bytes", "outputs"), number)
     lines = [{**each, **each["next_run"], "splits": each["splits"]} for each in found]
-    output.records(lines, {**shown, **cost}, as_json=False, nothing="no debt: nothing is to be done in any window")
+    output.records(lines, {**shown, **cost}, as_json=False, nothing="no pending work in any window")
     skips = [{**skip, "window_start": each["window_start"]} for each in found for skip in each["skipped"]]
     if skips:
         skipped = {"window_start": window, "path": cell, "count": number, "until": instant_ms, "reason": cell}
         output.records(skips, skipped, as_json=False, nothing="")
+
+
+# Changes, versions and tags.
+
+
+VERSION = "VERSION|TIME|TAG"
+
+From = Annotated[str, typer.Option("--from", metavar=VERSION, help="List the changes after this version.")]
+To = Annotated[
+    str | None, typer.Option("--to", metavar=VERSION, help="List the changes up to this version (default: the newest).")
+]
+
+
+def changes(
+    uri: Uri,
+    *,
+    start: From,
+    end: To = None,
+    arrow: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write all changes to this file, as an Arrow IPC stream.")
+    ] = None,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
+    """List the rows that commits added and removed.
+
+    Each row has the columns of the table and three more: _change_type (delete or insert), _commit_version and
+    _commit_timestamp. A compaction changes no row. For a keyed table, only merged rows are listed.
+
+    Example: tidemark changes clicks --from 12
+    """
+    found = open_table(uri).changes(start, end)
+    if arrow is None:
+        output.stream(found, as_json=as_json, everything=everything)
+        return
+    rows = _write(found, arrow)
+    if as_json:
+        output.json_line({"status": "written", "file": str(arrow), "rows": rows})
+    else:
+        output.line(f"{counted(rows, 'row')} written to {arrow}")
+
+
+def restore(
+    uri: Uri,
+    *,
+    to: Annotated[str, typer.Option(metavar=VERSION, help="The version to restore.")],
+    as_json: Json = False,
+) -> None:
+    """Set a table back to an older version, by a new commit.
+
+    Nothing is lost: the versions in between are kept, and a restore can be undone by another restore. Data that was
+    ingested or merged since then is not ingested or merged again. Unmerged rows of a keyed table are kept, and the next
+    merge applies them.
+
+    Example: tidemark restore clicks --to 12
+    """
+    done = open_table(uri).restore(to)
+    if as_json:
+        output.json_line(
+            {
+                "status": "committed" if done.commit_id else "nothing_to_do",
+                "version": done.snapshot.version,
+                "restored_version": done.restored_version,
+                "commit_id": done.commit_id or None,
+                "splits_added": done.splits_added,
+                "splits_removed": done.splits_removed,
+            }
+        )
+    elif done.commit_id:
+        output.line(
+            f"version {done.snapshot.version:,} is version {done.restored_version:,} again: "
+            f"{counted(done.splits_added, 'split')} back, {done.splits_removed:,} out"
+        )
+    else:
+        output.line(f"the table is as version {done.restored_version:,} already")
+
+
+def tag(
+    uri: Uri,
+    name: Annotated[
+        str | None, typer.Argument(metavar="NAME", help="Name of the tag: small letters, digits, . _ and -.")
+    ] = None,
+    *,
+    version: Annotated[str | None, typer.Option(metavar=VERSION, help="The version (default: the newest).")] = None,
+    expires: Annotated[
+        str | None,
+        typer.Option(metavar="DURATION", help="Remove the tag after this time, such as 30d (default: never)."),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List the tags, as without NAME.")] = False,
+    delete: Annotated[bool, typer.Option("--delete", help="Remove the tag.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Name a version, so that it stays readable.
+
+    Garbage collection keeps a tagged version until the tag expires or is removed. Setting a tag again moves it.
+
+    Example: tidemark tag clicks audit --version 12
+    """
+    table = open_table(uri)
+    if name is None or list_:
+        if (name, version, expires, delete) != (None, None, None, False):
+            raise InvalidInput("--list takes no other option. To set or remove a tag, give its NAME without --list.")
+        shown = {"name": cell, "version": number, "created_at": instant_ms, "expires_at": instant_ms}
+        output.records(map(_about_version, table.tags()), shown, as_json=as_json, nothing="no tags")
+    elif delete:
+        if (version, expires) != (None, None):
+            raise InvalidInput("--delete cannot be combined with --version or --expires")
+        _show(table.untag(name), "removed", as_json=as_json)
+    else:
+        _show(_set(table, name, version, expires), "set", as_json=as_json)
+
+
+def _set(table: Table, name: str, version: str | None, expires: str | None) -> Tag:
+    lasts_ms = duration_ms("--expires", expires)
+    return table.tag(name, version, expires=None if lasts_ms is None else dt.timedelta(milliseconds=lasts_ms))
+
+
+def _show(found: Tag, status: str, *, as_json: bool) -> None:
+    about = _about_version(found)
+    if as_json:
+        output.json_line({"status": status, **about})
+    elif status == "removed":
+        output.line(f"{found.name} removed, it was version {found.version:,}")
+    else:
+        until = "for ever" if found.expires_at_ms is None else f"until {instant_ms(found.expires_at_ms)}"
+        output.line(f"{found.name} is version {found.version:,} {until}")
+
+
+def _about_version(found: Tag) -> dict[str, object]:
+    return {
+        "name": found.name,
+        "version": found.version,
+        "created_at": found.created_at_ms,
+        "expires_at": found.expires_at_ms,
+    }
+
+
+def _write(found: pa.RecordBatchReader, file: Path) -> int:
+    import pyarrow as pa
+
+    rows = 0
+    try:
+        with pa.OSFile(str(file), "wb") as sink, pa.ipc.new_stream(sink, found.schema) as writer:
+            for batch in found:
+                writer.write_batch(batch)
+                rows += batch.num_rows
+    except OSError as error:
+        raise Unavailable(
+            f"{file}: {error.strerror or error}. The file is incomplete. Delete it and run the command again."
+        ) from error
+    return rows
+
+
+# Regions and unmerged records.
+
+
+_NOTHING = "no unmerged records: every acknowledged record is merged"
+_PAUSE_MS = 500
+
+
+def regions(uri: Uri, *, as_json: Json = False) -> None:
+    """List the regions of a keyed table, and unmerged data.
+
+    Example: tidemark regions planes
+    """
+    from storage_core.base.clock import SystemClock
+    from storage_core.read.describe import unmerged_metrics
+
+    table = _keyed(uri)
+    now_ms = SystemClock().now_ms()
+    found = (_about_region(each, now_ms) for each in unmerged_metrics(table.store, table.snapshot))
+    shown = {"region_id": cell, "values": cell, "epoch": number, "current_generation": number}
+    shown |= {"merged_generation": number, "generations": number, "generation_records": number}
+    shown |= {"wal_entries": number, "wal_records": number, "age_seconds": number}
+    output.records(found, shown, as_json=as_json, nothing="no region has been written to yet")
+
+
+def tail(
+    uri: Uri,
+    *,
+    limit: Annotated[int, typer.Option(metavar="N", min=1, help="Only the newest N records of each region.")] = 10,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Print new records as writers acknowledge them, until Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Print the newest records that are not merged yet.
+
+    All these records are acknowledged. Regions are printed one after another. In each region, the newest record is
+    last.
+
+    Example: tidemark tail planes --follow
+    """
+    from storage_core.read.describe import Tail
+
+    table = _keyed(uri)
+    waiting = Tail(table.store, table.snapshot)
+    found = waiting.newest(limit)
+    _print(found, table.schema, as_json=as_json)
+    if follow:
+        _follow(table, waiting, as_json=as_json)
+    elif not found and not as_json:
+        output.line(_NOTHING)
+
+
+def _keyed(uri: str) -> Table:
+    table = open_table(uri)
+    if table.config.kind != "keyed":
+        raise InvalidInput(f"{uri}: an append table has no unmerged records. All its rows are in splits.")
+    return table
+
+
+def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
+    clock = table.log.clock
+    try:
+        while True:
+            newest = table.refresh()
+            _print(waiting.new(newest.snapshot), newest.schema, as_json=as_json)
+            sys.stdout.flush()
+            clock.sleep_ms(_PAUSE_MS)
+    except KeyboardInterrupt:
+        return
+
+
+def _about_region(found: UnmergedMetrics, now_ms: int) -> output.Record:
+    """Return the record of a region.
+
+    An age is never negative, although the clock of the store may be ahead of the clock of this machine.
+    """
+    oldest = found.oldest_ms
+    flat = asdict(found)
+    return {**flat.pop("progress"), **flat, "age_seconds": None if oldest is None else max(0, now_ms - oldest) // 1000}
+
+
+def _print(found: Iterable[TailRecord | CollectedEntries], schema: pa.Schema, *, as_json: bool) -> None:
+    from pipelines.commands.output import shown
+    from storage_core.read.describe import CollectedEntries
+
+    for each in found:
+        if isinstance(each, CollectedEntries):
+            _print_collected(each, as_json=as_json)
+            continue
+        fields = shown(each.fields, schema)
+        record = {"region_id": each.region_id, "operation": each.operation.name.lower(), "fields": fields}
+        if as_json:
+            output.json_line(record)
+        else:
+            output.line(f"{record['operation']:<6} {output.excerpt(fields)}")
+
+
+def _print_collected(found: CollectedEntries, *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"region_id": found.region_id, "collected_entries": found.entries})
+    else:
+        output.line(
+            f"not shown: {found.entries:,} WAL entries of region {found.region_id}, merged or sorted and collected "
+            "before they were read. The table contains their rows."
+        )

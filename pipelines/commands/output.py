@@ -1,29 +1,71 @@
-"""Everything that `tidemark` prints: JSON lines for programs, tables of numbers for people, errors for both.
-
-With `--json` a command prints one object per line and nothing else on standard output; the fields are a contract
-(`docs/spec.md`, "Command line"). Text for people may change.
-"""
+"""All output of `tidemark`: JSON lines for programs, tables for people."""
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
+import math
 import shutil
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unicodedata import combining, east_asian_width
 
-from pipelines.commands.plain import plain
-from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.foreign_text import printable
-from storage_core.wording import counted
+from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.base.text import counted, printable
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from jobs.reports.report import JobReport
+    from storage_core.log.job_run import JobReport
+
+
+def plain(value: object) -> object:
+    """Return the value as JSON data without any loss.
+
+    The types that JSON lacks are written like this:
+
+    - A timestamp is ISO text in UTC that ends with `Z`. If the column has no time zone, the `Z` is missing.
+    - A decimal with decimal places is text with all digits. A decimal without decimal places is an integer.
+    - Binary data is base64 text.
+    - The special floats are "NaN", "Infinity" and "-Infinity".
+    - An interval is [months, days, nanoseconds].
+    """
+    match value:
+        case None | bool() | int() | str():
+            return value
+        case float():
+            return value if math.isfinite(value) else _unfinite(value)
+        case Decimal():
+            return int(value) if value == value.to_integral_value() and _places(value) <= 0 else format(value, "f")
+        case dt.datetime():
+            instant = value if value.tzinfo is None else value.astimezone(dt.UTC)
+            return instant.isoformat().replace("+00:00", "Z")
+        case dt.date() | dt.time():
+            return value.isoformat()
+        case bytes():
+            return base64.b64encode(value).decode("ascii")
+        case Mapping():
+            return {str(key): plain(each) for key, each in value.items()}
+        case list() | tuple():
+            return [plain(each) for each in value]
+        case _:
+            return str(value)
+
+
+def _unfinite(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"
+
+
+def _places(value: Decimal) -> int:
+    exponent = value.as_tuple().exponent
+    return -exponent if isinstance(exponent, int) else 0
+
 
 Record = Mapping[str, object]
 Show = Callable[[object], str]
@@ -37,18 +79,22 @@ _GAP = "   "
 
 
 class OutputClosedError(Exception):
-    """The reader of standard output has seen enough. No failure: what the command does besides printing is done."""
+    """Raised when the reader of standard output has closed the pipe.
+
+    This is not a failure, because the command has done all its work except printing.
+    """
 
 
 def json_line(record: Record) -> None:
-    """Print one object as one line of JSON, ASCII only."""
+    """Print one object as one line of JSON that contains only ASCII."""
     line(json.dumps(plain(record)))
 
 
 def line(text: str) -> None:
-    """Print one line of text, escaped for a terminal. Every text for people comes through here.
+    """Print one line of text, escaped for a terminal. All text for people is printed by this function.
 
-    Raises `OutputClosedError` when nobody reads any more, as behind `| head`.
+    Raises:
+        OutputClosedError: The reader has closed standard output, as `| head` does.
     """
     try:
         sys.stdout.write(printable(text) + "\n")
@@ -56,21 +102,63 @@ def line(text: str) -> None:
         raise OutputClosedError from error
 
 
+def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
+    """Return the rows as dictionaries with the values of `shown`.
+
+    Columns with dates that are not between the years 1 and 9999 are converted to text.
+    """
+    from storage_core.data.rows.times import as_text  # `--help` does not need these modules or Arrow
+
+    found = as_text(rows)
+    return [shown(row, found.schema) for row in found.to_pylist()]
+
+
+def shown(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
+    """Return the row with its maps, at any depth, as dictionaries or as lists of pairs.
+
+    A map is a dictionary if its keys are text and unique. Otherwise it is a list of pairs, because a dictionary would
+    lose one of two equal keys.
+    """
+    import pyarrow.types as kinds
+
+    nested = {field.name: field.type for field in schema if kinds.is_nested(field.type)}
+    return {name: _shown(value, nested[name]) if name in nested else value for name, value in row.items()}
+
+
+def _shown(value: Any, type_: pa.DataType) -> Any:
+    import pyarrow.types as kinds
+
+    if value is None:
+        return None
+    if kinds.is_map(type_):
+        pairs = value.items() if isinstance(value, Mapping) else value
+        listed = [(_shown(key, type_.key_type), _shown(item, type_.item_type)) for key, item in pairs]
+        named = dict(listed) if kinds.is_string(type_.key_type) else None
+        return listed if named is None or len(named) < len(listed) else named
+    if kinds.is_struct(type_):
+        return {field.name: _shown(value[field.name], field.type) for field in type_.fields}
+    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        return [_shown(each, type_.value_type) for each in value]
+    return value
+
+
 def rows(table: pa.Table, *, as_json: bool, everything: bool = False) -> None:
-    """Print the rows of an answer; see `stream`."""
+    """Print the rows of an answer in the same way as `stream`."""
     stream(table.to_reader(_BATCH_ROWS), as_json=as_json, everything=everything)
 
 
 def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = False) -> None:
-    """Print rows as they come: whole as JSON; as text at most `MOST_TEXT_ROWS`, long values cut, unless `everything`.
+    """Print rows as they arrive.
 
-    What is not printed is not held. Raises `InvalidInput` for two columns of one name, which one object cannot hold.
+    With JSON, all rows are printed completely. As text, at most `MOST_TEXT_ROWS` rows are printed and long values are
+    cut, unless `everything` is set. Rows that are not printed are not kept in memory.
+
+    Raises:
+        InvalidInput: Two columns have the same name. A JSON object cannot contain both.
     """
-    from pipelines.commands.row_values import shown_rows  # Arrow is not loaded for `--help`
-
     names = found.schema.names
     if repeated := sorted({name for name in names if names.count(name) > 1}):
-        raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}; name each with `as`")
+        raise InvalidInput(f"the answer has several columns called {', '.join(repeated)}. Name each with `as`.")
     if as_json:
         for batch in found:
             for row in shown_rows(batch):
@@ -89,9 +177,9 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
 
 
 def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
-    """Print a table after an empty line, or a line per value where a terminal of this width has no room for it.
+    """Print a table after an empty line. If the terminal is too narrow, print one line per value instead.
 
-    Columns that hold numbers only are aligned on the right. Without a width, as through a pipe, everything fits.
+    Columns that contain only numbers are aligned right. Without a width, as in a pipe, every table fits.
     """
     drawn = _drawn(columns, lines)
     if width is None or max(map(_cells, drawn)) <= width:
@@ -113,10 +201,18 @@ def records(
     more: str = "--json",
     optional: Sequence[str] = (),
 ) -> None:
-    """Print objects: all and whole as JSON, or a table of the given columns of the first `most` (None: of all).
+    """Print all objects as JSON, or the first objects as a table.
 
-    `nothing` is what people read when there is no object, `more` the option that prints all where there are others.
-    Columns that are `optional` are left out, the first one first, where a terminal has no room for them.
+    Args:
+        found: The objects.
+        columns: The columns of the table, each with the function that formats its values.
+        as_json: Print JSON lines instead of a table.
+        nothing: The line that is printed for people if there are no objects.
+        most: The largest number of rows in the table. None prints all rows.
+        more: The option that prints all objects. The table is followed by this option if it does not contain all
+            objects.
+        optional: Columns that may be dropped if the terminal is too narrow. The first column in the list is dropped
+            first.
     """
     if as_json:
         for each in found:
@@ -136,25 +232,28 @@ def records(
 
 
 def not_shown(more: int, option: str = "--all") -> None:
-    """Say how many more there are than were printed, and which option prints them; nothing where there are none."""
+    """Print the number of objects that were not printed, and the option that prints all objects.
+
+    If all objects were printed, print nothing.
+    """
     if more > 0:
         line(f"… and {more:,} more; {option} prints all")
 
 
 def fields(record: Record, shown: Mapping[str, Show]) -> None:
-    """Print the given fields of one object for a person, a line each."""
+    """Print the given fields of one object for a person, one line each."""
     width = max(len(name) for name in shown)
     for name, show in shown.items():
         line(f"{name.replace('_', ' '):<{width}}  {show(record.get(name))}")
 
 
 def report(done: JobReport, *, as_json: bool) -> None:
-    """Print what a job did."""
+    """Print the report of a job."""
     line(done.to_json() if as_json else done.to_text())
 
 
 def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
-    """Print an error: its text on standard error, and with `--json` an object on standard output as well."""
+    """Print an error as text on standard error, and with `--json` also as an object on standard output."""
     rejected = context.get("rejected", [])
     reasons = list(islice(rejected, _MOST_REASONS)) if isinstance(rejected, list) else []
     text = [f"tidemark: {kind}: {printable(message)}"]
@@ -168,18 +267,18 @@ def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
 
 
 def warning(text: str) -> None:
-    """Print on standard error what does not stop the command."""
+    """Print a warning on standard error. The command continues."""
     sys.stderr.write(f"tidemark: {printable(text)}\n")
 
 
 def error(found: TidemarkError, *, as_json: bool) -> int:
-    """Print a typed error and return the exit code that goes with it."""
+    """Print a typed error, and return its exit code."""
     failure(found.kind, str(found), found.context, as_json=as_json)
     return found.exit_code
 
 
 def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """The lines of a table: an empty one, the names, a rule, and the values, whose own lines stay below each other."""
+    """Return the lines of a table: an empty line, the names, a rule, and the values. A value may take several lines."""
     head, *parts = [_lines(values) for values in [[printable(name) for name in columns], *body]]
     lines = [*head, *(each for part in parts for each in part)]
     widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
@@ -192,7 +291,7 @@ def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 def _fitted(
     names: list[str], body: list[list[str]], optional: Sequence[str], width: int | None
 ) -> tuple[list[str], list[list[str]]]:
-    """The columns, and what is in them, without as many of the `optional` ones as it takes to fit the width."""
+    """Return the columns that fit the width, and their values. `optional` columns are dropped until the others fit."""
     for name in optional:
         if width is None or max(map(_cells, _drawn(names, body))) <= width:
             break
@@ -212,40 +311,40 @@ def _filled(text: str, width: int, right: object) -> str:
 
 
 def _cells(text: str) -> int:
-    """How many columns of a terminal the text takes."""
+    """Return the number of terminal columns that the text takes."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
 def _terminal_width() -> int | None:
-    """Through a pipe there is no edge to fold at: a line is a row."""
+    """Return the width of the terminal. Return None in a pipe, where lines are never folded."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def cell(value: object) -> str:
-    """Return one value for a person, cut when no path, name or message is so long; a null is empty."""
+    """Return one value for a person. A value longer than `LONGEST_CELL` is cut, and a null is empty."""
     return _cut(_text(value), LONGEST_CELL)
 
 
 def excerpt(value: object) -> str:
-    """Return one value of a row for a person: the beginning of a long one, and how much more there is."""
+    """Return one value of a row for a person. A long value is cut, and the length of the rest is added."""
     return _cut(_text(value), LONGEST_EXCERPT)
 
 
 def whole(value: object) -> str:
-    """Return one value for a person, however long it is."""
+    """Return one value for a person, without cutting it."""
     return printable(_text(value))
 
 
 def number(value: object) -> str:
-    """Return a number with its thousands apart."""
+    """Return a number with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else cell(value)
 
 
 def window(value: object) -> str:
-    """Return a window's start, in seconds since the epoch, as the UTC time that options take."""
-    from jobs.requests.window_range import window_name
+    """Return the start of a window, in seconds since the epoch, as the UTC time that options accept."""
+    from storage_core.data.rows.window_range import window_name
 
     return window_name(value if isinstance(value, int) else None)
 
@@ -257,7 +356,7 @@ def instant_ms(value: object) -> str:
     try:
         instant = _instant(0) + dt.timedelta(milliseconds=value)
     except OverflowError:
-        return f"{value} ms"  # logs of others may name times that no calendar has
+        return f"{value} ms"  # foreign logs may contain times after the year 9999
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -267,7 +366,10 @@ def _text(value: object) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Printable text of at most so many characters of the value; cut first, for a value may be of any length."""
+    """Return at most `longest` characters of the text in printable form.
+
+    The text is cut before its characters are converted, because a value may be very long.
+    """
     more = len(text) - longest
     return printable(text) if more <= 0 else f"{printable(text[:longest])}… and {counted(more, 'more character')}"
 

@@ -1,4 +1,4 @@
-"""How all tables are: `status` for people and programs, `metrics` for scrapers, `report` for browsers; and `alerts`."""
+"""Commands about all tables: `status`, `metrics` for scrapers, `report` for browsers, and `alerts`."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Json
+from pipelines.commands.arguments import Json, declared, resolve
 from pipelines.commands.output import cell, number
-from pipelines.commands.target import declared, resolve
-from storage_core.errors import InvalidInput, NotFound, Unavailable
-from storage_core.wording import counted, listed
+from storage_core.base.errors import InvalidInput, NotFound, Unavailable
+from storage_core.base.text import counted, listed
 
 if TYPE_CHECKING:
-    from pipelines.runs.failed import LastFailure
-    from pipelines.status.table_status import Looked, Place
+    from pipelines.failed import LastFailure
+    from pipelines.status import Looked, Place
     from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
-"""What `status` ends with when a table is behind the freshness that is declared for it."""
+"""The exit code of `status` if a table misses its declared freshness."""
 
 Uris = Annotated[
     list[str] | None, typer.Argument(metavar="[URI…]", help="Names of declared tables, paths or URIs (default: all).")
@@ -30,14 +29,18 @@ Uris = Annotated[
 
 
 def status(uris: Uris = None, *, as_json: Json = False) -> None:
-    """Show every table in a line, and what is behind.
+    """Show one line per table, and which tables are behind.
 
-    What is owed is what scheduled runs would do now. Ends with 7 when a table is older than the freshness declared for
-    it, as the error of a table says that cannot be read, and with 2 when a declaration is not sound, or a file of all
-    tables.
+    The column `owed` contains the work that scheduled runs would do now. It also contains `resort`, which only
+    `compact --resort` does.
+
+    Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
+    the first table that cannot be read, or with 7 if a table misses its declared freshness.
+
+    Example: tidemark status
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.status.table_status import State, look_at_all
+    from pipelines.status import State, look_at_all
     from pipelines.tables import require_sound
 
     chosen = places_of(uris or [])
@@ -65,25 +68,29 @@ def metrics(
     uris: Uris = None,
     *,
     file: Annotated[
-        Path | None, typer.Option("--output", metavar="FILE", help="Write them there, whole, instead of printing.")
+        Path | None,
+        typer.Option("--output", metavar="FILE", help="Write the metrics to this file instead of printing them."),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write how every table is as OpenMetrics text.
+    """Write the state of every table as OpenMetrics text.
 
-    The metrics of status, for a scraper, or for the folder that a collector of text files reads. A table that cannot be
-    read is among them as failed. Ends with 2 when a declaration is not sound, or a file of all tables.
+    The text contains the metrics of status. It is for a scraper, or for the folder from which a collector reads text
+    files. A table that cannot be read appears as failed. Exits with 2 if a declaration or a shared configuration file
+    is invalid.
+
+    Example: tidemark metrics --output tidemark.prom
     """
     from pipelines.files_of_all import problems_of_all
-    from pipelines.status.open_metrics import metrics_text
-    from pipelines.status.table_status import look_at_all
-    from pipelines.tables import require_sound
-    from pipelines.whole_file import write_whole
+    from pipelines.status import look_at_all, metrics_text
+    from pipelines.tables import require_sound, write_whole
 
     chosen = places_of(uris or [])
     places = chosen.places
     if repeated := sorted({each.name for each in places if sum(each.name == other.name for other in places) > 1}):
-        raise InvalidInput(f"several of these tables are called {repeated[0]!r}; write the metrics of each alone")
+        raise InvalidInput(
+            f"several of these tables are called {repeated[0]!r}. Write the metrics of each table alone."
+        )
     text = metrics_text(look_at_all(places), _last_failures(chosen))
     about: output.Record = {"metrics": text}
     said = text.removesuffix("\n")
@@ -102,21 +109,25 @@ def report(
     uris: Uris = None,
     *,
     file: Annotated[Path, typer.Option("--output", metavar="FILE", help="The file to write.")] = Path("report.html"),
-    commits: Annotated[int, typer.Option(metavar="N", min=1, help="How many of the newest commits are read.")] = 500,
-    recall: Annotated[bool, typer.Option("--recall", help="Measure the recall of indexes of vectors too.")] = False,
+    commits: Annotated[int, typer.Option(metavar="N", min=1, help="Number of newest commits to read.")] = 500,
+    recall: Annotated[bool, typer.Option("--recall", help="Also measure the recall of vector indexes.")] = False,
     prices: Annotated[
-        str | None, typer.Option(metavar="put=N,get=N,storage=N", help="Of 1,000 requests, and of a GiB a month.")
+        str | None,
+        typer.Option(metavar="put=N,get=N,storage=N", help="Prices of 1,000 requests, and of one GiB per month."),
     ] = None,
     as_json: Json = False,
 ) -> None:
     """Write one HTML file about tables, for a browser.
 
-    Splits per window, bytes before and after, log growth, requests and their price, lag of indexes, and the history of
-    the log. The file needs nothing else, no server and no network. Prices are those of S3 Standard unless said.
+    The report contains splits per window, bytes before and after compaction, and the growth of the log. It also
+    contains requests and their price, the lag of indexes, and the history. The file needs no server and no network.
+    Without --prices, the prices are those of S3 Standard.
+
+    Example: tidemark report --output report.html
     """
-    from jobs.reports.prices import read_prices
-    from pipelines.report.written import write_report
+    from pipelines.report import write_report
     from pipelines.tables import require_sound
+    from storage_core.log.job_run import read_prices
 
     chosen = places_of(uris or [])
     charged = read_prices(prices or "")
@@ -132,24 +143,24 @@ def report(
 
 def alerts(
     *,
-    test: Annotated[
-        bool, typer.Option("--test", help="Send each receiver an alert that says that it is a test.")
-    ] = False,
+    test: Annotated[bool, typer.Option("--test", help="Send a test alert to each receiver.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List who is told of failures and late tables, or try it.
+    """List who is notified of failures and late tables.
 
-    The receivers are those of alerts.yaml beside tables/. With --test it ends with 5 when one did not take the alert,
-    and with 2 when there is none.
+    The receivers are declared in alerts.yaml, next to the folder tables. With --test, the command sends a test alert.
+    It then exits with 5 if a receiver did not accept the alert, and with 2 without any receiver.
+
+    Example: tidemark alerts --test
     """
     from pipelines.alerts.delivery import Alert, deliver
     from pipelines.alerts.receivers import ALERTS, read_alerts
-    from storage_core.clock import SystemClock
+    from storage_core.base.clock import SystemClock
 
     root = declared().root
     known = read_alerts(root)
     if test and not known.receivers:
-        raise NotFound(f"no receiver is declared, so nobody would be told; write one into {root / ALERTS}")
+        raise NotFound(f"no receiver is declared, so nobody would be notified. Write one into {root / ALERTS}.")
     found = [{"receiver": place, "kind": each.kind} for place, each in enumerate(known.receivers, 1)]
     output.records(
         found, {"receiver": number, "kind": cell}, as_json=as_json, nothing="alerts.yaml declares no receiver"
@@ -163,7 +174,10 @@ def alerts(
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The tables that a command is about, the folder that holds `tables/`, and the declarations that were left out."""
+    """The tables that a command reads, and the problems of invalid declarations.
+
+    `root` is the folder that contains `tables/`.
+    """
 
     places: Sequence[Place]
     root: Path
@@ -171,12 +185,13 @@ class Chosen:
 
 
 def places_of(words: Sequence[str]) -> Chosen:
-    """Return the tables that the words name, or all that are declared, with what is wrong with the others.
+    """Return the tables in `words`. Without words, return all declared tables and the problems of invalid declarations.
 
-    Raises `InvalidInput` where no word names a table and none of the declarations is sound, and as `resolve` does.
+    Raises:
+        InvalidInput: There are no words, and no declaration is valid. The errors of `resolve` are raised too.
     """
-    from pipelines.status.table_status import Place
-    from storage_core.objectstore.resolve import name_of
+    from pipelines.status import Place
+    from storage_core.store.resolve import name_of
 
     known = declared()
     bounds = {each.declaration.name: each.declaration for each in known.tables}
@@ -204,7 +219,7 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
 
 
 def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
-    from pipelines.runs.failed import history_folder, last_failures
+    from pipelines.failed import history_folder, last_failures
 
     folder = history_folder(chosen.root)
     if folder is None:
@@ -217,16 +232,16 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
 
 
 def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
-    from pipelines.status.held_back import held_back
-    from storage_core.clock import SystemClock
+    from pipelines.status import held_back
+    from storage_core.base.clock import SystemClock
 
     tables = [each.declaration for each in declared().tables]
     try:
         return held_back(found, tables, root, now_ms=SystemClock().now_ms())
-    except InvalidInput:  # of upkeep.yaml or automation.yaml, which is said below the tables
+    except InvalidInput:  # the errors of upkeep.yaml and automation.yaml are printed below the tables
         return {}
     except Exception as error:  # noqa: BLE001  # as of the failures
-        output.warning(f"what upkeep waits for is not known: the history of Dagster cannot be read: {error}")
+        output.warning(f"cannot check why maintenance waits: the history of Dagster cannot be read: {error}")
         return {}
 
 
@@ -244,25 +259,24 @@ _COLUMNS: Final = {
     "next compaction": cell,
 }
 _OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries", "unmerged", "newest row")
-"""What a narrow terminal does not show, in the order in which it leaves them out."""
+"""Columns that a narrow terminal does not show. The first column in the list is dropped first."""
 
 
 def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
-    """A line per table, and below them what failed."""
-    from pipelines.status.external_debt import HELD
-    from pipelines.status.words import held_bytes
-    from storage_core.clock import SystemClock
+    """Print one line per table, and then the failures."""
+    from pipelines.status import HELD, held_bytes
+    from storage_core.base.clock import SystemClock
 
     now_ms = SystemClock().now_ms()
-    nothing = "no table is declared here; run this in a folder with tables/*.yaml, or name one"
+    nothing = "No table is declared here. Run this in a folder with tables/*.yaml, or name a table."
     lines = [_line(each, failures.get(each.place.name), now_ms) for each in found]
     output.records(lines, _COLUMNS, as_json=False, nothing=nothing, most=None, optional=_OPTIONAL)
     for each in found:
         if each.error is not None:
             output.line(f"{each.place.name}: {each.error.kind}: {each.error}")
         for step, why in ({} if each.status is None else each.status.unknown).items():
-            what = "holds its bytes" if step == HELD else f"there is to {step}"
-            output.line(f"{each.place.name}: nobody knows what {what}: {why}")
+            what = "retained bytes" if step == HELD else f"pending work of {step}"
+            output.line(f"{each.place.name}: cannot check the {what}: {why}")
         if each.status is not None and (kept := held_bytes(each.status, now_ms)):
             output.line(f"{each.place.name}: {kept}")
         failure = failures.get(each.place.name)
@@ -271,9 +285,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
 
 
 def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, object]:
-    from pipelines.quantities import age, duration, size
-    from pipelines.status.external_debt import HELD
-    from pipelines.status.words import index_lag, next_run
+    from pipelines.status import HELD, index_lag, next_run
+    from pipelines.tables import age, duration, size
 
     state = found.state_after(failure).value
     about: dict[str, object] = {"table": found.place.name, "status": state.replace("_", " ")}

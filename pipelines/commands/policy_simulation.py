@@ -1,9 +1,8 @@
-"""What the policy makes of a day of ingestion: splits and bytes as metrics, no storage
-(docs/architecture/compaction.md, "Policy").
+"""Simulation of the compaction policy for one day of ingestion. It uses numbers of splits and bytes, and no storage.
 
-The same `policy.choose` decides as in a real run, and `merges.bounded` how much of it is done. A merge writes as many
-bytes as it reads, in pieces of the target size; compression that gets better with sorting is left out, so a real table
-is better off.
+The simulation calls the same functions as a real run. `policy.choose` selects the merges, and `work.bounded` limits
+their number. A simulated merge writes as many bytes as it reads, in files of the target size. A real table becomes
+smaller than the simulated table, because sorted data compresses better. See docs/architecture/compaction.md, "Policy".
 """
 
 from __future__ import annotations
@@ -13,22 +12,32 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from storage_core.compaction.merges import MOST_INPUTS, Flags, Ints, Merges, bounded, outputs_of, ranges
-from storage_core.compaction.policy import FINALIZED, LATE_SHARE, Mode, Rules, Splits, choose
-from storage_core.settings.compaction import CompactionSettings
+from storage_core.compact.policy import FINALIZED, LATE_SHARE, Rules, Splits, choose
+from storage_core.compact.work import MOST_INPUTS, Flags, Ints, Merges, bounded, outputs_of, ranges
+from storage_core.data.settings.layout import CompactionSettings, Mode
 
 MINUTE_MS = 60_000
 MINUTES_PER_DAY = 1440
 MOST_ROUNDS = 1_000
-"""How many rounds there are when nothing arrives and no window gets cold any more."""
+"""The largest number of rounds after the last split has arrived and every window is cold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ingestion:
-    """Splits that arrive, and what they are merged by. Sizes are in bytes; a split has `split_rows` rows.
+    """Arriving splits, and the settings of their compaction.
 
-    `rates` holds the number of splits that arrive in each minute. Of them `late_share` belong to the window of
-    `late_minutes` ago. A compaction runs every `every_minutes` and replaces about `plan_inputs` splits at most.
+    Attributes:
+        rates: The number of splits that arrive in each minute.
+        split_bytes: The size of a split in bytes.
+        split_rows: The number of rows of a split.
+        window_seconds: The length of a window in seconds.
+        target_bytes: The size of an output file of a merge in bytes.
+        late_share: The share of late splits. A late split belongs to the window that was current `late_minutes`
+            earlier.
+        late_minutes: The lateness of the late splits in minutes.
+        every_minutes: The time between two compactions in minutes.
+        plan_inputs: The approximate largest number of splits that one compaction replaces.
+        settings: The settings of the policy.
     """
 
     rates: Sequence[int]
@@ -45,7 +54,7 @@ class Ingestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One compaction: when, what it found live, and what it did. Bytes and splits."""
+    """One compaction: its time, the live splits before and after it, its merges and the bytes that it wrote."""
 
     minute: int
     live_before: int
@@ -57,9 +66,10 @@ class Round:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Simulation:
-    """All rounds until nothing was left to do. What is `per_window` has an element per window, in their order.
+    """All rounds of a simulation, until a round had no work.
 
-    `finalized_windows` counts those that hardly have a byte outside their sorted run; one split alone is one.
+    The fields `…_per_window` have one element per window, in the order of the windows. `finalized_windows` counts the
+    windows whose sorted run contains almost all bytes. A window with a single split counts as finalized.
     """
 
     rounds: tuple[Round, ...]
@@ -72,7 +82,7 @@ class Simulation:
 
     @property
     def write_amplification(self) -> float:
-        """Bytes written per byte that came in, the first writing included."""
+        """Bytes written per ingested byte, including the first write."""
         return 1 + self.bytes_compacted / self.bytes_ingested if self.bytes_ingested else 1.0
 
 
@@ -87,16 +97,16 @@ class _Live:
     added_ms: Ints
 
     def take(self, places: Ints | Flags) -> _Live:
-        """The splits at these places, or those that are marked, in that order."""
+        """Return the splits at these positions, or the marked splits, in that order."""
         columns = (self.window, self.merges, self.bytes, self.rows, self.added_ms)
         return _Live(*(column[places] for column in columns))
 
 
 def simulate(load: Ingestion) -> Simulation:
-    """Return what becomes of the splits, round by round; equal loads, equal simulations.
+    """Return the result of the simulation, round by round. Equal loads give equal results.
 
-    After the last arrival the rounds go on until every window is cold and one of them found nothing to do, which is
-    convergence; a policy that does not get there in `MOST_ROUNDS` rounds from then on has not converged.
+    After the last arrival, rounds continue until every window is cold and one round has no work. The policy has then
+    converged. If it needs more than `MOST_ROUNDS` further rounds, it has not converged.
     """
     live, ingested = _nothing(), 0
     rounds: list[Round] = []
@@ -124,7 +134,7 @@ def simulate(load: Ingestion) -> Simulation:
 
 
 def _outside(live: _Live, group: Ints, windows: int) -> Ints:
-    """The bytes of each window that are not in its sorted run."""
+    """Return for each window the number of bytes that are not in its sorted run."""
     top = np.full(windows, FINALIZED, np.int64)
     np.maximum.at(top, group, live.merges)
     outside = live.bytes * (live.merges != top[group])
@@ -132,7 +142,7 @@ def _outside(live: _Live, group: Ints, windows: int) -> Ints:
 
 
 def _still_minute(load: Ingestion) -> int:
-    """From when on nothing arrives and every window is cold."""
+    """Return the first minute after which no split arrives and every window is cold."""
     last_end_ms = int(_starts(len(load.rates), load) + load.window_seconds) * 1000
     return max(len(load.rates), -(-(last_end_ms + load.settings.cold_after_ms) // MINUTE_MS))
 
@@ -169,7 +179,10 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
 
 
 def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
-    """The outputs of all merges. Pieces are rounded as `split.rolling_writer.RollingWriter` does."""
+    """Return the outputs of all merges.
+
+    Sizes of files are rounded in the same way as in `split.writer.RollingWriter`.
+    """
     if not len(merges):
         return _nothing()
     size, rows = (np.add.reduceat(each[merges.rows], merges.first) for each in (live.bytes, live.rows))
@@ -184,7 +197,10 @@ def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Li
 
 
 def _arrivals(minutes: range, load: Ingestion) -> _Live:
-    """Late splits are spread evenly over the others, so no random number decides."""
+    """Return the splits that arrive in these minutes.
+
+    Late splits are distributed evenly among the other splits, so the result does not depend on random numbers.
+    """
     rates = np.array([load.rates[minute] for minute in minutes], np.int64)
     minute = np.repeat(np.array(minutes, np.int64), rates)
     number = np.arange(len(minute))

@@ -1,4 +1,4 @@
-"""The raw log: `append --table` and `raw`."""
+"""Commands of raw logs: `append --table` and `raw`."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import DryRun, Json, duration_ms
+from pipelines.commands.arguments import BARE_NAME, DryRun, Json, duration_ms, resolve, run_here
 from pipelines.commands.output import cell, instant_ms, number
-from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError
-from storage_core.wording import counted
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
+from storage_core.base.text import counted
+from storage_core.data.steps import CollectRaw
 
 if TYPE_CHECKING:
-    from pipelines.commands.raw_upkeep import RawPlaces
-    from storage_core.formats.raw_chunk import Operation
-    from storage_core.raw_log.chunks import Damage
-    from storage_core.raw_log.history import History, Verified
-    from storage_core.raw_log.raw_log import RawLog
-    from storage_core.raw_log.records import RawRecord
+    from pipelines.tables import DeclaredRawLog
+    from storage_core.data.formats.raw_chunk import Operation
+    from storage_core.raw_log_steps import DistributeTables
+    from storage_core.store.contract import ObjectStore
+    from storage_core.write.raw_log.history import Damage, History, Verified
+    from storage_core.write.raw_log.records import RawRecord
+    from storage_core.write.raw_log.writer import RawLog
 
-Also = Annotated[list[str] | None, typer.Option("--also", metavar="URI", help="One more store of the raw log.")]
+Also = Annotated[list[str] | None, typer.Option("--also", metavar="URI", help="Another store of the raw log.")]
 Optional_ = Annotated[
     list[str] | None, typer.Option("--optional", metavar="URI", help="A store of the raw log that may fail.")
 ]
 TableName = Annotated[
-    str | None, typer.Option("--table", metavar="NAME", help="URI is a raw log; the lines are rows of this table.")
+    str | None,
+    typer.Option("--table", metavar="NAME", help="Write to the raw log at URI. The lines are rows of this table."),
 ]
 KeyField = Annotated[
-    str | None, typer.Option("--key", metavar="FIELD", help="Raw log: the field that is the record's key.")
+    str | None, typer.Option("--key", metavar="FIELD", help="Raw log: the field with the record's key.")
 ]
 UniqueBy = Annotated[
     str | None,
-    typer.Option("--unique-by", metavar="FIELD", help="Raw log: the field that is the record's id, taken once."),
+    typer.Option(
+        "--unique-by", metavar="FIELD", help="Raw log: the field with the record's id. A repeated id is ignored."
+    ),
 ]
 RawOperation = Annotated[
-    Literal["put", "patch", "delete", "reset"], typer.Option("--operation", help="Raw log: what each line does.")
+    Literal["put", "patch", "delete", "reset"], typer.Option("--operation", help="Raw log: the operation of each line.")
 ]
 
 Where = Annotated[str, typer.Argument(metavar="URI", help="A raw log: its name in raw_logs/*.yaml, or a store.")]
@@ -53,7 +58,7 @@ _MOST_REJECTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTarget:
-    """Where `append --table` writes, and as what."""
+    """The stores to which `append --table` writes, and the options for the records."""
 
     stores: Sequence[str]
     optional: Sequence[str]
@@ -65,7 +70,7 @@ class RawTarget:
 
 @dataclass(slots=True)
 class _Tally:
-    """What became of the lines so far; `rejected` keeps the first ones of all that are no rows."""
+    """The counts of the lines so far. `rejected` contains the first lines that are not valid rows."""
 
     acknowledged: int = 0
     last_line: int = 0
@@ -79,17 +84,22 @@ class _Tally:
 
 
 def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_json: bool) -> None:
-    """Append each line as one record, lines that come together in one chunk, and say what was acknowledged.
+    """Append each line as one record, and print how many records were acknowledged.
 
-    A line that is no row is left out, the others are acknowledged; then raises `InvalidInput` with the bad lines.
-    Raises what the raw log raises, with the line up to which rows are acknowledged.
+    Lines that arrive together are written in one chunk. A line that is not a valid row is skipped, and all other lines
+    are acknowledged.
+
+    Raises:
+        InvalidInput: At least one line was skipped. The error is raised after all lines are read, and contains the
+            skipped lines.
+        TidemarkError: An error of the raw log. The message contains the line up to which rows are acknowledged.
     """
-    from storage_core.formats.keys import validate_table_name
-    from storage_core.raw_log.raw_log import RawLog
-    from storage_core.raw_log.stores import RawStore
+    from storage_core.data.formats.keys import validate_table_name
+    from storage_core.write.raw_log.history import RawStore
+    from storage_core.write.raw_log.writer import RawLog
 
     if file_format not in (None, "ndjson"):
-        raise InvalidInput(f"a raw log takes NDJSON lines, not {file_format}; leave --format out")
+        raise InvalidInput(f"a raw log takes NDJSON lines, not {file_format}. Leave --format out.")
     validate_table_name(target.table)
     stores = [*map(RawStore, target.stores), *(RawStore(each, mandatory=False) for each in target.optional)]
     with _opened(file) as stream, RawLog(stores) as log:
@@ -99,7 +109,8 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
     about = {"writer": log.writer_id, "records": tally.acknowledged, "stores": report}
     if tally.bad:
         raise InvalidInput(
-            f"{tally.bad:,} lines are no rows and were left out; the other {tally.acknowledged:,} are acknowledged",
+            f"{tally.bad:,} lines are not valid rows and were skipped. The other {tally.acknowledged:,} are "
+            "acknowledged.",
             rejected=tally.rejected,
         )
     if as_json:
@@ -113,42 +124,46 @@ def raw(
     *,
     also: Also = None,
     verify: Annotated[
-        bool, typer.Option("--verify", help="Read every chunk; missing or damaged ones end with exit code 4.")
+        bool, typer.Option("--verify", help="Read every chunk. Exit with 4 if a chunk is missing or damaged.")
     ] = False,
-    heal: Annotated[bool, typer.Option("--heal", help="Copy to each store what it lacks and others have.")] = False,
+    heal: Annotated[
+        bool, typer.Option("--heal", help="Copy to each store the chunks that only other stores have.")
+    ] = False,
     collect: Annotated[
-        bool, typer.Option("--collect", help="Delete chunks that every table has and that are past the retention.")
+        bool, typer.Option("--collect", help="Delete chunks that are in every table and older than the retention.")
     ] = False,
     horizon: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="With --collect: how long a chunk waits, instead of 24h.")
+        str | None,
+        typer.Option(metavar="DURATION", help="With --collect: how long a chunk is kept in the plan (default: 24h)."),
     ] = None,
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """List the segments of a raw log, and what no store has.
+    """List the segments of a raw log, and its missing chunks.
 
-    Of a declared raw log it also says what its tables lack. Or fill its stores (--heal; --verify compares each
-    copy), or collect it.
+    For a declared raw log, the output also contains the chunks that its tables do not have yet. --heal copies to each
+    store the chunks that the store lacks. With --heal, --verify compares the content of each copy. --collect deletes
+    old chunks.
+
+    Example: tidemark raw events --verify
     """
-    from pipelines.commands.raw_upkeep import at_places, collected, declared_raw_log, healed
-
-    known = declared_raw_log(uri)
+    known = _declared_raw_log(uri)
     if heal and collect:
-        raise InvalidInput("--heal and --collect are two runs; give one of them")
+        raise InvalidInput("--heal and --collect are separate runs. Give one of them.")
     if collect:
-        collected(uri, known, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run, as_json=as_json)
+        _collect(uri, known, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run, as_json=as_json)
         return
     if horizon is not None or (dry_run and not heal):
         raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal")
-    at = at_places(uri, also or (), known)
+    at = _at_places(uri, also or (), known)
     if heal:
-        healed(at.stores, verify=verify, dry_run=dry_run, as_json=as_json)
+        _heal(at.stores, verify=verify, dry_run=dry_run, as_json=as_json)
     else:
         _listed_segments(at.history(), at, verify=verify, as_json=as_json)
 
 
 def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: bool) -> None:
-    from storage_core.clock import SystemClock
+    from storage_core.base.clock import SystemClock
 
     found = history.verify() if verify else None
     about = {**_described(history, found, SystemClock().now_ms()), **at.backlog(history)}
@@ -174,13 +189,13 @@ def _append_all(log: RawLog, stream: BinaryIO, target: RawTarget, file: str) -> 
             tally.last_line = lines[-1][0]
     except TidemarkError as error:
         before = f"{tally.acknowledged:,} rows of the lines up to {tally.last_line:,} are acknowledged"
-        raise error.reworded(f"{before}; then: {error.found}") from error
+        raise error.reworded(f"{before}. Then: {error.found}") from error
     return tally
 
 
 def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tally, file: str) -> Iterator[RawRecord]:
-    from storage_core.formats.raw_fields import decode_fields
-    from storage_core.raw_log.records import Named, prepared, record_of
+    from storage_core.data.formats.raw_fields import decode_fields
+    from storage_core.write.raw_log.records import Named, prepared, record_of
 
     named = Named(key=target.key, id=target.unique_by)
 
@@ -190,7 +205,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
         try:
             fields = decode_fields(data.decode("utf-8-sig"))
             record = record_of(target.table, fields, operation=target.operation, named=named)
-            prepared(record, now_ms=0)  # what one line lacks must not keep back the others
+            prepared(record, now_ms=0)  # an invalid line must not hold back the other lines
         except UnicodeDecodeError:
             tally.reject(file, at, data, "the line is not UTF-8")
         except InvalidInput as error:
@@ -200,7 +215,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
 
 
 def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield numbered lines as they come: a pipe that pauses does not keep back what it has delivered."""
+    """Yield numbered lines as they arrive. If a pipe pauses, the lines that it has delivered are yielded at once."""
     read = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
     while chunk := read(_READ_BYTES):
@@ -223,7 +238,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
     if not path.exists():
         raise NotFound(f"{file}: there is no such file")
     if path.is_dir():
-        raise InvalidInput(f"{file}: is a folder; append one file")
+        raise InvalidInput(f"{file}: is a folder. Append one file.")
     with path.open("rb") as stream:
         yield stream
 
@@ -284,3 +299,92 @@ def _list(found: object, shown: dict[str, output.Show], nothing: str) -> None:
 
 def _listed(found: object) -> Sequence[object]:
     return found if isinstance(found, list) else []
+
+
+# Stores of a raw log.
+
+
+@dataclass(frozen=True, slots=True)
+class RawPlaces:
+    """The stores of a raw log. `declared` is set if the raw log is declared."""
+
+    stores: Sequence[ObjectStore]
+    declared: DistributeTables | None = None
+
+    def history(self) -> History:
+        """Return the history that the stores contain together."""
+        from storage_core.write.raw_log.history import union
+
+        return union(self.stores) if self.declared is None else self.declared.history
+
+    def backlog(self, history: History) -> dict[str, object]:
+        """Return the size of the raw log, and the chunks that its tables lack.
+
+        For a raw log without a declaration, the value for the missing chunks is None.
+        """
+        from storage_core.write.distribution.work import backlog
+
+        known = self.declared
+        found = asdict(backlog(history, {} if known is None else known.offsets()))
+        held = {name: found[name] for name in ("chunks", "bytes")}
+        others = {name: value if known else None for name, value in found.items() if name not in held}
+        return {**held, **others, "retention_ms": known.raw.retention if known else None}
+
+
+def _declared_raw_log(text: str) -> DeclaredRawLog | None:
+    """Return the raw log of this name, or None if it is not declared. Raises `InvalidInput` for a broken file."""
+    from pipelines.tables import read_raw_logs, tables_folder
+
+    if not BARE_NAME.fullmatch(text):
+        return None
+    known = read_raw_logs(tables_folder())
+    is_known = text in {each.declaration.name for each in known.raw_logs}
+    return known.named(text) if is_known or text in {each.file.stem for each in known.problems} else None
+
+
+def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> RawPlaces:
+    """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both are given."""
+    if known is None:
+        from storage_core.store.resolve import open_store
+
+        return RawPlaces([open_store(resolve(each).uri) for each in (text, *also)])
+    if also:
+        raise InvalidInput(f"{text} is declared with its stores. Leave --also out.")
+    from storage_core.raw_log_steps import DistributeTables
+
+    opened = DistributeTables.open(known.files)
+    return RawPlaces(opened.raw_stores, opened)
+
+
+def _collect(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None, dry_run: bool, as_json: bool) -> None:
+    """Collect a declared raw log, and print the report."""
+    if known is None:
+        raise InvalidInput(f"{text!r} is not a raw log declared in raw_logs/*.yaml. --collect needs a declaration.")
+    done = run_here(known.options(CollectRaw, horizon_ms=horizon_ms, dry_run=dry_run))
+    output.report(done, as_json=as_json)
+
+
+def _heal(stores: Sequence[ObjectStore], *, verify: bool, dry_run: bool, as_json: bool) -> None:
+    """Copy missing chunks between the stores, and print the result.
+
+    Raises:
+        Corrupt: No store has an undamaged copy of an object.
+        Unavailable: A store is still incomplete, because it or another store did not answer.
+    """
+    from storage_core.base.clock import SystemClock, SystemIds
+    from storage_core.maintain.raw_logs import heal
+
+    found = heal(stores, clock=SystemClock(), ids=SystemIds(), verify=verify, dry_run=dry_run)
+    status = "planned" if dry_run else "healed" if found.bytes else "nothing_to_do"
+    if as_json:
+        output.json_line({"status": status, **asdict(found)})
+    else:
+        output.line(f"{status.replace('_', ' ')}: {found.objects:,} chunks and objects of record ids")
+        for uri, lacking in found.lacking.items():
+            copied, replaced = found.copied.get(uri, 0), found.replaced.get(uri, 0)
+            output.line(f"{uri}: lacked {lacking:,}, copied {copied:,}, replaced {replaced:,}")
+    if found.damaged:
+        raise Corrupt(f"{len(found.damaged):,} objects have no undamaged copy: {', '.join(found.damaged[:10])}")
+    if not dry_run and not found.is_whole:
+        silent = "; ".join([*found.unreachable, *(f"{where}: {why}" for where, why in found.failed.items())])
+        raise Unavailable(f"not every store is complete: {silent}. Heal again when all stores answer.")

@@ -1,69 +1,150 @@
-"""Questions: `sql`, `get`, `explain`."""
+"""The query commands `sql`, `get`, `explain`, `search` and `recall`, and `cache`, which manages the cache on disk."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri
-from pipelines.commands.target import open_table
+from pipelines.commands.arguments import At, Consistency, Everything, Json, Uri, open_table, refuse_beside
+from pipelines.commands.output import cell, number
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
 
 if TYPE_CHECKING:
-    from storage_core.settings.query import QueryLimits
+    from pathlib import Path
+
+    from storage_core.base.limits import QueryLimits
+    from storage_core.read.plan import Plan
+
+
+Clear = Annotated[bool, typer.Option("--clear", help="Empty the cache. Running reads are not affected.")]
+
+
+def cache(*, clear: Clear = False, as_json: Json = False) -> None:
+    """Show or clear the local cache of tables on S3.
+
+    --clear also removes temporary files of killed processes. TIDEMARK_CACHE_DIR sets the folder of the cache, and
+    TIDEMARK_CACHE_MIB its largest size. A size of 0 turns the cache off.
+
+    Example: tidemark cache --clear
+    """
+    from storage_core.base.errors import unavailable
+    from storage_core.base.limits import CacheSettings
+    from storage_core.base.process import remove_abandoned
+    from storage_core.store.pieces import BoundedFolder
+
+    settings = CacheSettings.of(os.environ)
+    found: dict[str, object] = {
+        "folder": None if settings.folder is None else str(settings.folder),
+        "most_bytes": settings.most_bytes if settings.is_on else 0,
+    }
+    if clear:
+        for each in {None, settings.folder}:
+            remove_abandoned(each)
+    try:
+        folder = None if settings.folder is None else BoundedFolder(settings.folder, settings.most_bytes)
+        cleared = folder.clear() if clear and folder is not None else 0
+        entries = [] if folder is None else folder.entries()
+    except OSError as error:
+        raise unavailable(f"cache {settings.folder}", error) from error
+    found |= {"bytes": sum(each.size_bytes for each in entries), "entries": len(entries), "cleared_bytes": cleared}
+    if as_json:
+        output.json_line(found)
+    else:
+        output.fields(found, {"folder": cell, **dict.fromkeys(list(found)[1:], number)})
+
+
+def folder_of_segments() -> Path | None:
+    """Return the folder of the cache, or None if the cache is off or the folder cannot be made."""
+    from storage_core.base.limits import CacheSettings
+
+    settings = CacheSettings.of(os.environ)
+    if settings.folder is None or not settings.is_on:
+        return None
+    try:
+        settings.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return None
+    return settings.folder
+
+
+def show_matches(
+    uri: str, query: str | None, *, facet: str | None, limit: int, as_json: bool, of_rows: Mapping[str, Any]
+) -> None:
+    """Print the number of matching rows. With `facet`, print the number of matching rows for each value of this column.
+
+    `of_rows` contains further arguments of `search_count`.
+    """
+    table, cache_dir = open_table(uri), folder_of_segments()
+    if facet is not None:
+        found = table.search_facets(query, facet, limit=limit, cache_dir=cache_dir, **of_rows)
+        output.rows(found.to_arrow(), as_json=as_json, everything=True)
+        return
+    number = table.search_count(query, cache_dir=cache_dir, **of_rows)
+    if as_json:
+        output.json_line({"count": number})
+    else:
+        output.line(f"{number:,} rows match")
+
+
+# SQL and lookups.
+
 
 Seconds = Annotated[
     float | None,
-    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="The longest the query may take; 300 by default."),
+    typer.Option(metavar="N", envvar="TIDEMARK_SQL_SECONDS", help="Time limit in seconds (default: 300)."),
 ]
 MemoryMib = Annotated[
     int | None,
-    typer.Option(
-        metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="The most memory it may take; 4096 MiB by default."
-    ),
+    typer.Option(metavar="MIB", envvar="TIDEMARK_SQL_MEMORY_MIB", help="Memory limit in MiB (default: 4096)."),
 ]
 SpillMib = Annotated[
     int | None,
     typer.Option(
-        metavar="MIB", envvar="TIDEMARK_SQL_SPILL_MIB", help="The most it may spill to disk; 16384 MiB by default."
+        metavar="MIB", envvar="TIDEMARK_SQL_SPILL_MIB", help="Limit of temporary disk space in MiB (default: 16384)."
     ),
 ]
 
 
 def sql(
     uri: Uri,
-    query: Annotated[str, typer.Argument(metavar="SELECT", help='Such as "select count(*) from t".')],
+    query: Annotated[str, typer.Argument(metavar="SELECT", help='A SELECT, such as "select count(*) from t".')],
     *,
     at: At = None,
     consistency: Consistency = None,
     seconds: Seconds = None,
     memory_mib: MemoryMib = None,
     spill_mib: SpillMib = None,
-    analyze: Annotated[bool, typer.Option("--analyze", help="Run it, and say what it read instead of rows.")] = False,
+    analyze: Annotated[
+        bool, typer.Option("--analyze", help="Run the query, and print what it read instead of rows.")
+    ] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Answer a SELECT over the table, which it calls t.
+    """Answer a SELECT over the table, which is called t.
 
-    The dialect is DuckDB's. The query can read this table and nothing else.
+    The SQL dialect is DuckDB's. The query can read this table and nothing else.
+
+    Example: tidemark sql clicks "select url, avg(ms) from t group by url"
     """
-    from storage_core.engine.sandbox.pool import prepare
+    from storage_core.engine.sandbox.process import prepare
 
-    prepare()  # it loads DuckDB while the table is opened
+    prepare()  # load DuckDB while the table is opened
     table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
     if analyze:
-        from pipelines.commands import plans
-
         plan = table.explain(query, at=at, consistency=consistency or "snapshot", limits=limits, analyze=True)
-        plans.show_query(plan, as_json=as_json)
+        _show_plan(plan, as_json=as_json)
         return
     answer = table.sql(query, at=at, consistency=consistency or "snapshot", limits=limits)
     output.rows(answer.to_arrow(), as_json=as_json, everything=everything)
 
 
 def _limits(seconds: float | None, memory_mib: int | None, spill_mib: int | None) -> QueryLimits:
-    from storage_core.settings.query import QueryLimits  # the help needs no part of the core
+    from storage_core.base.limits import QueryLimits  # `--help` does not need the core
 
     usual = QueryLimits()
     return QueryLimits(
@@ -79,16 +160,20 @@ def get(
     *,
     at: At = None,
     consistency: Consistency = None,
-    explain: Annotated[bool, typer.Option("--explain", help="Say what it would ask, and print no row.")] = False,
-    analyze: Annotated[bool, typer.Option("--analyze", help="Run it, and say what it asked instead.")] = False,
+    explain: Annotated[bool, typer.Option("--explain", help="Print the plan, and no rows.")] = False,
+    analyze: Annotated[
+        bool, typer.Option("--analyze", help="Run the lookup, and print what it read instead of the row.")
+    ] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
     """Print the row of a primary key.
 
-    It is the row as of the last acknowledged write, unless --at or --consistency says otherwise. No row is no error.
+    The row is as of the last acknowledged write, unless --at or --consistency is given. A missing row is not an error.
+
+    Example: tidemark get planes N10156
     """
-    from pipelines.commands.row_values import shown
+    from pipelines.commands.output import shown
 
     table = open_table(uri)
     if explain or analyze:
@@ -112,17 +197,249 @@ def get(
 
 def explain(
     uri: Uri,
-    query: Annotated[str, typer.Argument(metavar="SELECT", help="What `sql` would answer.")],
+    query: Annotated[str, typer.Argument(metavar="SELECT", help="The SELECT, as for `tidemark sql`.")],
     *,
     at: At = None,
     consistency: Consistency = None,
     as_json: Json = False,
 ) -> None:
-    """Say which splits a query would read, and why no others.
+    """List the splits that a query would read, and why.
 
-    `tidemark search … --explain` says it of a search.
+    For a search, use `tidemark search` with --explain.
+
+    Example: tidemark explain clicks "select url from t where ms > 100"
     """
-    from pipelines.commands import plans
-
     plan = open_table(uri).explain(query, at=at, consistency=consistency or "snapshot")
-    plans.show_query(plan, as_json=as_json, with_splits=True)
+    _show_plan(plan, as_json=as_json, with_splits=True)
+
+
+def _show_plan(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
+    """Print the plan of a SELECT, and `with_splits` also the splits of the table that the query reads."""
+    if as_json:
+        output.json_line(plan.to_dict())
+        return
+    output.line(str(plan))
+    if with_splits:
+        shown = {"window_start": output.window, "rows": output.number, "size": output.number, "path": output.cell}
+        read = plan.tables[0].to_dict()["read"]
+        output.records(read, shown, as_json=False, nothing="no split can hold a matching row")
+
+
+# Search.
+
+
+Index = Annotated[
+    str | None, typer.Option(metavar="NAME", help="The index to search. Required if several indexes could answer.")
+]
+Indexes = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--index",
+        metavar="NAME",
+        help="An index to search. Required if several could answer. Repeat it to fuse indexes.",
+    ),
+]
+Fusion = Annotated[
+    str,
+    typer.Option(metavar="HOW", help="Fuse several indexes by ranks (rrf), or by scores scaled to 0 to 1 (linear)."),
+]
+Weights = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--weight",
+        metavar="NAME=N",
+        help="Weight of an index in the fusion. A full-text index of weight 0 only filters.",
+    ),
+]
+Boosts = Annotated[
+    list[str] | None,
+    typer.Option("--boost", metavar="COLUMN=N", help="Multiply the full-text scores of a column."),
+]
+Probes = Annotated[
+    int | None, typer.Option(metavar="N", help="Clusters to read in each segment (default: the setting of the index).")
+]
+Syntax = Annotated[
+    str,
+    typer.Option(
+        metavar="SYNTAX", help="For text that is not a valid query: search its words (lenient), or fail (strict)."
+    ),
+]
+Limit = Annotated[int | None, typer.Option(metavar="N", help="Largest number of rows, best first (default: 10).")]
+Offset = Annotated[int, typer.Option(metavar="N", help="Skip this many of the best rows, for the next page.")]
+Filter = Annotated[
+    str | None,
+    typer.Option("--filter", metavar="CONDITION", help='Only rows that meet this condition, such as "status >= 500".'),
+]
+OrderBy = Annotated[
+    str | None, typer.Option(metavar="COLUMN", help="Order by this column instead of by score, largest value first.")
+]
+Ascending = Annotated[bool, typer.Option("--ascending", help="With --order-by: smallest value first.")]
+Snippets = Annotated[
+    bool, typer.Option("--snippets", help="Add a fragment of each matching text, as HTML with <b> around the matches.")
+]
+Count = Annotated[bool, typer.Option("--count", help="Print the number of matching rows instead.")]
+Facet = Annotated[
+    str | None,
+    typer.Option(
+        metavar="COLUMN", help="Print this column's most frequent values among all matches. It needs a bitmap index."
+    ),
+]
+Columns = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAMES", help="Only these columns, such as path,status. Scores are added unless NAMES has one."
+    ),
+]
+Explain = Annotated[bool, typer.Option("--explain", help="Print the plan, and no rows.")]
+Analyze = Annotated[bool, typer.Option("--analyze", help="Run the search, and print what it read instead of rows.")]
+
+
+def search(
+    uri: Uri,
+    query: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="QUERY",
+            help='Words for a full-text index. For a bitmap index: 404, 404,500 or {"status": {">=": 500}}.',
+        ),
+    ] = None,
+    *,
+    text: Annotated[str | None, typer.Option("--text", metavar="QUERY", help="The same as QUERY.")] = None,
+    vector: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS", help="Find the nearest rows: [0.1,0.2] or @file.npy. With QUERY, both results are fused."
+        ),
+    ] = None,
+    index: Indexes = None,
+    fusion: Fusion = "rrf",
+    weight: Weights = None,
+    boost: Boosts = None,
+    limit: Limit = None,
+    offset: Offset = 0,
+    filter_: Filter = None,
+    syntax: Syntax = "lenient",
+    nprobe: Probes = None,
+    order_by: OrderBy = None,
+    ascending: Ascending = False,
+    snippets: Snippets = False,
+    count: Count = False,
+    facet: Facet = None,
+    columns: Columns = None,
+    explain: Explain = False,
+    analyze: Analyze = False,
+    at: At = None,
+    consistency: Consistency = None,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
+    """Find the best rows for a query, a vector, or both.
+
+    The search finds all matches, even if an index lags. It reads rows that have no index segment yet, and indexes these
+    rows in memory.
+
+    Example: tidemark search notes "green shoes" --limit 5
+    """
+    if text is not None and query is not None:
+        raise InvalidInput("the query is given twice, as --text and as QUERY. Leave one of them out.")
+    query, most = text if query is None else query, 10 if limit is None else limit
+    if count or facet is not None:
+        of_scores = {"--vector": vector, "--nprobe": nprobe, "--boost": boost, "--weight": weight}
+        of_order = {"--fusion": None if fusion == "rrf" else fusion, "--order-by": order_by, "--ascending": ascending}
+        of_page = {"--offset": offset or None, "--snippets": snippets, "--columns": columns}
+        of_plan = {"--explain": explain, "--analyze": analyze}
+        of_count = {"--facet": facet, "--limit": limit} if count else {}
+        others = {**of_count, **of_page, **of_order, **of_scores, **of_plan}
+        refuse_beside("--count" if count else "--facet", others, why="prints no rows")
+        of_rows = {"index": index or None, "filter": filter_, "syntax": syntax, "at": at}
+        of_rows |= {"consistency": consistency or "snapshot"}
+        show_matches(uri, query, facet=facet, limit=most, as_json=as_json, of_rows=of_rows)
+        return
+    from pipelines.commands.arguments import vector_of
+
+    question: dict[str, Any] = {
+        "vector": None if vector is None else vector_of(vector),
+        "index": index or None,
+        "fusion": fusion,
+        "weights": _numbers("--weight", weight),
+        "boosts": _numbers("--boost", boost),
+        "limit": most,
+        "offset": offset,
+        "filter": filter_,
+        "syntax": syntax,
+        "nprobe": nprobe,
+        "at": at,
+        "consistency": consistency or "snapshot",
+        "cache_dir": folder_of_segments(),
+    }
+    table = open_table(uri)
+    names = None if columns is None else list(dict.fromkeys(columns.split(",")))
+    question["columns"] = None if names is None else [name for name in names if name in table.schema.names] or None
+    if explain or analyze:
+        of_order = {"--order-by": order_by, "--ascending": ascending, "--snippets": snippets}
+        refuse_beside("--explain" if explain else "--analyze", of_order, why="explains a search by score")
+        plan = table.explain_search(query, **question, analyze=analyze)
+        if as_json:
+            output.json_line(plan.to_dict())
+        else:
+            output.line(str(plan))
+        return
+    answer = table.search(query, **question, order_by=order_by, descending=not ascending, snippets=snippets)
+    known = dict.fromkeys([*table.schema.names, *answer.column_names])
+    if unknown := [name for name in names or () if name not in known]:
+        raise InvalidInput(
+            f"--columns: unknown column {', '.join(map(quoted, unknown))}. The answer has {', '.join(known)}."
+        )
+    added = [name for name in answer.column_names if name not in table.schema.names]
+    if names is not None and not {*added} & {*names}:
+        names += added
+    output.rows(answer.to_arrow() if names is None else answer.select(names), as_json=as_json, everything=everything)
+
+
+def recall(
+    uri: Uri,
+    *,
+    index: Index = None,
+    queries: Annotated[
+        int, typer.Option(metavar="N", help="Number of sampled rows to search the neighbours of.")
+    ] = 100,
+    k: Annotated[int, typer.Option("--k", metavar="N", help="Number of neighbours per sampled row.")] = 10,
+    filter_: Filter = None,
+    nprobe: Probes = None,
+    seed: Annotated[int, typer.Option(metavar="N", help="Seed of the random sample of rows.")] = 0,
+    at: At = None,
+    as_json: Json = False,
+) -> None:
+    """Measure how many nearest rows a vector search finds.
+
+    The command searches for the embeddings of some rows. It compares each result with the exact result over all rows.
+
+    Example: tidemark recall notes --index near
+    """
+    from dataclasses import asdict
+
+    found = open_table(uri, at).recall(
+        index, queries, k, filter_, nprobe=nprobe, seed=seed, cache_dir=folder_of_segments()
+    )
+    if as_json:
+        output.json_line(asdict(found))
+        return
+    output.line(f"index {found.index}: recall@{found.k} {found.recall:.4f} over {found.queries:,} queries")
+    output.line(f"  rows scored exactly: {found.rows:,}, ranked by vectors in all searches: {found.candidates:,}")
+
+
+def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
+    """Return the number for each name, from texts such as `words=2`. Raises `InvalidInput` for any other text."""
+    found = {}
+    for each in given or []:
+        name, _, number = each.rpartition("=")
+        try:
+            value = float(number)
+        except ValueError:
+            value = None
+        if not name or value is None or name in found:
+            raise InvalidInput(
+                f"{option}: {quoted(each)} is not a name with a number, such as words=2, or is given twice"
+            )
+        found[name] = value
+    return found or None

@@ -1,23 +1,74 @@
-"""Processes that stay: `ui` runs those of Dagster on this machine, `serve` one of them, `spark` a Spark for jobs."""
+"""Commands for long-running processes, `ui`, `serve` and `spark`, and the command `backfill`."""
 
 from __future__ import annotations
 
+import logging
 import os
+import signal
 import socket
 import sys
-from contextlib import suppress
+import threading
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, redirect_stdout, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 
+from jobs.process import STOP_SIGNALS
 from pipelines.commands import output
-from pipelines.commands.arguments import Json
-from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable
-from storage_core.extras import PIPELINE, needs
+from pipelines.commands.arguments import Json, declared
+from storage_core.base.errors import PIPELINE, Interrupted, InvalidInput, NotFound, TidemarkError, Unavailable, needs
+from storage_core.base.text import counted, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from pipelines.backfill import ChunkDone
+    from pipelines.tables import DeclaredTable
+
+
+@contextmanager
+def noticed() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether SIGINT or SIGTERM has arrived, regardless of the handler of the signal.
+
+    Inside the block, both signals raise `KeyboardInterrupt`, except while a run has its own handlers. Only the main
+    thread receives signals. In another thread, the function always returns False.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    heard, written = socket.socketpair()
+    with heard, written:
+        heard.settimeout(0)
+        written.settimeout(0)
+        # Python writes the number of every signal with a Python handler to this socket.
+        was_told = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
+        handlers = {each: signal.signal(each, signal.default_int_handler) for each in STOP_SIGNALS}
+        try:
+            yield _Ear(heard).heard
+        finally:
+            for each, handler in handlers.items():
+                signal.signal(each, handler)
+            signal.set_wakeup_fd(was_told)
+
+
+class _Ear:
+    """Remembers whether a signal was read from the socket."""
+
+    def __init__(self, source: socket.socket) -> None:
+        self._source, self._heard = source, False
+
+    def heard(self) -> bool:
+        """Return whether one of the signals has arrived so far."""
+        with suppress(BlockingIOError):
+            self._heard = self._heard or bool(set(self._source.recv(4096)) & set(STOP_SIGNALS))
+        return self._heard
+
+
+# Dagster.
+
 
 _LOOPBACK = "127.0.0.1"
 _ACTIONS = ("up", "down", "status")
@@ -27,7 +78,7 @@ AllowHost = Annotated[
         "--allow-host",
         metavar="HOST[:PORT]",
         envvar="TIDEMARK_ALLOW_HOST",
-        help="A host by which browsers reach the webserver, such as that of a proxy; may be given more than once.",
+        help="Host name under which browsers reach the webserver, such as a proxy. Repeat it for more.",
     ),
 ]
 
@@ -35,22 +86,25 @@ AllowHost = Annotated[
 def ui(
     *,
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port on 127.0.0.1.")] = 3000,
-    warm: Annotated[bool, typer.Option("--spark", help="Keep a Spark for jobs, as `spark up` does.")] = False,
+    warm: Annotated[
+        bool, typer.Option("--spark", help="Also keep a Spark running for jobs, as `tidemark spark up` does.")
+    ] = False,
     allow_host: AllowHost = None,
-    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Show each event of a run here too.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each event of a run here, too.")] = False,
     as_json: Json = False,
 ) -> None:
     """Open Dagster's UI, on this machine only.
 
-    It shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO. With
+    The UI shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO. With
     --verbose it shows each event. The command also starts a daemon and a code server. If one of the three processes
-    ends, it is started again.
+    ends, the command starts it again.
+
+    Example: tidemark ui --port 3001
     """
     place, environment = _settled("the UI of Dagster", is_verbose=verbose)
     hosts = _hosts(allow_host)
     _require_free(port)
-    from pipelines.processes.one_daemon import require_no_other_daemon
-    from pipelines.processes.programs import Address, Service, command_of
+    from pipelines.processes.programs import Address, Service, command_of, require_no_other_daemon
     from pipelines.processes.supervision import keep_running
 
     require_no_other_daemon(place)
@@ -58,21 +112,21 @@ def ui(
     if as_json:
         output.json_line({"url": url, "dagster_home": str(place)})
     else:
-        output.line(f"Dagster starts (its history is in {place}); end it with Ctrl-C")
+        output.line(f"Dagster starts (its history is in {place}). End it with Ctrl-C.")
     sys.stdout.flush()
 
     def is_open() -> bool:
-        """Whether the webserver answers; says it to people."""
+        """Return whether the webserver answers, and print its address for people."""
         with socket.socket() as probe:
             answers = probe.connect_ex((_LOOPBACK, port)) == 0
         if answers and not as_json:
-            with suppress(output.OutputClosedError, BrokenPipeError):  # who looks no more wants it to go on
+            with suppress(output.OutputClosedError, BrokenPipeError):  # a closed output must not stop the processes
                 output.line(f"Dagster is open on {url}")
                 sys.stdout.flush()
         return answers
 
-    # Only this user gets into the folder, for who reaches the code server runs code as this user.
-    from storage_core.scratch import scratch_folder
+    # Only this user may enter the folder, because everybody who reaches the code server can run code as this user.
+    from storage_core.base.process import scratch_folder
 
     with scratch_folder("ui") as folder:
         code = Address(socket=str(listening := folder / "code"))
@@ -87,30 +141,32 @@ def ui(
 
 
 def serve(
-    service: Annotated[str, typer.Argument(metavar="SERVICE", help="code, daemon or webserver.")],
+    service: Annotated[str, typer.Argument(metavar="SERVICE", help="The process: code, daemon or webserver.")],
     *,
     code: Annotated[
         str, typer.Option("--code", metavar="ADDRESS", help="The code server: HOST:PORT, or a path to its socket.")
     ],
-    host: Annotated[str, typer.Option(metavar="HOST", help="What the webserver listens on.")] = _LOOPBACK,
+    host: Annotated[str, typer.Option(metavar="HOST", help="Address on which the webserver listens.")] = _LOOPBACK,
     port: Annotated[int, typer.Option(metavar="PORT", min=1, max=65535, help="The port of the webserver.")] = 3000,
     allow_host: AllowHost = None,
     as_json: Json = False,
 ) -> None:
     """Run one process of Dagster until it is ended.
 
-    For systemd, containers, and several machines. Give all three the same --code. The code server and the webserver
-    let in everybody who reaches them. The webserver refuses requests from pages of other sites, and hosts that
-    --allow-host does not declare.
+    Use it with systemd, in containers, and on several machines. Give all three processes the same --code. Everybody who
+    can reach the code server or the webserver can use it. The webserver refuses requests from pages of other sites, and
+    hosts that --allow-host does not declare.
+
+    Example: tidemark serve webserver --code 10.0.0.5:4266 --host 0.0.0.0
     """
     place, environment = _settled("a process of Dagster")
     from pipelines.processes.programs import Address, Service, command_of
 
     if service not in (known := [each.value for each in Service]):
-        raise InvalidInput(f"{service!r} is no process of Dagster; it is one of {', '.join(known)}")
+        raise InvalidInput(f"{service!r} is not a process of Dagster. Give one of {', '.join(known)}.")
     address = Address.parse(code)
     if service == Service.DAEMON:
-        from pipelines.processes.one_daemon import require_no_other_daemon
+        from pipelines.processes.programs import require_no_other_daemon
 
         require_no_other_daemon(place)
     command = command_of(Service(service), address, place, host=host, port=port, hosts=_hosts(allow_host))
@@ -122,59 +178,70 @@ def serve(
 
         run_code_server(command, address, environment)
         return
-    # Dagster takes this process over, so that what ends it ends Dagster and nothing stays behind.
+    # Dagster replaces this process. A signal to this process therefore ends Dagster, and no child process is left.
     os.execve(command[0], command, environment)  # noqa: S606  # no shell is wanted
 
 
 def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str, str]]:
-    """The home of Dagster, and the environment of its processes. Raises `NotFound` without declarations."""
+    """Return the home folder of Dagster and the environment of its processes.
+
+    Raises `NotFound` without a declared table.
+    """
     with needs(PIPELINE, what):
         from pipelines.instance import home
-    from pipelines.environment import LOG_LEVEL
     from pipelines.processes.programs import environment_of
-    from pipelines.tables import TABLES, tables_folder
+    from pipelines.tables import LOG_LEVEL, TABLES, tables_folder
 
     folder = tables_folder()
     if not folder.is_dir():
-        raise NotFound(f"no table is declared here; run this in a folder with tables/*.yaml, or set {TABLES}")
+        raise NotFound(f"no table is declared here. Run this in a folder with tables/*.yaml, or set {TABLES}.")
     place = home(environment={**os.environ, **({LOG_LEVEL: "DEBUG"} if is_verbose else {})})
     return place, environment_of(place, folder, os.environ)
 
 
 def _hosts(declared: list[str] | None) -> list[str]:
-    """The hosts that were declared. Raises `InvalidInput` for a text that is not one."""
-    from pipelines.processes.web_hosts import declared_hosts
+    """Return the declared hosts. Raises `InvalidInput` for a text that is not a host."""
+    from pipelines.processes.programs import declared_hosts
 
     declared_hosts(declared or ())
     return declared or []
 
 
 def _require_free(port: int) -> None:
-    """Raise `InvalidInput` for a port that is taken; Dagster would say so among the lines of its other processes."""
+    """Raise `InvalidInput` if the port is in use.
+
+    Dagster's own message would be lost between the lines of other processes.
+    """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # one that was just given back is free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released counts as free
         try:
             probe.bind((_LOOPBACK, port))
         except OSError as error:
             raise InvalidInput(
-                f"port {port} cannot be used ({error.strerror}): end the program that has it, such as a UI that still "
-                "runs, or choose another with --port (make ui PORT=…)"
+                f"port {port} cannot be used ({error.strerror}). End the program that uses it, such as another UI, "
+                "or choose another port with --port (make ui PORT=…)."
             ) from None
 
 
+# Spark.
+
+
 def spark(
-    action: Annotated[str, typer.Argument(metavar="ACTION", help="up, down or status.")],
+    action: Annotated[str, typer.Argument(metavar="ACTION", help="The action: up, down or status.")],
     *,
     foreground: Annotated[
-        bool, typer.Option("--foreground", help="up: run it until this command is ended, for what supervises it.")
+        bool,
+        typer.Option("--foreground", help="up: run Spark until this command is ended, for use under a supervisor."),
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a Spark for the jobs of this user.
+    """Keep a Spark running for the jobs of this user.
 
-    It takes jobs from this machine only, with a token that only this user can read. Jobs whose code, Java or
-    credentials are others start a Spark of their own. The first time Spark's classes are left in an archive, which
-    takes half a minute. `status` ends with 5 when jobs would not use it.
+    This Spark takes jobs from this machine only, with a token that only this user can read. A job with other code,
+    another Java or other credentials starts its own Spark. The first start stores Spark's classes in an archive, which
+    takes half a minute. `status` exits with 5 if jobs would not use this Spark.
+
+    Example: tidemark spark up
     """
     from jobs.spark.warm import file_of
 
@@ -187,7 +254,7 @@ def spark(
         case "status":
             _status(file, as_json=as_json)
         case _:
-            raise InvalidInput(f"{action!r} is no action; it is one of {', '.join(_ACTIONS)}")
+            raise InvalidInput(f"{action!r} is not an action. Give one of {', '.join(_ACTIONS)}.")
 
 
 def _up(file: Path, *, foreground: bool, as_json: bool) -> None:
@@ -214,14 +281,17 @@ def _down(file: Path, *, as_json: bool) -> None:
 
 
 def _status(file: Path, *, as_json: bool) -> None:
-    """Say whether it runs, and whether jobs of this process would use it; end with 5 where they would not."""
+    """Print whether the Spark runs, and whether jobs of this process would use it.
+
+    Exit with 5 if jobs would not use it.
+    """
     from jobs.spark.warm import read, require_fitting
 
     server, reason = None, ""
     try:
         server = read(file)
         if server is None:
-            raise NotFound("no warm Spark was started; `tidemark spark up` does")
+            raise NotFound("no warm Spark was started. Start one with `tidemark spark up`.")
         require_fitting(server, os.environ)
     except TidemarkError as error:
         reason = str(error)
@@ -231,6 +301,196 @@ def _status(file: Path, *, as_json: bool) -> None:
     elif server is None or reason:
         output.line(reason)
     else:
-        output.line(f"Spark is up: process {server.pid}, 127.0.0.1:{server.port}; jobs use it")
+        output.line(f"Spark is up: process {server.pid}, 127.0.0.1:{server.port}. Jobs use it.")
     if reason:
         raise typer.Exit(Unavailable.exit_code)
+
+
+# Backfill.
+
+
+_LONGEST_CHUNK_SECONDS = 3600.0  # longer chunks are ignored in the estimate of the remaining time
+
+
+def backfill(
+    *,
+    table: Annotated[str, typer.Option(metavar="NAME", help="A table declared in tables/*.yaml, with windows.")],
+    start: Annotated[str, typer.Option("--from", metavar="TIME", help="First window, such as 2015-05-17T10:00 (UTC).")],
+    end: Annotated[
+        str, typer.Option("--to", metavar="TIME", help="End of the range. The window that starts here is not included.")
+    ],
+    chunk: Annotated[str, typer.Option(metavar="DURATION", help="Time range of one run, such as 1d or 6h.")] = "1d",
+    failed: Annotated[bool, typer.Option("--failed", help="Only windows whose last run failed or was killed.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Run a range of windows through Dagster.
+
+    One run per chunk ingests and compacts its windows. The UI shows each run. A failed window does not stop the others.
+    A second run of the same range changes nothing that is already done.
+
+    --failed takes only windows whose last run failed, was cancelled or was killed. It skips windows that no run has
+    begun. It exits with 3 while another run works on a window of the range.
+
+    Ctrl-C ends the current chunk and all that would follow. The command then prints what is left.
+
+    Example: tidemark backfill --table clicks --from 2015-05-17 --to 2015-05-20
+    """
+    ended: list[ChunkDone] = []
+    with noticed() as stopped, _quiet_previews():
+        try:
+            with closing(_chunks(table, start, end, chunk, only_failed=failed, as_json=as_json)) as chunks:
+                for done in chunks:
+                    ended.append(done)
+                    if stopped():
+                        break
+        except KeyboardInterrupt:
+            require_complete(ended, only_failed=failed)
+        if stopped():
+            require_complete(ended, only_failed=failed)
+    if failed and not ended and not as_json:
+        output.line(f"nothing to do: no window from {start} to {end} had a last run that failed or was ended")
+    bad = [each for each in ended if each.error is not None]
+    if bad:
+        raise TidemarkError(
+            f"{len(bad)} of {bad[0].of} chunks failed{_windows_of(bad)}. `tidemark ui` shows their runs. "
+            "Remove the cause, then run the command again with --failed."
+        )
+
+
+def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, as_json: bool) -> Generator[ChunkDone]:
+    """Run and show one chunk after another."""
+    with needs(PIPELINE, "a backfill"):
+        from pipelines import backfill as runs
+        from pipelines.instance import open_instance
+
+    known = _declared(table)
+    with (
+        open_instance() as instance,
+        _own(1, sys.stdout) as ours,
+        _own_errors() as errors,
+        progress(f"{table} {start} to {end}", errors) as advance,
+    ):
+        for done in runs.backfill(
+            known.declaration, start, end, chunk, only_failed=only_failed, instance=instance, file=known.file
+        ):
+            with advance(done.number, done.of), redirect_stdout(ours):
+                _show_chunk(done, as_json=as_json)
+            yield done
+
+
+def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
+    """Return if the signal has interrupted no work. Otherwise, raise `Interrupted`.
+
+    Raises:
+        Interrupted: Work is left. The message describes the remaining work and how to continue.
+    """
+    if not ended:
+        raise Interrupted("stopped by a signal before a chunk ended. Run the same command again.")
+    last = ended[-1]
+    if last.following is None and last.error != Interrupted.kind:
+        return
+    bad = sum(each.error is not None for each in ended)
+    counts = f"{len(ended) - bad} of {last.of} chunks done, {bad} begun or failed, {last.of - len(ended)} not begun"
+    advice = ["--failed for what was begun"] if bad and not only_failed else []
+    advice += [f"--from {last.following} for the rest"] if last.following and not only_failed else []
+    how = f" and {', and with '.join(advice)}" if advice else ""
+    raise Interrupted(f"stopped by a signal: {counts}. Continue with the same command{how}.")
+
+
+def _windows_of(bad: Sequence[ChunkDone]) -> str:
+    names = [name for each in bad for name in each.failed]
+    return f", of them only the windows {listed(names)}" if all(each.failed for each in bad) else ""
+
+
+def _declared(name: str) -> DeclaredTable:
+    """Return the table of this name, with locations that are ready for use."""
+    known = declared()
+    if found := known.named(name):
+        return found
+    problems = (each.message for each in known.problems)
+    raise NotFound("\n".join([f"no table {name!r} is declared (declared: {known.names()})", *problems]))
+
+
+def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
+    part = done.chunk
+    if as_json:
+        about = {"number": done.number, "of": done.of, "first": part.first, "last": part.last, "windows": part.windows}
+        status = "done" if done.error is None else "failed"
+        more = {
+            "rows": dict(done.rows),
+            "windows_failed": list(done.failed),
+            "run_id": done.run_id,
+            "error": done.error,
+        }
+        output.json_line({"status": status, **about, **more})
+    else:
+        ended = "done" if done.error is None else f"failed: {done.error}"
+        rows = ", ".join(f"{step} {counted(count, 'row')}" for step, count in done.rows.items())
+        of = f"{part.first} to {part.last}  {counted(part.windows, 'window')}  {rows}"
+        output.line(f"{done.number}/{done.of}  {of}  {ended}")
+    sys.stdout.flush()
+
+
+@contextmanager
+def _own(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
+    """Yield a stream for the lines of this command. Inside the block, the output of jobs appears only in the UI.
+
+    The function replaces the file descriptor, because a job is a separate process. Dagster still captures the output.
+    """
+    stream.flush()
+    kept = os.dup(descriptor)
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
+    try:
+        with os.fdopen(os.dup(kept), "w", encoding="utf-8") as ours:
+            yield ours
+    finally:
+        stream.flush()
+        os.dup2(kept, descriptor)
+        os.close(kept)
+
+
+def _own_errors() -> AbstractContextManager[TextIO]:
+    """Return standard error for this command's lines only.
+
+    With `tidemark --verbose`, it also shows the lines of jobs.
+    """
+    return nullcontext(sys.stderr) if logging.getLogger().isEnabledFor(logging.INFO) else _own(2, sys.stderr)
+
+
+@contextmanager
+def _quiet_previews() -> Iterator[None]:
+    """Suppress Dagster's warnings about preview features. Users cannot act on these warnings."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r".* is currently in (beta|preview)")
+        yield
+
+
+@contextmanager
+def progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], AbstractContextManager[None]]]:
+    """Show a progress bar with the remaining time on `errors` if this stream is a terminal.
+
+    The yielded function moves the bar to a number. While its block writes to the terminal, the bar is hidden, because
+    the text and the bar would share one line.
+    """
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(
+        console=Console(file=errors),
+        disable=not errors.isatty(),
+        transient=True,
+        speed_estimate_period=_LONGEST_CHUNK_SECONDS,
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        @contextmanager
+        def advance(number: int, of: int) -> Iterator[None]:
+            if not bar.disable:
+                bar.stop()
+            yield
+            bar.update(task, completed=number, total=of)
+            bar.start()
+
+        yield advance

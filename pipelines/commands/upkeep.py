@@ -1,220 +1,174 @@
-"""Upkeep in this process: `compact`, `sort`, `merge`, `expire`, `checkpoint`, `catch-up`, … Each runs its job."""
+"""The commands of maintenance steps, and the commands `publish`, `leases` and `simulate-policy`."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import chdir, contextmanager
+from dataclasses import asdict, fields
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 
-from jobs.spark.master import LOCAL_SPARK
 from pipelines.commands import output
 from pipelines.commands.arguments import (
     All,
-    DryRun,
     From,
     Json,
-    Master,
-    Policy,
+    Target,
     To,
     Uri,
-    Wait,
     Window,
     duration_ms,
+    open_table,
+    resolve,
+    run_here,
+    windows,
 )
-from pipelines.commands.running import run_here, run_job, waiting_ms, windows
-from pipelines.commands.target import resolve
-from storage_core.errors import InvalidInput
+from pipelines.commands.output import cell, number
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import LOCAL_SPARK, STEPS, Described, RawLogOptions, Step, TableOptions, described
 
 if TYPE_CHECKING:
-    from jobs.reports.report import JobReport
-    from jobs.requests.request import JobRequest
+    from pipelines.commands.policy_simulation import Simulation
+    from pipelines.tables import DeclaredRawLog
+    from storage_core.interop.publishing import Mirrored
+    from storage_core.log.job_run import JobReport
+    from storage_core.log.lease import StoredLease
+    from storage_core.table import Table
 
 
-def compact(
-    uri: Uri,
-    *,
-    window: Window = None,
-    start: From = None,
-    end: To = None,
-    all_: All = False,
-    dry_run: DryRun = False,
-    policy: Policy = False,
-    rewindow: Annotated[
-        bool, typer.Option("--rewindow", help="Write splits of former windows anew in windows of today's duration.")
-    ] = False,
-    resort: Annotated[
-        bool, typer.Option("--resort", help="Write splits of another sort schema in the order of the table's.")
-    ] = False,
-    wait: Wait = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Rewrite the splits of a window as one sorted run."""
-    from jobs.compact import run
-    from jobs.requests.request import JobRequest
-    from storage_core.compaction.policy import Mode
+RawLogName = Annotated[str, typer.Argument(metavar="NAME", help="A raw log declared in raw_logs/*.yaml.")]
 
-    given = [
-        mode for mode, wanted in {Mode.POLICY: policy, Mode.REWINDOW: rewindow, Mode.RESORT: resort}.items() if wanted
-    ]
+
+class Show(Protocol):
+    """A function that prints the report of a step."""
+
+    def __call__(self, done: JobReport, *, as_json: bool) -> None:
+        """Print the report."""
+        ...
+
+
+def command_of(step: Step, show: Show) -> Callable[..., None]:
+    """Return the command of a step. `show` prints the report of the step."""
+    options = [each for each in described(step.options) if _is_offered(step, each)]
+
+    def command(**given: Any) -> None:
+        chosen: dict[str, Any] = {each.name: _read(each, given) for each in options}
+        if issubclass(step.options, RawLogOptions):
+            done = run_here(_declared_raw_log(given["uri"]).options(step.options, **chosen))
+        else:
+            with _declaring(resolve(given["uri"]), chosen):
+                done = run_here(step.options(**chosen))
+        show(done, as_json=given["as_json"])
+
+    arguments = {
+        "uri": RawLogName if issubclass(step.options, RawLogOptions) else Uri,
+        **{name: kind for each in options for name, kind in _arguments(each)},
+        "as_json": Json,
+    }
+    vars(command)["__signature__"] = Signature([_parameter(name, kind) for name, kind in arguments.items()])
+    example = f"Example: tidemark {step.command} {step.example}"
+    command.__annotations__ = arguments
+    command.__doc__ = "\n\n".join(filter(None, (step.summary, step.more, example)))
+    return command
+
+
+@contextmanager
+def _declaring(target: Target, chosen: dict[str, Any]) -> Iterator[None]:
+    """Add the location of the table to the options, and its declaration if the step has this option.
+
+    The block runs in the folder to which the locations in the declaration are relative. If the options contain a
+    declaration file, this is the current folder. For a declared table, it is the folder of its project.
+    """
+    chosen["table_uri"], root = target.uri, Path()
+    if "declaration" in chosen:
+        named = chosen["declaration"]
+        root, file = (Path(), Path(named).resolve()) if named else (target.root, target.file)
+        chosen["declaration"] = None if file is None else str(file)
+    with chdir(root):
+        yield
+
+
+def _declared_raw_log(name: str) -> DeclaredRawLog:
+    from pipelines.tables import read_raw_logs, tables_folder
+
+    return read_raw_logs(tables_folder()).named(name)
+
+
+def _is_offered(step: Step, of: Described) -> bool:
+    return of.name != "table_uri" and of.about.command != "" and (of.name != "master" or "spark" in step.kinds)
+
+
+def _arguments(of: Described) -> Iterator[tuple[str, Any]]:
+    """Yield the names and types of the command's arguments for this option."""
+    about = of.about
+    if of.kind is WindowRange:
+        yield from {"window": Window, "start": From, "end": To}.items()
+    elif of.kind is Mode:
+        for mode, text in (about.choices or {}).items():
+            yield mode, Annotated[bool, typer.Option(f"--{mode}", help=text)]
+    else:
+        kind = list[str] | None if of.kind == tuple[str, ...] else str | None if about.is_duration else of.kind
+        yield of.name, Annotated[kind, typer.Option(_option(of), metavar=about.metavar, help=about.help)]
+    if about.has_all:
+        yield "all_", All
+
+
+def _parameter(name: str, kind: Any) -> Parameter:
+    """Return a parameter of the command.
+
+    The URI has no default, a flag is off by default, and other options are None.
+    """
+    if name == "uri":
+        return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
+    default = False if kind.__origin__ is bool else LOCAL_SPARK if name == "master" else None
+    return Parameter(name, Parameter.KEYWORD_ONLY, annotation=kind, default=default)
+
+
+def _read(of: Described, given: Mapping[str, Any]) -> object:
+    """Return the value of an option. Raises `InvalidInput` for arguments that contradict each other."""
+    if of.kind is WindowRange:
+        return windows(given["window"], given["start"], given["end"], everything=given.get("all_", False))
+    if of.kind is Mode:
+        return _mode([mode for mode in of.about.choices or {} if given[mode]]) or of.default
+    value = given[of.name]
+    if of.about.has_all and given["all_"] and value is not None:
+        raise InvalidInput(f"give either --all or {_option(of)}, not both")
+    if of.about.is_duration:
+        value = duration_ms(_option(of), value)
+    if isinstance(value, list):
+        value = tuple(value)
+    return of.default if value is None else value
+
+
+def _mode(given: list[Mode]) -> Mode | None:
     if len(given) > 1:
         raise InvalidInput(f"--{given[0]} and --{given[1]} exclude each other. Give one of them")
-    chosen = windows(window, start, end, everything=all_)
-    request = JobRequest(
-        table_uri=resolve(uri).uri,
-        windows=chosen,
-        dry_run=dry_run,
-        master=master,
-        wait_ms=waiting_ms(wait),
-        mode=given[0] if given else Mode.FINALIZE,
-    )
-    run_job(run, request, as_json=as_json)
+    return given[0] if given else None
 
 
-def sort(
-    uri: Uri,
-    *,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Sort generations that wait for a merge, if many do."""
-    from jobs.sort import run
+def _option(of: Described) -> str:
+    """Return the name of the option.
 
-    run_job(run, _of_table(uri, wait, dry_run=dry_run, master=master), as_json=as_json)
-
-
-def merge(
-    uri: Uri,
-    *,
-    quarantine: Annotated[
-        bool, typer.Option("--quarantine", help="Put what cannot be applied into quarantine, and merge the rest.")
-    ] = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Apply flushed generations to a keyed table's base."""
-    from jobs.merge import run
-
-    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), quarantine=quarantine)
-    run_job(run, request, as_json=as_json)
-
-
-def expire(uri: Uri, *, dry_run: DryRun = False, as_json: Json = False) -> None:
-    """Take out windows that are older than the retention.
-
-    Whole windows, in one commit. Older versions still show their rows, as long as they are retained; then the collector
-    deletes the files.
+    If it takes several values, the name is singular, because users repeat the option.
     """
-    from jobs.expire import run
-    from jobs.requests.request import JobRequest
+    name = of.name.removesuffix("s") if of.kind == tuple[str, ...] else of.name
+    return f"--{of.about.command or name.replace('_', '-')}"
 
-    done = run_here(run, JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run))
+
+def _show_expiry(done: JobReport, *, as_json: bool) -> None:
+    details: dict[str, Any] = dict(done.details)
     if not as_json:
         shown = {"window_start": output.window, **dict.fromkeys(("splits", "rows", "bytes"), output.number)}
-        kept = "no window has left" if done.details["retention_ms"] else "the table has no retention: every row stays"
-        output.records(_windows_of(done), shown, as_json=False, nothing=kept)
+        kept = (
+            "no window was removed" if details["retention_ms"] else "the table has no retention, so all rows are kept"
+        )
+        output.records(list(details["windows"]), shown, as_json=False, nothing=kept)
     output.report(done, as_json=as_json)
-
-
-def checkpoint(
-    uri: Uri,
-    *,
-    compact: Annotated[
-        bool, typer.Option("--compact", help="List all splits anew: the fewest manifests, and no tombstone.")
-    ] = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    as_json: Json = False,
-) -> None:
-    """Write the state that keeps opening a table fast."""
-    from jobs.checkpoint import run
-
-    request = replace(_of_table(uri, wait, dry_run=dry_run, master=LOCAL_SPARK), compact_state=compact)
-    run_job(run, request, as_json=as_json)
-
-
-def catch_up(
-    uri: Uri,
-    *,
-    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
-    all_: All = False,
-    retrain: Annotated[bool, typer.Option("--retrain", help="Train all segments of vectors again.")] = False,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Build the index segments that live splits lack.
-
-    Small segments become one, and vectors whose clusters are too unlike are trained again.
-    """
-    from jobs.catch_up import run
-
-    if all_ and index is not None:
-        raise InvalidInput("give either --all or --index, not both")
-    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, retrain=retrain)
-    run_job(run, request, as_json=as_json)
-
-
-def merge_segments(
-    uri: Uri,
-    *,
-    index: Annotated[str | None, typer.Option(metavar="NAME", help="Only this index.")] = None,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    master: Master = LOCAL_SPARK,
-    as_json: Json = False,
-) -> None:
-    """Make one of many small index segments.
-
-    Every catch-up does so, too.
-    """
-    from jobs.catch_up import run
-
-    request = replace(_of_table(uri, wait, dry_run=dry_run, master=master), index=index, merges_only=True)
-    run_job(run, request, as_json=as_json)
-
-
-def gc(
-    uri: Uri,
-    *,
-    horizon: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Horizon instead of the table's own, such as 24h or 0s.")
-    ] = None,
-    dry_run: DryRun = False,
-    wait: Wait = None,
-    as_json: Json = False,
-) -> None:
-    """Delete what no retained version needs any more.
-
-    Only what has been unneeded for the whole horizon goes, and a table keeps its old versions as long as it says.
-    """
-    from jobs.collect import run
-    from jobs.requests.request import JobRequest
-
-    request = JobRequest(
-        table_uri=resolve(uri).uri,
-        horizon_ms=duration_ms("--horizon", horizon),
-        dry_run=dry_run,
-        wait_ms=waiting_ms(wait),
-    )
-    _show_collection(run_here(run, request), as_json=as_json)
-
-
-def _of_table(uri: str, wait: str | None, *, dry_run: bool, master: str) -> JobRequest:
-    from jobs.requests.request import JobRequest
-
-    return JobRequest(table_uri=resolve(uri).uri, dry_run=dry_run, master=master, wait_ms=waiting_ms(wait))
-
-
-def _windows_of(done: JobReport) -> list[dict[str, object]]:
-    details: dict[str, Any] = dict(done.details)
-    return list(details["windows"])
 
 
 def _show_collection(done: JobReport, *, as_json: bool) -> None:
@@ -235,3 +189,238 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
         "bytes": done.metrics.bytes_in,
     }
     output.json_line({"summary": {**summary, **details, **metrics}})
+
+
+def _show_distribution(done: JobReport, *, as_json: bool) -> None:
+    output.report(done, as_json=as_json)
+    held = done.details["held"]
+    if isinstance(held, list) and held:
+        gaps = ", ".join(f"{each['writer']}:{each['last']}" for each in held)
+        raise Corrupt(
+            "the stores of the raw log lack chunks, and later records of their writers wait",
+            advice=f"copy a backup of live/ into any store, or give the chunks up with --skip-gap and one of {gaps}",
+        )
+
+
+_SHOW: Mapping[str, Show] = {
+    "expire": _show_expiry,
+    "collect": _show_collection,
+    "distribute": _show_distribution,
+}
+
+COMMANDS: Mapping[str, Callable[..., None]] = {
+    each.command: command_of(each, _SHOW.get(each.name, output.report))
+    for each in STEPS.values()
+    if each.command and issubclass(each.options, (TableOptions, RawLogOptions))
+}
+"""The commands of steps that change tables, by command name."""
+
+
+# Publishing and leases.
+
+
+def publish(
+    uri: Uri,
+    *,
+    format_: Annotated[
+        str | None,
+        typer.Option(
+            "--format", metavar="FORMAT", help="The format: delta or iceberg (default: the table's `publish` setting)."
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Publish the newest versions as Delta or Iceberg.
+
+    Readers of Delta or Iceberg can then read the table. No row is rewritten. The command writes metadata next to the
+    table that refers to the same files. Run it again after changes, or declare `publish` to let an asset run it. For a
+    keyed table, only merged rows are published.
+
+    Example: tidemark publish clicks --format delta
+    """
+    table = open_table(uri)
+    for each in (format_,) if format_ is not None else table.config.publish.published:
+        _show_published(table.publish(each), as_json=as_json)
+
+
+def _show_published(done: Mirrored, *, as_json: bool) -> None:
+    if as_json:
+        output.json_line({"status": "committed" if done.commits else "nothing_to_do", **asdict(done)})
+        return
+    if done.version is None:
+        output.line(f"{done.format} shows no version yet")
+    else:
+        shown_as = f"{'snapshot' if done.format == 'iceberg' else 'version'} {done.shown_as}"
+        output.line(f"{done.format} {shown_as} shows version {done.version} of the table ({done.commits:,} new)")
+        if done.format == "iceberg":
+            output.line(f"newest metadata: {done.location}")
+    if done.waits_for is not None:
+        output.line(f"newer ones wait: {done.waits_for}")
+
+
+def leases(
+    uri: Uri,
+    *,
+    resource: Annotated[
+        str | None,
+        typer.Option(
+            "--break",
+            metavar="RESOURCE",
+            help="Take this lease from its holder. The holder can then commit nothing more.",
+        ),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """List the leases of a table, or break a lease.
+
+    Times are measured with the clock of the lease's holder. The next run takes over an abandoned lease.
+
+    Example: tidemark leases clicks
+    """
+    table = open_table(uri)
+    if resource is None:
+        _show_leases(table, as_json=as_json)
+    else:
+        _break(table, resource, as_json=as_json)
+
+
+def _break(table: Table, resource: str, *, as_json: bool) -> None:
+    from storage_core.base.process import holder_of
+    from storage_core.log.lease import break_lease
+
+    table.require_capable()
+    token = break_lease(table.log, resource, holder_of("tidemark leases"))
+    if as_json:
+        output.json_line({"broken": resource, "token": token})
+    else:
+        output.line(f"broken: {resource}. From now on, only tokens above {token} can commit.")
+
+
+def _show_leases(table: Table, *, as_json: bool) -> None:
+    from storage_core.base.clock import SystemClock
+    from storage_core.base.process import is_dead
+    from storage_core.log.lease import stored_leases
+
+    now_ms = SystemClock().now_ms()
+    found = [
+        _row(each, now_ms, ended=bool(each.record and is_dead(each.record.holder)))
+        for each in stored_leases(table.store)
+    ]
+    shown = {
+        "resource": output.cell,
+        "state": output.cell,
+        "token": output.number,
+        "holder": output.cell,
+        "acquired_at": output.instant_ms,
+        "expires_at": output.instant_ms,
+    }
+    output.records(found, shown, as_json=as_json, nothing="no lease has been taken yet")
+
+
+def _row(stored: StoredLease, now_ms: int, *, ended: bool) -> output.Record:
+    from storage_core.data.formats.documents import RELEASED_MS
+
+    record = stored.record
+    if record is None:
+        return {"resource": stored.resource, "state": "damaged", "token": None, "holder": None}
+    released = record.expires_at_ms == RELEASED_MS
+    state = "released" if released else "held" if record.is_live(now_ms) and not ended else "abandoned"
+    return {
+        "resource": record.resource,
+        "state": state,
+        "token": record.fencing_token,
+        "holder": record.holder,
+        "acquired_at": record.acquired_at_ms,
+        "expires_at": None if released else record.expires_at_ms,
+    }
+
+
+# Simulation of the policy.
+
+
+MOST_RUNS_BEHIND = 2
+"""The largest number of runs that the splits which arrive between two scheduled runs may require.
+
+With more splits, the backlog of one day would take minutes to simulate.
+"""
+
+Rate = Annotated[
+    int, typer.Option(metavar="SPLITS", min=1, max=10_000, help="Splits that arrive per minute, for one day.")
+]
+Size = Annotated[int, typer.Option(metavar="BYTES", min=1, max=2**40, help="Size of one split.")]
+Rows = Annotated[
+    int,
+    typer.Option(metavar="ROWS", min=1, max=2**40, help="Rows in one split. A merge reads a bounded number of rows."),
+]
+Length = Annotated[str, typer.Option("--window", metavar="DURATION", help="Length of a window, such as 15m.")]
+TargetBytes = Annotated[
+    int, typer.Option(metavar="BYTES", min=1, max=2**40, help="Target size of a file that a merge writes.")
+]
+Late = Annotated[
+    float, typer.Option(metavar="SHARE", min=0, max=1, help="Share of the splits that are 45 minutes late, 0 to 1.")
+]
+Every = Annotated[int, typer.Option(metavar="MINUTES", min=1, max=1440, help="Time between two compactions.")]
+
+
+def simulate_policy(
+    *,
+    rate: Rate = 1000,
+    size: Size = 1_000_000,
+    rows: Rows = 10_000,
+    window: Length = "15m",
+    target: TargetBytes = 256 * 2**20,
+    late: Late = 0.0,
+    every: Every = 60,
+    as_json: Json = False,
+) -> None:
+    """Simulate how compaction handles one day of new rows.
+
+    The simulated compactions decide as scheduled runs do. The output has one line per run, and then the totals.
+
+    Example: tidemark simulate-policy --rate 1000 --window 15m
+    """
+    from pipelines.commands.policy_simulation import MINUTES_PER_DAY, Ingestion, simulate
+    from storage_core.compact.work import MOST_INPUTS
+    from storage_core.data.rows.windows import validate_duration
+    from storage_core.data.settings.setting import parse_duration
+
+    if rate * every > MOST_RUNS_BEHIND * MOST_INPUTS:
+        raise InvalidInput(
+            f"--rate {rate} with --every {every} is {rate * every} splits between two compactions, and a compaction "
+            f"replaces {MOST_INPUTS}. The largest number is {MOST_RUNS_BEHIND * MOST_INPUTS}. Choose a smaller --every."
+        )
+    load = Ingestion(
+        rates=[rate] * MINUTES_PER_DAY,
+        split_bytes=size,
+        split_rows=rows,
+        window_seconds=validate_duration(parse_duration(window), coarse=True),
+        target_bytes=target,
+        late_share=late,
+        every_minutes=every,
+    )
+    _show_simulated(simulate(load), as_json=as_json)
+
+
+def _show_simulated(done: Simulation, *, as_json: bool) -> None:
+    from pipelines.commands.policy_simulation import Round
+
+    shown = {each.name: number for each in fields(Round)}
+    output.records(map(asdict, done.rounds), shown, as_json=as_json, nothing="no compaction ran")
+    counts = done.splits_per_window
+    summary = {
+        "converged": done.converged,
+        "write_amplification": round(done.write_amplification, 2),
+        "bytes_ingested": done.bytes_ingested,
+        "windows": len(counts),
+        "finalized_windows": done.finalized_windows,
+        "least_in_window": min(counts, default=0),
+        "most_in_window": max(counts, default=0),
+    }
+    if as_json:
+        output.json_line({"summary": summary})
+    else:
+        output.line(
+            ", ".join(
+                f"{name} {cell(value) if isinstance(value, bool) else number(value)}" for name, value in summary.items()
+            )
+        )

@@ -1,1 +1,1 @@
-"""The processes that Dagster consists of, and Spark beside them: what each is, and that it stays up."""
+"""The processes of Dagster and the warm Spark server: how they are started, and how they are kept running."""

@@ -1,7 +1,8 @@
-"""Runs the code server and watches it: when the process that has the code dies, the server stays and is of no use.
+"""Start and supervision of the code server.
 
-Dagster's code server is a process that hands on to a second one, which it replaces when the code is loaded again. Only
-a request that is handed on says whether that is alive.
+Dagster's code server is a process that forwards requests to a second process, which has loaded the code. When the code
+is loaded again, the code server replaces the second process. If the second process dies, the code server still runs but
+cannot serve requests. Only a forwarded request shows this failure.
 """
 
 from __future__ import annotations
@@ -14,24 +15,33 @@ from subprocess import Popen, TimeoutExpired
 
 from pipelines.processes.programs import Address
 from pipelines.processes.supervision import END_SECONDS, started
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 
 LOOK_SECONDS = 2.0
 MOST_MISSES = 2
-_SECONDS_TO_ANSWER = 60.0  # a machine may be busy; a server without a second process answers at once
+_SECONDS_TO_ANSWER = 60.0  # a busy machine may need long, but a server without its second process fails at once
 _REQUESTS = ("Heartbeat", "Ping")
-"""To the server itself, which ends when it gets none for long, and to the process that has the code."""
+"""`Heartbeat` goes to the server itself, which ends if it gets no heartbeat for some time.
+
+`Ping` is forwarded to the process with the code.
+"""
 
 LOG = logging.getLogger(__name__)
 
 
 def run_code_server(command: Sequence[str], address: Address, environment: Mapping[str, str]) -> None:
-    """Run the server until this process is interrupted, and end it.
+    """Run the server until this process is interrupted, and then end the server.
 
-    Raises `Unavailable` when the server ends by itself, or has answered and does not answer any more, so that its
-    supervisor starts it again. Before the first answer it has all the time that it wants: code that does not load
-    stays as it is, and the UI shows its error. When this process is killed, so is the server: one that is told to end
-    still answers for seconds, and refuses runs, which fails them; for one that cannot be reached they wait.
+    Before its first answer, the server may take any time. If the code cannot be loaded, the server stays up, and the UI
+    shows the error.
+
+    If this process is killed, the server is killed too. After a normal signal, the server would still answer for some
+    seconds and refuse runs, and these runs would fail. If the server is killed, runs wait until a server can be reached
+    again.
+
+    Raises:
+        Unavailable: The server ended by itself, or it answered earlier and does not answer any more. The supervisor
+            then starts the server again.
     """
     server = started(command, environment, signal.SIGKILL)
     try:
@@ -43,20 +53,23 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
 
 
 def _watch(server: Popen[bytes], address: Address) -> None:
-    misses = -1  # none counts before the first answer
+    misses = -1  # failures before the first answer do not count
     while misses < MOST_MISSES:
         time.sleep(LOOK_SECONDS)
         if (code := server.poll()) is not None:
-            raise Unavailable(f"the code server has ended with {code}; start it again")
+            raise Unavailable(f"the code server has ended with {code}. Start it again.")
         if _answers(address):
             misses = 0
         else:
             misses += misses >= 0
-    raise Unavailable("the code server does not answer any more: the process that has the code is gone; start it again")
+    raise Unavailable("the code server does not answer any more, because its process has ended. Start it again.")
 
 
 def _answers(address: Address) -> bool:
-    """Whether the server answers, by a connection of its own: one that failed is tried again ever more seldom."""
+    """Return whether the server answers.
+
+    Each call uses a new connection, because gRPC waits longer and longer before it retries a failed connection.
+    """
     import grpc  # type: ignore[import-untyped]  # after the server is started: it brings threads
 
     with grpc.insecure_channel(address.target(), [("grpc.use_local_subchannel_pool", 1)]) as channel:

@@ -1,37 +1,133 @@
-"""The processes that Dagster consists of, each as the program that it is: code server, daemon and webserver.
+"""The three processes of Dagster: code server, daemon and webserver.
 
-They know of each other by the address of the code server alone, so each may be stopped and started by itself, on one
-machine or on several.
+- Commands: the program and the arguments of each process. The processes share only the address of the code server. Each
+  process can therefore be stopped and started separately, on one machine or on several machines.
+- Hosts: the names by which browsers reach the webserver, in headers of requests and in `--allow-host`. Commands check
+  `--allow-host` with this module, which does not import the webserver.
+- The lock: each home folder of Dagster has one daemon, because two daemons would request every run twice.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
+import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
-from typing import Self
+from typing import Final, Self
 
 import yaml
 
-from jobs.spark.code_archive import first_on_path
-from pipelines.environment import DAGSTER_HOME
-from pipelines.tables import TABLES
-from storage_core.errors import InvalidInput
+from jobs.spark.java import first_on_path
+from pipelines.tables import DAGSTER_HOME, TABLES
+from storage_core.base.errors import Held, InvalidInput
+
+# Hosts of the webserver.
+
+
+DEFAULT_PORTS: Final = {"http": 80, "https": 443}
+_NAME = r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*"
+_AUTHORITY = re.compile(rf"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>{_NAME}))(?::(?P<port>[0-9]{{1,5}}))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Authority:
+    """A host with its port. The port is None if it is not written."""
+
+    host: str
+    port: int | None
+
+    @classmethod
+    def parse(cls, text: str) -> Self | None:
+        """Return the host and port in a `Host` header, or in an origin without its scheme.
+
+        Return None if the text is invalid.
+        """
+        if (found := _AUTHORITY.fullmatch(text.lower())) is None:
+            return None
+        port = None if found["port"] is None else int(found["port"])
+        return None if port is not None and not 0 < port < 1 << 16 else cls(found["v6"] or found["name"], port)
+
+    def has_origin(self, origin: Authority) -> bool:
+        """Return whether a page with this origin came from this host. The port of the origin must be known."""
+        ports = DEFAULT_PORTS.values() if self.port is None else (self.port,)
+        return self.host == origin.host and origin.port in ports
+
+
+def declared_hosts(names: Iterable[str]) -> list[Authority]:
+    """Return the hosts of `--allow-host`. Raises `InvalidInput` for a text that is not a host."""
+    found = []
+    for name in names:
+        host = Authority.parse(name)
+        if host is None or ((address := address_of(host.host)) and address.is_unspecified):
+            raise InvalidInput(
+                f"--allow-host {name!r} is not a host. Write the name that people use, and its port where the address "
+                "in the browser has one: tidemark.example.com or tidemark.example.com:8443."
+            )
+        found.append(host)
+    return found
+
+
+def host_names(host: str) -> list[str]:
+    """Return a list with the value of `--host` if it is a name. The guard itself finds the addresses of connections."""
+    return [] if address_of(host) else [host]
+
+
+def address_of(host: str) -> IPv4Address | IPv6Address | None:
+    """Return the address that the text contains, or None."""
+    try:
+        return ip_address(host)
+    except ValueError:
+        return None
+
+
+# The lock of the daemon.
+
+
+def require_no_other_daemon(home: Path) -> None:
+    """Lock the home folder until this process ends. If a program replaces this process, lock it until the program ends.
+
+    The lock is local to this machine.
+
+    Raises:
+        Held: Another process has locked the folder.
+    """
+    lock = os.open(home / "daemon.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        holder = os.read(lock, 20).decode(errors="replace") or "that starts"
+        os.close(lock)
+        raise Held(
+            f"{home}: a daemon of Dagster already uses this folder (process {holder}). Use that daemon, end it, or "
+            "set another DAGSTER_HOME."
+        ) from None
+    os.ftruncate(lock, 0)
+    os.write(lock, str(os.getpid()).encode())
+    fcntl.fcntl(lock, fcntl.F_SETFD, 0)  # the program that replaces this process keeps the lock
+
+
+# Commands of the processes.
+
 
 LOCATION = "tidemark"
 HEARTBEAT_SECONDS = 150
-"""A code server that hears nothing of its watch for so long ends, so that none is left over; answers may take 120 s."""
+"""Seconds after which a code server without heartbeats ends, so that no server is left over. Answers may take 120 s."""
 
 BACKFILLS_WAIT = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1"}
-"""By this a backfill waits while the code server is away. Without it, it takes its assets for removed, and fails."""
+"""Environment variable that makes a backfill wait while the code server cannot be reached.
+
+Without the variable, the backfill would treat its assets as removed and fail.
+"""
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET = 100
-"""Bytes: systems refuse longer paths of sockets, macOS above 103."""
+"""The longest path of a socket in bytes. Systems reject longer paths, for example macOS above 103 bytes."""
 
 
 class Service(StrEnum):
@@ -44,7 +140,7 @@ class Service(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where the code server is: a local socket, or a host and port. Anyone who reaches it can run code there."""
+    """Address of the code server: a local socket, or a host and port. Anyone who can reach it can run code there."""
 
     socket: str | None = None
     host: str | None = None
@@ -52,29 +148,29 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return what `HOST:PORT`, or the path of a socket, means. Raises `InvalidInput`."""
+        """Return the address in the form `HOST:PORT`, or as the path of a socket. Raises `InvalidInput`."""
         host, _, port = text.rpartition(":")
         if "/" not in text and host and port.isdecimal():
             return cls(host=host, port=int(port))
         if "/" not in text or len(os.fsencode(text)) > _LONGEST_SOCKET:
             raise InvalidInput(
-                f"{text!r} is no address of a code server; give HOST:PORT, or a path to a socket, such as "
-                f"/run/tidemark/code, of at most {_LONGEST_SOCKET} bytes"
+                f"{text!r} is not an address of a code server. Give HOST:PORT, or a path to a socket of at most "
+                f"{_LONGEST_SOCKET} bytes, such as /run/tidemark/code."
             )
         return cls(socket=text)
 
     def options(self) -> list[str]:
-        """Return it as the server is told it."""
+        """Return the address as options of the server."""
         if self.socket:
             return ["--socket", self.socket]
         return ["--host", str(self.host), "--port", str(self.port)]
 
     def target(self) -> str:
-        """Return it as gRPC names it."""
+        """Return the address in the form of gRPC."""
         return f"unix:{self.socket}" if self.socket else f"{self.host}:{self.port}"
 
     def entry(self) -> Mapping[str, object]:
-        """Return it as a workspace has it."""
+        """Return the address as an entry of a workspace."""
         where = {"socket": self.socket} if self.socket else {"host": self.host, "port": self.port}
         return {"grpc_server": {"location_name": LOCATION, **where}}
 
@@ -82,9 +178,12 @@ class Address:
 def command_of(
     service: Service, address: Address, home: Path, *, host: str, port: int, hosts: Sequence[str] = ()
 ) -> list[str]:
-    """Return the program of a service with its arguments; what the others need of a workspace is written to the home.
+    """Return the command of a service.
 
-    Host and port are those that the webserver listens on. Hosts are those by which people reach it from elsewhere.
+    For the daemon and the webserver, this also writes their workspace file to the home.
+
+    The webserver listens at `host` and `port`. `hosts` are the names by which people on other machines reach the
+    webserver.
     """
     if service is Service.CODE:
         code = ["--python-file", str(_PACKAGES / "pipelines" / "definitions.py")]
@@ -109,7 +208,10 @@ def _python(module: str) -> Sequence[str]:
 
 
 def _workspace(address: Address, home: Path) -> Path:
-    """The file of this code server, which no other overwrites; replaced as a whole: somebody may be reading it."""
+    """Return the workspace file of this code server.
+
+    The file is replaced atomically, because other processes may be reading it.
+    """
     file = home / f"workspace-{hashlib.sha256(address.target().encode()).hexdigest()[:12]}.yaml"
     made = file.with_name(f"{file.name}.{os.getpid()}")
     made.write_text(yaml.safe_dump({"load_from": [address.entry()]}), encoding="utf-8")

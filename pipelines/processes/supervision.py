@@ -1,10 +1,11 @@
-"""Keeps programs running: one that ends is started again, and none of the others notices.
+"""Supervision of programs. If one of the programs ends, it is started again, and the others continue.
 
-Each program has a process group of its own, so that Ctrl-C in a terminal reaches this process alone: a program that is
-loading would answer it with a traceback. Once they are up (`is_up`) it is handed on, also to runs and their jobs.
+Each program has its own process group, so that Ctrl-C in a terminal reaches only this process. If a program got Ctrl-C
+while it is loading, it would print a traceback. Once the programs are up (`is_up`), this process forwards the signal to
+the programs, their runs and their jobs.
 
-On Linux the programs end with the process that keeps them, also when it is killed. On macOS they stay then, and have to
-be ended by hand.
+On Linux, the programs end when this process ends, even if it is killed. On macOS, the programs continue, and a person
+must end them.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from contextlib import suppress
 LOOK_SECONDS = 0.5
 END_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""A program that ran for so long is started again at once; one that ends sooner, after a longer pause each time."""
+"""If a program ran for at least this many seconds, it is started again at once.
+
+If it ends sooner, the pause before the next start grows each time.
+"""
 LONGEST_PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
 
@@ -32,10 +36,10 @@ LOG = logging.getLogger(__name__)
 
 
 class Kept:
-    """A program that is running, or is to be started again when its pause is over."""
+    """A program that is running, or that is started again after a pause."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start it."""
+        """Start the program."""
         self._name, self._command, self._environment = name, command, environment
         self._groups: list[int] = []
         self._process = self._start()
@@ -43,7 +47,7 @@ class Kept:
         self._starts_at: float | None = None
 
     def look(self) -> None:
-        """Start the program again if it has ended and its pause is over; say so."""
+        """Start the program again if it has ended and its pause is over. Log this."""
         now = time.monotonic()
         if self._starts_at is not None:
             if now >= self._starts_at:
@@ -58,23 +62,23 @@ class Kept:
         LOG.warning("%s has ended with %d; it is started again in %.0f s", self._name, code, self._pause)
 
     def interrupt(self) -> None:
-        """Do to the program, and to all that it started before and after a restart, what Ctrl-C in a terminal does."""
+        """Send the signal of Ctrl-C to the program and to all processes that it has started, also before a restart."""
         for group in self._groups:
             _signal(group, signal.SIGINT)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start the program in a group of its own; what is left of its former ones is kept in mind."""
+        """Start the program in its own process group. Groups of former starts that still exist are remembered."""
         process = started(self._command, self._environment, process_group=0)
         self._groups = [*filter(_signal, self._groups), process.pid]
         return process
 
     def terminate(self) -> None:
-        """Ask the program to end."""
+        """Send SIGTERM to the program."""
         with suppress(ProcessLookupError):
             self._process.terminate()
 
     def end(self, until: float) -> None:
-        """Wait for its end until that instant of the monotonic clock, then kill it."""
+        """Wait for the end of the program until the time `until` of the monotonic clock, then kill the program."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         with suppress(ProcessLookupError):
@@ -90,10 +94,16 @@ def started(
     *,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program that gets the signal when this process ends, where the system can do that.
+    """Start a program that gets a signal when this process ends, if the system supports this.
 
-    It is in our process group, or in the one that is given; 0 is one of its own. No other thread may run. It gets the
-    descriptors of `pass_fds`.
+    No other thread may run during the call.
+
+    Args:
+        command: The program and its arguments.
+        environment: Its environment.
+        at_our_end: The signal.
+        process_group: The process group. None is the group of this process, and 0 is a new group.
+        pass_fds: File descriptors that the program inherits.
     """
     asked = _end_with_parent(at_our_end)
     return subprocess.Popen(
@@ -111,17 +121,17 @@ def keep_running(
     is_first_ready: Callable[[], bool] = lambda: True,
     is_up: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run the programs, each by its name, until this process is interrupted; then end them all.
+    """Run the named programs until this process is interrupted, and then end all of them.
 
-    The others are started when the first is ready, or takes longer than `PATIENCE_SECONDS`. `is_up` is asked until it
-    says yes.
+    The first program is started at once. The other programs are started when the first program is ready, or after
+    `PATIENCE_SECONDS`. `is_up` is called until it returns True.
     """
     kept: list[Kept] = []
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
     up = False
     hung_up = signal.getsignal(signal.SIGHUP)
-    if hung_up is signal.SIG_DFL:  # a terminal that is closed tells this process alone
+    if hung_up is signal.SIG_DFL:  # when a terminal is closed, only this process gets this signal
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGINT))
     try:
         while True:
@@ -149,16 +159,19 @@ def keep_running(
 
 
 def _signal(group: int, number: int = 0) -> bool:
-    """Send the signal, or none, to the process group; return whether there is one."""
+    """Send the signal to the process group, or no signal for 0. Return whether the group exists."""
     try:
         os.killpg(group, number)
-    except (ProcessLookupError, PermissionError):  # macOS says the latter of a group that has ended
+    except (ProcessLookupError, PermissionError):  # macOS raises this for a group that has ended
         return False
     return True
 
 
 def _end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """What a child does before it becomes the program: be sent a signal when its parent ends, which outlasts that."""
+    """Return a function that a child calls before it becomes the program.
+
+    The child then gets the signal when its parent ends. The program keeps this setting.
+    """
     if sys.platform != "linux":
         return None
     prctl = ctypes.CDLL(None).prctl

@@ -1,4 +1,4 @@
-"""Starts and ends the Spark Connect server that `jobs.spark.warm` finds (decision 0167)."""
+"""Start and end of the Spark Connect server that `jobs.spark.warm` finds (decision 0039)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jobs.process.holder import holder_of, is_dead
-from jobs.spark.code_archive import first_on_path
-from jobs.spark.java import require_java
-from jobs.spark.java_archive import QUICK, make, no_settings, options, spark_home, work
+from jobs.spark.java import QUICK, first_on_path, make, no_settings, options, require_java, spark_home, work
 from jobs.spark.session import PRIVATE
-from jobs.spark.small_work import SmallWork, SparkUse
-from jobs.spark.spark import Spark
+from jobs.spark.spark import SmallWork, Spark, SparkUse
 from jobs.spark.warm import WarmServer, made_of, read, read_by_tasks
 from pipelines.processes.supervision import started
-from storage_core.errors import Unavailable
-from storage_core.extras import CONNECT, needs
-from storage_core.private_folder import open_own, private_folder
-from storage_core.scratch import locked_folder
+from storage_core.base.errors import CONNECT, Unavailable, needs
+from storage_core.base.process import holder_of, is_dead, locked_folder, open_own, private_folder
 
 START_SECONDS = 180.0
 END_SECONDS = 20.0
@@ -35,22 +29,23 @@ _LOOK_SECONDS = 0.1
 _SETTINGS = {
     **PRIVATE,
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # sessions wait for the next job
+    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # a session waits for the next job
     "spark.python.daemon.module": "jobs.spark.warm_workers",
 }
 
 
 def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
-    """Return the server of the file, started where none runs, and whether it was started; it outlives this process.
+    """Return the server of the file, and whether this call started the server. It continues when this process ends.
 
-    Raises `Unavailable` without Java or the packages, and where it does not take connections in three minutes.
+    Raises:
+        Unavailable: Java or a package is missing, or the server accepts no connections within three minutes.
     """
     found, process = _kept_or_started(file, environment, detached=True)
     return found, process is not None
 
 
 def down(file: Path) -> WarmServer | None:
-    """End the server of the file and return it; None where none ran."""
+    """End the server of the file and return it. Return None if no server was running."""
     server = read(file)
     file.unlink(missing_ok=True)
     if server is None or is_dead(server.process):
@@ -60,9 +55,9 @@ def down(file: Path) -> WarmServer | None:
 
 
 def keep(file: Path, environment: Mapping[str, str]) -> int:
-    """Run a server until it ends, and return its exit code; when this process ends, so does the server."""
+    """Run a server until it ends, and return its exit code. When this process ends, the server ends too."""
     server, process = _kept_or_started(file, environment, detached=False)
-    while process is None:  # somebody else keeps one
+    while process is None:  # as long as another process keeps the server, wait
         time.sleep(1.0)
         server, process = _kept_or_started(file, environment, detached=False)
     try:
@@ -78,14 +73,17 @@ def keep(file: Path, environment: Mapping[str, str]) -> int:
 
 
 def log_of(file: Path) -> Path:
-    """Return where the server writes what it says."""
+    """Return the log file of the server."""
     return file.with_suffix(".log")
 
 
 def _kept_or_started(
     file: Path, environment: Mapping[str, str], *, detached: bool
 ) -> tuple[WarmServer, subprocess.Popen[bytes] | None]:
-    """The server of the file, with its process where it was started: at most one process starts one at a time."""
+    """Return the server of the file, and its process if this call started it.
+
+    Only one process at a time starts a server.
+    """
     with _alone(file):
         found = read(file)
         if found is not None and found.answers:
@@ -107,7 +105,7 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
     require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)
-    files, lock = locked_folder("spark")  # which the next process removes once the server, with the lock, has ended
+    files, lock = locked_folder("spark")  # after the server with the lock has ended, another process removes the folder
     settings = {
         **_SETTINGS,
         "spark.connect.grpc.binding.port": str(port),
@@ -144,7 +142,10 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
 def _process(
     command: Sequence[str], environment: Mapping[str, str], lock: int, log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """The server: one that outlives this process and writes to the log, or one that ends with this process."""
+    """Return the process of the server.
+
+    With a log file, the server continues when this process ends. Otherwise, both end together.
+    """
     if log is None:
         return started(command, environment, pass_fds=[lock])
     with os.fdopen(open_own(log, os.O_WRONLY | os.O_TRUNC), "wb") as opened:
@@ -160,11 +161,11 @@ def _process(
 
 
 def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:
-    """Wait until the server takes connections, and write its file. Raises `Unavailable`."""
+    """Wait until the server accepts connections, and write its file. Raises `Unavailable`."""
     until = time.monotonic() + START_SECONDS
     while not server.answers:
         if process.poll() is not None or time.monotonic() > until:
-            raise Unavailable(f"the warm Spark did not start; {log_of(file)} may say why")
+            raise Unavailable(f"the warm Spark did not start. {log_of(file)} may contain the cause.")
         time.sleep(_LOOK_SECONDS)
     half = file.with_suffix(f".{os.getpid()}")
     with suppress(FileNotFoundError):
@@ -175,7 +176,7 @@ def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> N
 
 
 def _first_tasks() -> None:
-    """Have the server do what it does for the first time only, so that the first job need not wait for it."""
+    """Run tasks that make the server initialize itself, so that the first job does not have to wait."""
     with Spark(small=SmallWork(use=SparkUse.ALWAYS)) as spark:
         spark.map(work, [{}] * (os.cpu_count() or 1))
 
@@ -197,9 +198,9 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """While the block runs, no other process is in one with this file.
+    """Run the block when no other process runs such a block for this file.
 
-    Raises `Unavailable` unless its folder is private.
+    Raises `Unavailable` unless the folder of the file is private.
     """
     private_folder(file.parent)
     with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY), "w") as lock:

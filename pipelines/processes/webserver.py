@@ -1,6 +1,13 @@
-"""Dagster's webserver, and the report of all tables beside its pages: `python -m pipelines.processes.webserver`.
+"""Dagster's webserver with a guard that refuses requests from pages of other sites.
 
-A browser opens no file that a page of a server links to, so what Dagster shows of `report/written` links here.
+The program is `python -m pipelines.processes.webserver`. It adds two things to Dagster's webserver:
+
+- The report of all tables. A browser does not open local files that a server's page links to. The asset
+  `report/written` therefore links to this webserver.
+- A guard against pages of other sites (decision 0040). A browser sends requests of any page to any address, and an
+  attacker's host name may point to the loopback address. The guard checks headers that a browser sets and that a page
+  cannot change: `Host`, `Origin`, `Sec-Fetch-Site` and the type of the content. Programs send neither `Origin` nor
+  `Sec-Fetch-Site`, so the guard does not affect them.
 """
 
 from __future__ import annotations
@@ -10,27 +17,148 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
+from urllib.parse import parse_qsl
 
 import uvicorn
 from dagster import DagsterInstance
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
 from dagster_webserver.app import create_app_from_workspace_process_context
-from dagster_webserver.cli import (
-    DEFAULT_DB_STATEMENT_TIMEOUT,
-    DEFAULT_POOL_MAX_OVERFLOW,
-    DEFAULT_POOL_RECYCLE,
-)
+from dagster_webserver.cli import DEFAULT_DB_STATEMENT_TIMEOUT, DEFAULT_POOL_MAX_OVERFLOW, DEFAULT_POOL_RECYCLE
+from graphql import GraphQLError, OperationDefinitionNode, OperationType, parse
 from starlette.applications import Starlette
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from pipelines.processes.browser_guard import BrowserGuard
-from pipelines.processes.web_hosts import declared_hosts, host_names
-from pipelines.report.page import POLICY
-from pipelines.report.written import REPORT_PATH, report_file
+from pipelines.processes.programs import DEFAULT_PORTS, Authority, address_of, declared_hosts, host_names
+from pipelines.report import POLICY, REPORT_PATH, report_file
 from pipelines.tables import tables_folder
+
+# The guard against pages of other sites.
+
+
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+_READS = frozenset({"GET", "HEAD", "OPTIONS"})
+_CONTENT = frozenset({"application/json", "application/graphql"})
+"""Content types that a page of another site may not send without a permission, and the guard refuses this permission.
+
+A form cannot send these types.
+"""
+
+
+class BrowserGuard:
+    """ASGI application that forwards the requests of its own pages and of programs.
+
+    It answers all other requests with 403.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Iterable[Authority]) -> None:
+        """Guard the application `app`.
+
+        People reach it by the names in `hosts` and by the names of the loopback address.
+        """
+        self._app = app
+        self._hosts = tuple(hosts)
+        self._names = _LOOPBACK | {each.host for each in self._hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or one socket."""
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+        elif (refusal := self._refusal(scope, Headers(scope=scope))) is None:
+            await self._app(scope, receive, _deny_framing(send))
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008})  # the socket is not open yet, so the answer is 403
+        else:
+            await PlainTextResponse(f"{refusal}\n", 403)(scope, receive, send)
+
+    def _refusal(self, scope: Scope, headers: Headers) -> str | None:
+        """Return the reason to refuse the request, or None."""
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or (host := Authority.parse(hosts[0])) is None:
+            return "The header Host is not one host. Send the address that the webserver listens on."
+        if host.host not in self._names and not _is_address_of(scope, host.host):
+            return (
+                f"The host {host.host!r} is not declared for this webserver. If people reach the webserver by this "
+                f"name, start the webserver with --allow-host {host.host}."
+            )
+        if not all(self._is_own(each, host) for each in headers.getlist("origin")):
+            return (
+                "The origin of the page is not this webserver. If the page is that of a proxy in front of the "
+                "webserver, start the webserver with --allow-host and the host of the page."
+            )
+        sites = set(headers.getlist("sec-fetch-site"))
+        if not sites <= {"same-origin", "none"} and not _opens_a_page(scope, headers):
+            return "A page of another site has sent the request. Use the pages of this webserver."
+        return None if scope["type"] == "websocket" else _refused_content(scope, headers)
+
+    def _is_own(self, origin: str, host: Authority) -> bool:
+        """Return whether the origin belongs to pages from this host or from a declared host."""
+        scheme, _, rest = origin.partition("://")
+        if scheme not in DEFAULT_PORTS or (page := Authority.parse(rest)) is None:
+            return False
+        page = Authority(page.host, page.port or DEFAULT_PORTS[scheme])
+        return any(each.has_origin(page) for each in (host, *self._hosts))
+
+
+def _is_address_of(scope: Scope, host: str) -> bool:
+    """Return whether the host is the IP address at which the connection arrived.
+
+    An attacker's host name is never an address.
+    """
+    address = address_of(host)
+    return address is not None and address == address_of((scope.get("server") or ("",))[0])
+
+
+def _opens_a_page(scope: Scope, headers: Headers) -> bool:
+    """Return whether a person followed a link, for example in an alert. Another page cannot read the opened page."""
+    navigates = headers.getlist("sec-fetch-mode") == ["navigate"] and headers.getlist("sec-fetch-dest") == ["document"]
+    return scope["type"] == "http" and scope["method"] == "GET" and navigates and scope["path"] != "/graphql"
+
+
+def _refused_content(scope: Scope, headers: Headers) -> str | None:
+    """Return the reason to refuse the content of a request, regardless of the page that sent it, or None."""
+    if any(name == "query" and _changes(text) for name, text in parse_qsl(scope["query_string"].decode("latin-1"))):
+        return "A mutation in an address is not carried out. Send the mutation by POST as application/json."
+    types = [each.partition(";")[0].strip().lower() for each in headers.getlist("content-type")]
+    if scope["method"] not in _READS and (len(types) != 1 or types[0] not in _CONTENT):
+        return "The content type of the request is not accepted. Send the request as application/json."
+    return None
+
+
+def _changes(text: str) -> bool:
+    """Return whether a GraphQL document contains an operation other than a query.
+
+    The operation counts even if the request does not select it.
+    """
+    try:
+        operations = [each for each in parse(text).definitions if isinstance(each, OperationDefinitionNode)]
+    except GraphQLError:
+        return False  # the document is invalid, so Dagster does not run it and reports the error
+    except RecursionError:
+        return True
+    return any(each.operation is not OperationType.QUERY for each in operations)
+
+
+def _deny_framing(send: Send) -> Send:
+    """Return a `send` that prevents pages of other sites from framing answers.
+
+    A frame could be used to steal clicks.
+    """
+
+    async def send_framed(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            MutableHeaders(scope=message)["X-Frame-Options"] = "SAMEORIGIN"
+        await send(message)
+
+    return send_framed
+
+
+# The application.
+
 
 _LOOK_AGAIN_MS = 2000
 _OF_THE_DATABASE = (DEFAULT_DB_STATEMENT_TIMEOUT, DEFAULT_POOL_RECYCLE, DEFAULT_POOL_MAX_OVERFLOW)
@@ -39,9 +167,10 @@ _NO_REPORT = "No report is written yet: materialize the asset report/written, or
 
 
 def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] = ()) -> Starlette:
-    """Return Dagster's application, which answers `REPORT_PATH` with this file, or says how to write it.
+    """Return Dagster's application, with the report file at `REPORT_PATH`. Requests of other sites are refused.
 
-    Requests of other sites are refused. `hosts` are those by which people reach it, beside those of the loopback.
+    Without a report, the answer explains how to write one. `hosts` are the names by which people reach the webserver,
+    in addition to the names of the loopback address.
     """
 
     def answer(_: Request) -> Response:
@@ -50,24 +179,25 @@ def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] 
         return PlainTextResponse(_NO_REPORT, status_code=404)
 
     app = create_app_from_workspace_process_context(context, live_data_poll_rate=_LOOK_AGAIN_MS, lifespan=_lifespan)
-    app.router.routes.insert(0, Route(REPORT_PATH, answer))  # Dagster's last route takes every path
+    app.router.routes.insert(0, Route(REPORT_PATH, answer))  # Dagster's last route accepts every path
     app.add_middleware(BrowserGuard, hosts=declared_hosts(hosts))
     return app
 
 
 @asynccontextmanager
 async def _lifespan(_: Starlette) -> AsyncIterator[None]:
-    with suppress(asyncio.CancelledError):  # which Ctrl-C makes of it
+    with suppress(asyncio.CancelledError):  # Ctrl-C raises this error
         yield
 
 
 def main() -> None:
-    """Serve until it is ended. The instance is that of `DAGSTER_HOME`."""
-    parser = argparse.ArgumentParser(prog="python -m pipelines.processes.webserver", description=__doc__)
+    """Serve until the process is ended. `DAGSTER_HOME` contains the path of the Dagster instance."""
+    summary, *_ = (__doc__ or "").splitlines()
+    parser = argparse.ArgumentParser(prog="python -m pipelines.processes.webserver", description=summary)
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)
-    parser.add_argument("--workspace", required=True, help="the file that says where the code server is")
-    parser.add_argument("--allow-host", action="append", default=[], help="a host by which people reach it")
+    parser.add_argument("--workspace", required=True, help="the file with the address of the code server")
+    parser.add_argument("--allow-host", action="append", default=[], help="a host name under which browsers reach it")
     given = parser.parse_args()
     with DagsterInstance.get() as instance:
         instance.optimize_for_webserver(*_OF_THE_DATABASE)

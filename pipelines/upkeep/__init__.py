@@ -1,1 +1,1 @@
-"""The upkeep sensor: what tables want, what budgets leave, and which runs it asks for."""
+"""The upkeep sensor: which runs tables need, which runs fit the budgets, and which runs the sensor requests."""

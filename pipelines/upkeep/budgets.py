@@ -1,11 +1,14 @@
-"""Which of the wanted runs are asked for: the most urgent first, and no more than the budgets leave (decision 0169).
+"""The selection of wanted runs that fit the budgets, most urgent first (decision 0037).
 
-Ingests and merges bring fresh data: what is known of their bytes counts, but they wait for room in the queue only. Any
-other run waits in quiet hours, and until its bytes are left.
+Ingests and merges bring fresh data. Their known bytes count against the budgets, but these runs wait only for a free
+slot in the queue. Any other run waits during quiet hours, and until enough bytes of its budgets are left.
 
-A large compaction is cut: it gets the bytes that are left, if these are a quarter of the budget or it waited for an
-hour, and takes as many pieces. A piece that needs more than half of a budget is saved up for once it waited for an
-hour; one that is larger than a budget begins when nothing of that is used, and is alone then.
+A large compaction is split into pieces. A run gets the remaining bytes and processes as many pieces as fit. The run
+starts only if at least a quarter of the budget is left, unless it has waited for an hour. Two kinds of large pieces are
+special:
+
+- A piece that needs more than half of a budget: after it has waited for an hour, the budget is reserved for the piece.
+- A piece that is larger than a budget: it begins when no byte of the budget is used, and then runs alone.
 """
 
 from __future__ import annotations
@@ -16,11 +19,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pipelines.quantities import size
-from storage_core.compaction.next_run import within
-from storage_core.declaration_file import load_optional
-from storage_core.declaration_upkeep import Budgeted, UpkeepOfAllDeclaration
-from storage_core.wording import counted, first_of
+from pipelines.tables import size
+from storage_core.base.text import counted, first_of
+from storage_core.change.declaration_file import load_optional
+from storage_core.change.declaration_parts import Budgeted, UpkeepOfAllDeclaration
+from storage_core.compact.debt import within
 
 if TYPE_CHECKING:
     from pipelines.upkeep.wanted import Wanted
@@ -29,14 +32,14 @@ UPKEEP = "upkeep.yaml"
 ALL = "all tables"
 SAVED_UP_SECONDS = 3600
 LEAST_PART = 4
-"""A part of a compaction that is not late needs a quarter of the budget: each run costs a start."""
+"""A part of a compaction needs one fourth of the budget to start, unless it is late, because each start has a cost."""
 
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A wanted run that waits, and for what."""
+    """A wanted run that waits, and the reason why it waits."""
 
     wanted: Wanted
     why: str
@@ -44,19 +47,19 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What to ask for, and what waits, each the most urgent first."""
+    """The runs to request and the runs that wait. In both lists, the most urgent run is first."""
 
     chosen: Sequence[Wanted]
     deferred: Sequence[Deferred] = ()
 
     def only(self, kept: Sequence[Wanted]) -> Choice:
-        """Return the choice of these; the rest waits for room."""
+        """Return a choice that requests only these runs. The other chosen runs wait for a free slot."""
         places = {id(each) for each in kept}
         rest = [Deferred(each, "room for runs") for each in self.chosen if id(each) not in places]
         return Choice(kept, [*self.deferred, *rest])
 
     def __str__(self) -> str:
-        """Say what is asked for and what waits, by what it waits for."""
+        """Return a text with the number of requested runs, and the waiting runs by reason."""
         if not self.chosen and not self.deferred:
             return "nothing to ask for"
         waiting: defaultdict[str, list[str]] = defaultdict(list)
@@ -68,7 +71,10 @@ class Choice:
 
 
 def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
-    """Return what `upkeep.yaml` of this folder declares; without the file no bounds. Raises what `load_as` raises."""
+    """Return the settings in `upkeep.yaml` of this folder.
+
+    Without the file, there are no limits. Raises the errors of `load_as`.
+    """
     return load_optional(UpkeepOfAllDeclaration, root / UPKEEP) if root else UpkeepOfAllDeclaration()
 
 
@@ -80,9 +86,15 @@ def choose(
     now_ms: int,
     since_ms: MutableMapping[str, int],
 ) -> Choice:
-    """Return what the budgets leave of it. `spent` are the bytes that count, by table (`spent.spent_bytes`).
+    """Return the wanted runs that fit the budgets.
 
-    `since_ms` remembers from one choice to the next since when tables have a piece that may have to be saved up for.
+    Args:
+        wanted: The runs.
+        of_all: The budget of all tables.
+        spent: The used bytes of each table (`runs.spent_bytes`).
+        now_ms: The current time in milliseconds.
+        since_ms: For each table, the time since which it has a large piece for which the budget may be reserved. The
+            caller passes the same mapping to each call.
     """
     budgets = _Budgets(of_all, spent, now_ms, since_ms)
     chosen, deferred = list["Wanted"](), list[Deferred]()
@@ -96,14 +108,17 @@ def choose(
 
 
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:
-    """Return in whose quiet hours this is, or None."""
+    """Return a text with the quiet hours that include this time and their owner, or None."""
     found = ((who, each) for who, each in ((name, own), (ALL, of_all)) if each.is_quiet(now_ms))
     return next((f"quiet_hours {each.quiet_hours} of {who}" for who, each in found), None)
 
 
 @dataclass(slots=True)
 class Limit:
-    """What one budget leaves: `most` bytes an hour of which so many are spent, all for one piece where `is_saved`."""
+    """The state of one budget: `most` bytes per hour, of which `spent` are used.
+
+    If `is_saved`, the rest is reserved for one piece.
+    """
 
     of: str
     most: int
@@ -112,25 +127,28 @@ class Limit:
 
     @property
     def left(self) -> int:
-        """Bytes that may be granted."""
+        """Bytes that may still be granted."""
         return 0 if self.is_saved else max(0, self.most - self.spent)
 
     def takes(self, piece: int) -> bool:
-        """Whether the piece may begin: it fits, or is alone."""
+        """Return whether the piece may begin because it fits or would run alone."""
         return piece <= self.left or not (self.spent or self.is_saved)
 
     def defers(self, read_bytes: int) -> bool:
-        """Whether a run that reads so much waits: neither it nor a part of it that is worth a start fits."""
+        """Return whether a run that reads this many bytes waits.
+
+        The run waits if it does not fit and no worthwhile part of it fits.
+        """
         return self.left < read_bytes and self.left * LEAST_PART < self.most
 
     def __str__(self) -> str:
-        """Say how much of it is used."""
+        """Return a text with the used part of the budget."""
         saved = ", the rest is saved for a large piece" if self.is_saved else ""
         return f"bytes_per_hour of {self.of}, {size(self.spent)} of {size(self.most)} used{saved}"
 
 
 class _Budgets:
-    """Grants bytes to one wanted run after the other."""
+    """Grants bytes to one wanted run after another."""
 
     def __init__(
         self,
@@ -144,7 +162,7 @@ class _Budgets:
         self._limits = {} if most is None else {ALL: Limit(ALL, most, sum(spent.values()))}
 
     def granted(self, wanted: Wanted) -> Wanted | str:
-        """Return the run with the bytes that it was granted, or what it waits for."""
+        """Return the run with its granted bytes, or the reason why it waits."""
         name, own = wanted.declaration.name, wanted.declaration.upkeep
         if not wanted.is_fresh_data and (why := quiet(name, own, self._of_all, self._now_ms)):
             return why
@@ -164,7 +182,10 @@ class _Budgets:
         return [self._limits[each] for each in (name, ALL) if each in self._limits]
 
     def _fitting(self, wanted: Wanted, limits: Sequence[Limit]) -> int:
-        """The bytes that a run may read now, or 0; what can be cut gets a quarter more, for what lands meanwhile."""
+        """Return the bytes that a run may read now, or 0.
+
+        A run that can be split gets 25 % more bytes, for rows that land in the meantime.
+        """
         pieces = wanted.due.pieces or (wanted.due.bytes,)
         most, left = min(each.most for each in limits), min(each.left for each in limits)
         if self._is_saved_up_for(wanted.declaration.name, max(pieces), most):
@@ -187,7 +208,7 @@ class _Budgets:
 
 
 def _begins(piece: int, limits: Sequence[Limit]) -> bool:
-    """Whether a piece that was waited for begins; else what is left is saved for it."""
+    """Return whether a piece that has waited may begin. If not, reserve the rest of the budgets for this piece."""
     short = [each for each in limits if not each.takes(piece)]
     for each in short:
         each.is_saved = True
@@ -195,12 +216,15 @@ def _begins(piece: int, limits: Sequence[Limit]) -> bool:
 
 
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
-    """The bytes of the pieces that fit, if they are all that ever fit, or enough for a run of their own; else 0."""
+    """Return the bytes of the pieces that fit, or 0.
+
+    The result is 0 unless the fitting pieces are enough for a separate run, or are all pieces that can ever fit.
+    """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)
     return fitting if is_all or fitting >= least else 0
 
 
 def _alone(pieces: Sequence[int], most: int, limits: Sequence[Limit]) -> bool:
-    """Whether there is nothing but pieces that are larger than a budget, and one may begin."""
+    """Return whether all pieces are larger than a budget, and one of them may begin."""
     return min(pieces) > most and all(each.takes(max(pieces)) for each in limits)

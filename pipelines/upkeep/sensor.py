@@ -1,9 +1,13 @@
-"""The upkeep sensor: one for all tables. It looks at them in turn, and asks for the runs that are worth most.
+"""The upkeep sensor. One sensor reads the state of all tables in turn, and requests the most urgent runs.
 
-A step of a table that waits or works is not asked for again, and one that failed not before it rested
-(`pipelines.runs.at_work`); nor is one whose budget is used up (`pipelines.upkeep.budgets`). A tick is bounded in
-requests, seconds and runs; the next goes on where it ended. What was seen of idle tables is in memory only: a restart
-looks at all of them anew, within the same bounds.
+The sensor does not request a step in these cases:
+
+- A run of this step of the table waits or works.
+- The step failed, and its rest time is not over (`pipelines.runs`).
+- The budget is used up (`pipelines.upkeep.budgets`).
+
+A tick is limited in requests, seconds and runs. The next tick continues where the last tick ended. The state of idle
+tables is kept only in memory. After a restart, the sensor reads all tables again, within the same limits.
 """
 
 from __future__ import annotations
@@ -25,41 +29,44 @@ from dagster import (
 )
 from dagster._utils.schedules import get_latest_completed_cron_tick
 
-from assets.due_runs import OBSERVABLE_JOBS, DueRun, TableInputs, outlook
-from assets.launcher import JobName
+from assets.recording import report_up_to_date
 from assets.run_tags import SENSOR
 from assets.steps import asset_key, index_asset
-from assets.up_to_date import report_up_to_date
-from jobs.reports.failure import Failed
+from jobs.due_runs import TableInputs, outlook
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.jobs import Job, jobs_of, step_assets
-from pipelines.runs.at_work import AtWork
-from pipelines.runs.spent import spent_bytes
+from pipelines.runs import AtWork, spent_bytes
 from pipelines.upkeep.budgets import Choice, choose, read_upkeep_of_all
-from pipelines.upkeep.declared_now import DeclaredNow, has_same_assets
-from pipelines.upkeep.grouping import MOST_TABLES, Group, grouped, request_of
-from pipelines.upkeep.seen import Seen
-from pipelines.upkeep.wanted import Wanted
-from storage_core.clock import Clock, SystemClock
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
-from storage_core.errors import TidemarkError
-from storage_core.wording import counted, listed
+from pipelines.upkeep.wanted import MOST_TABLES, DeclaredNow, Group, Seen, Wanted, grouped, has_same_assets, request_of
+from storage_core.base.clock import Clock, SystemClock
+from storage_core.base.errors import TidemarkError
+from storage_core.base.text import counted, listed
+from storage_core.change.declaration import TableDeclaration
+from storage_core.change.declaration_parts import UpkeepOfAllDeclaration
+from storage_core.data.steps import OBSERVABLE
+from storage_core.log.job_run import DueRun, Failed
 
 WHOLE_LOOK_SECONDS = 900
-"""An idle table is looked at as a whole after so long: time alone makes some work, such as windows that become cold.
+"""Seconds after which the sensor reads the whole state of an idle table, because some work appears only as time passes.
 
-Before it where a look found out when that is, as of the rows of a writer that will be silent for long enough."""
+Examples are windows that become cold. If the sensor knows when such work is due, it reads the table at this time. For
+example, it knows when a writer will have been silent for long enough.
+"""
 
 
-_NOT_DECLARED = "no sound file declares it any more; correct the file, or reload the definitions"
+_NOT_DECLARED = "no valid file declares it any more. Correct the file, or reload the definitions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """What a tick may do: requests to storage, seconds, and runs of it that wait at once, of so many small tables.
+    """Limits of a tick.
 
-    And how long an hour of the budgets is.
+    Attributes:
+        requests: The number of requests to storage.
+        seconds: The duration.
+        waiting: The number of requested runs that may wait at the same time.
+        tables: The number of small tables that share a run.
+        hour_seconds: The length of an hour of the budgets.
     """
 
     requests: int = 1_000
@@ -70,10 +77,11 @@ class Bounds:
 
 
 class Upkeep:
-    """Looks at tables for one sensor, and remembers of each what it saw, since when steps wait, and what it asked for.
+    """Finds the work of tables for one sensor.
 
-    For one thread. `requests` counts what the looks cost. Each tick reads in `root` what is declared of all tables, and
-    which of them are `declared_now`, if that is given.
+    Not thread-safe. The object remembers the last state of each table, since when steps wait, and the requested runs.
+    `requests` counts its requests to storage. If `root` and `declared_now` are given, each tick reads the shared
+    settings and the tables that files declare now.
     """
 
     def __init__(
@@ -94,9 +102,9 @@ class Upkeep:
         self._bounds = bounds or Bounds()
         self._began_ms = self._clock.now_ms()
         self._seen: dict[str, Seen] = {}
-        self._since_ms: dict[tuple[str, JobName], int] = {}
-        self._asked_ms: dict[tuple[str, JobName], int] = {}
-        self._not_yet: dict[str, list[JobName]] = {}
+        self._since_ms: dict[tuple[str, str], int] = {}
+        self._asked_ms: dict[tuple[str, str], int] = {}
+        self._not_yet: dict[str, list[str]] = {}
         self._reported: dict[str, int] = {}
         self._root = root
         self._declared_now = declared_now
@@ -104,9 +112,9 @@ class Upkeep:
         self.requests = 0
 
     def tick(self, context: SensorEvaluationContext) -> SensorResult:
-        """Return what to run now, the most urgent first, and the table at which the next tick begins.
+        """Return the runs to start, most urgent first, and the table at which the next tick begins.
 
-        Asks for nothing, and says why, while what is declared of all tables is not sound.
+        If the shared settings are invalid, the tick requests nothing and returns the problem.
         """
         try:
             of_all = read_upkeep_of_all(self._root)
@@ -142,7 +150,7 @@ class Upkeep:
         looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
         own = self._own(at_work.waiting) + self._own(at_work.working)
         said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
-        if choice.chosen and choice.deferred:  # a tick with runs has no reason to skip, which says it otherwise
+        if choice.chosen and choice.deferred:  # a tick without runs has this text as its skip reason
             context.log.info("%s", said)
         return SensorResult(
             run_requests=[request_of(group, prefix=self._prefix) for group in groups],
@@ -157,7 +165,10 @@ class Upkeep:
         at_work: AtWork,
         of_all: UpkeepOfAllDeclaration,
     ) -> tuple[Sequence[Group], Choice]:
-        """The runs that are worth most, within budgets and the room for runs. Bytes are counted where a budget is."""
+        """Return the most urgent runs that fit the budgets and the free slots.
+
+        Used bytes are counted only if there is a budget.
+        """
         now_ms = self._clock.now_ms()
         budgets = (of_all, *(each.declaration.upkeep for each in wanted))
         is_counted = wanted and any(each.bytes_per_hour is not None for each in budgets)
@@ -172,19 +183,20 @@ class Upkeep:
         return kept, choice.only([each for group in kept for each in group])
 
     def _own(self, runs: Sequence[DagsterRun]) -> int:
-        """How many of the runs the sensor asked for."""
+        """Return the number of these runs that this sensor requested."""
         return sum(run.tags.get(SENSOR) == f"{self._prefix}{UPKEEP_SENSOR}" for run in runs)
 
     def _from(self, cursor: str | None) -> list[str]:
-        """The tables in their order, beginning at the cursor, and going round."""
+        """Return all tables in order, beginning at the cursor."""
         names = sorted(self._declarations)
         place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
         return [*names[place:], *names[:place]]
 
     def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
-        """What the table needs and has no run of; one in which nothing was to do is asked one thing only.
+        """Return the steps that the table needs and that no run does already.
 
-        What was never materialized and needs no run is reported as up to date.
+        For an idle table, this costs only one request. If an asset was never materialized and needs no run, it is
+        reported as up to date.
         """
         name = declaration.name
         if not self._may_have_changed(declaration):
@@ -192,7 +204,7 @@ class Upkeep:
         inputs = TableInputs.of(declaration, self._clock)
         seen = Seen.of(inputs)
         wanted, not_yet, coming_ms, is_idle = [], [], list[int](), True
-        for job in (each for each in jobs_of(declaration) if each in OBSERVABLE_JOBS):
+        for job in (each for each in jobs_of(declaration) if each in OBSERVABLE):
             found = outlook(job, inputs)
             if found.in_ms is not None:
                 coming_ms.append(self._clock.now_ms() + found.in_ms)
@@ -211,7 +223,10 @@ class Upkeep:
         return wanted
 
     def _report(self, inputs: TableInputs, at_work: AtWork, instance: DagsterInstance) -> None:
-        """Ask the instance once per version of a table, until nothing of it is missing at that version."""
+        """Report assets as up to date.
+
+        If no asset is missing at a version, the instance is not queried again until the next version.
+        """
         name, table = inputs.declaration.name, inputs.table
         if table is None or self._reported.get(name) == table.version:
             return
@@ -219,7 +234,7 @@ class Upkeep:
         if report_up_to_date(instance, inputs.declaration, table, lambda: inputs, apart=apart, clock=clock):
             self._reported[name] = table.version
 
-    def _wanted(self, declaration: TableDeclaration, job: JobName, due: DueRun, at_work: AtWork) -> list[Wanted]:
+    def _wanted(self, declaration: TableDeclaration, job: str, due: DueRun, at_work: AtWork) -> list[Wanted]:
         name, now_ms = declaration.name, self._clock.now_ms()
         late = (now_ms - self._since_ms.setdefault((name, job), now_ms)) / 1000
         assets = [asset_key(name, index_asset(each)) for each in due.indexes] or step_assets(declaration, job)
@@ -240,10 +255,13 @@ class Upkeep:
             self._seen[declaration.name] = later
         return not is_same
 
-    def _is_time(self, declaration: TableDeclaration, job: JobName) -> bool:
-        """Whether the cron line of the step has come since it was asked for last; without one it is always time."""
-        cron = getattr(declaration.schedule, job)
-        if cron is None:
+    def _is_time(self, declaration: TableDeclaration, job: str) -> bool:
+        """Return whether the cron line of the step was due since the last request.
+
+        Without a cron line, the step is always due.
+        """
+        cron = declaration.schedule.cron_of(job)
+        if not cron:
             return True
         now = dt.datetime.fromtimestamp(self._clock.now_ms() / 1000, dt.UTC)
         last_ms = self._asked_ms.get((declaration.name, job), self._began_ms)
@@ -251,7 +269,7 @@ class Upkeep:
 
 
 def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automation) -> SensorDefinition:
-    """Return the sensor. `jobs` are those that it may ask for; `upkeep` is of the tables that it looks after."""
+    """Return the sensor. `jobs` are the jobs that it may request, and `upkeep` has the tables that it maintains."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=f"{automation.prefix}{UPKEEP_SENSOR}",
@@ -259,13 +277,13 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
         jobs=list(jobs),
         minimum_interval_seconds=automation.interval_seconds,
         default_status=automation.sensor_status,
-        description="Looks at all tables in turn and requests the runs that storage asks for, the most urgent first."
+        description="Checks all tables in turn and requests the runs for their pending work, the most urgent first."
         + (f" Automation is off for {counted(left_out, 'table')}." if left_out else ""),
     )
 
 
 def _requests_of(inputs: TableInputs) -> int:
-    """What a whole look cost: that there is a table, what the table's store counts, and its listings by thousands."""
+    """Return the number of requests that read the whole state: the check for the table, its requests, and listings."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0

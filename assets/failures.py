@@ -1,0 +1,64 @@
+"""How Dagster shows typed errors and tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from dagster import Failure, MetadataValue, TableColumn, TableColumnConstraints, TableSchema
+
+from storage_core.base.errors import TidemarkError
+from storage_core.data.rows.vectors import type_text
+from storage_core.table import Table
+
+# After one of these errors, a later run of the same step may succeed. Any other error remains until a person acts.
+_WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
+
+
+def shown(kind: str, message: str) -> dict[str, Any]:
+    """Return the arguments of a `Failure` for an error of this kind.
+
+    The argument `allow_retries` affects only users' assets that have a `RetryPolicy`. Tidemark's assets have no such
+    policy. With a policy, Dagster would also retry a step that a person interrupts
+    (docs/architecture/orchestration.md).
+    """
+    return {
+        "description": f"{kind}: {message}",
+        "metadata": {"kind": kind, "message": message},
+        "allow_retries": kind in _WORTH_A_RETRY,
+    }
+
+
+@contextmanager
+def typed_failures() -> Iterator[None]:
+    """Convert a `TidemarkError` of the block into a `Failure`. The event log then shows its kind and message."""
+    try:
+        yield
+    except TidemarkError as error:
+        raise Failure(**shown(error.kind, str(error))) from error
+
+
+# Metadata of tables.
+
+
+TABLE_METADATA = frozenset({"dagster/uri", "dagster/table_name", "dagster/column_schema", "dagster/row_count"})
+"""The keys of `table_metadata`. A keyed table does not have the last key."""
+
+
+def table_metadata(table: Table, name: str) -> dict[str, MetadataValue[Any]]:
+    """Return the location, name and columns of a table, and for an append table the number of rows. Cost: no request.
+
+    The number of rows of a keyed table is missing, because only a read of all keys would show it.
+    """
+    columns = [
+        TableColumn(each.name, type_text(each.type), constraints=TableColumnConstraints(nullable=each.nullable))
+        for each in table.schema
+    ]
+    rows = {} if table.config.primary_key else {"dagster/row_count": MetadataValue.int(table.snapshot.rows)}
+    return {
+        "dagster/uri": MetadataValue.text(table.uri),
+        "dagster/table_name": MetadataValue.text(name),
+        "dagster/column_schema": MetadataValue.table_schema(TableSchema(columns)),
+        **rows,
+    }

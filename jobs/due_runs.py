@@ -1,0 +1,94 @@
+"""The run that a step of a table needs now, derived from the log of the table and from its landing location.
+
+The upkeep sensor calls this module and requests the runs that it returns. If a tick was missed, a file was late or a
+run was killed, the next tick of the sensor finds the work again. A table without work gets no run
+(docs/architecture/orchestration.md). No landed file is read. A run ingests all waiting files once, regardless of the
+windows of their rows.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from storage_core.base.clock import Clock, SystemClock
+from storage_core.base.errors import NotFound
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.settings.table import TableConfig
+from storage_core.data.steps import STEPS
+from storage_core.log.job_run import DueRun, Outlook
+from storage_core.log.snapshot import Snapshot
+from storage_core.store.contract import ObjectStore
+from storage_core.table import Table, exists
+from storage_core.write.ingest.landing import LandedFile, discover
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableInputs:
+    """The state of one table from which its due runs are derived.
+
+    Attributes:
+        declaration: The declaration of the table.
+        table: The table, or None if it does not exist.
+        landed: The files at the landing location of the table. Empty if the landing location is a Delta table.
+        clock: The clock.
+    """
+
+    declaration: TableDeclaration
+    table: Table | None
+    landed: Sequence[LandedFile]
+    clock: Clock
+
+    @classmethod
+    def of(cls, declaration: TableDeclaration, clock: Clock | None = None) -> TableInputs:
+        """Read the state of a table.
+
+        Cost: one LIST, the requests of `Table.open` if the table exists, and the requests of `discover`.
+        """
+        spec = declaration.landing_spec()
+        return cls(
+            declaration=declaration,
+            table=Table.open(declaration.uri) if exists(declaration.uri) else None,
+            landed=discover(spec) if spec is not None and not spec.is_delta else (),
+            clock=clock or SystemClock(),
+        )
+
+    @property
+    def store(self) -> ObjectStore:
+        """The store of the table. Raises `NotFound` if the table does not exist."""
+        return self._existing.store
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The newest version. Raises `NotFound` if the table does not exist."""
+        return self._existing.snapshot
+
+    @property
+    def declared(self) -> TableConfig:
+        """The declared settings."""
+        return self.declaration.config()
+
+    @property
+    def _existing(self) -> Table:
+        if self.table is None:
+            raise NotFound(f"there is no table at {self.declaration.uri}")
+        return self.table
+
+
+def due_run(step: str, inputs: TableInputs) -> DueRun | None:
+    """Return the run of one step that a table needs now, or None. Use `outlook` to find when new work will be due."""
+    return outlook(step, inputs).due
+
+
+def outlook(step: str, inputs: TableInputs) -> Outlook:
+    """Return the work of one step of a table. The step is one of `storage_core.data.steps.OBSERVABLE`.
+
+    If the table does not exist yet, the only possible work is an ingest of landed files. This function reads storage
+    and writes nothing. It raises the errors of these reads.
+    """
+    if inputs.table is None and step != "ingest":
+        return Outlook(due=None)
+    home = importlib.import_module(STEPS[step].home)
+    found: DueRun | Outlook | None = getattr(home, f"due_{step}")(inputs)
+    return found if isinstance(found, Outlook) else Outlook(due=found)

@@ -1,0 +1,130 @@
+"""Runs several jobs one after another in one process, on one Spark session.
+
+    python -m jobs.job_server ANSWERS IDLE_SECONDS
+
+A Dagster run that executes one step for many small tables uses this process.
+
+Each line on standard input, `{"job": …, "argv": […]}`, is a job with the arguments of its command. The process writes
+these lines to the file descriptor `ANSWERS`:
+
+- `{"began": true}` before the job begins.
+- `{"log": …, "level": …}` for each log record of the job.
+- `{"ended": …}` with the report of the job, or with its failure in the format of `jobs.command`.
+
+Other output of a job goes to the output of this process.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import select
+import sys
+import threading
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import TextIO
+
+from jobs.command import failure_of, from_arguments
+from jobs.process import ending_with_parent, heard_once
+from jobs.spark.spark import Spark
+from storage_core.base.errors import Interrupted, TidemarkError, Unavailable, as_tidemark_error
+from storage_core.base.text import log_to_stderr, printable
+from storage_core.log.job_run import run
+
+BEGAN, MESSAGE, LEVEL, ENDED = "began", "log", "level", "ended"
+"""The fields of the answers. `assets.launcher` reads these fields."""
+
+
+class Answers(logging.Handler):
+    """Writes answers and log records, one line each. Thread-safe."""
+
+    def __init__(self, lines: TextIO) -> None:
+        super().__init__(logging.INFO)
+        self._lines = lines
+        self._writing = threading.RLock()
+
+    def send(self, answer: Mapping[str, object]) -> None:
+        """Write one answer. Do nothing if the reader has closed the pipe."""
+        with self._writing, suppress(BrokenPipeError):
+            self._lines.write(json.dumps(answer) + "\n")
+            self._lines.flush()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a log record. The module `logging` calls this method."""
+        self.send({MESSAGE: record.getMessage(), LEVEL: record.levelname})
+
+
+@heard_once()
+def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
+    """Run the jobs of the lines until no job arrives for `idle_seconds`, or the input ends. Return 0.
+
+    The process also ends after a job that a signal stopped, and after a job that may have left Spark unusable. The next
+    job then needs a new process. Any other `TidemarkError` ends only its own job.
+    """
+    with suppress(KeyboardInterrupt), ending_with_parent(os.environ), Spark() as spark:
+        for line in _until_idle(requests, idle_seconds):
+            answers.send({BEGAN: True})
+            error = _job(line, spark, answers)
+            if isinstance(error, Interrupted) or _may_have_broken_spark(error):
+                break
+    return 0
+
+
+def _until_idle(requests: TextIO, idle_seconds: float) -> Iterator[str]:
+    """Yield the lines. The sender waits for each answer, so the buffer is empty while this function waits."""
+    while select.select([requests], [], [], idle_seconds)[0] and (line := requests.readline()):
+        yield line
+
+
+def _job(line: str, spark: Spark, answers: Answers) -> TidemarkError | None:
+    """Run one job and answer. Return the error that ended the job, or None."""
+    asked = json.loads(line)
+    job, argv = str(asked["job"]), asked["argv"]
+    spark.begin_job()
+    try:
+        report = run(from_arguments(job, argv), spark)
+    except TidemarkError as error:
+        return _failed(job, error, answers)
+    except KeyboardInterrupt:
+        return _failed(job, Interrupted("stopped by a signal. Run the job again."), answers)
+    except Exception as error:  # noqa: BLE001  # of this job: the next one is of another table
+        sys.stderr.write(printable(traceback.format_exc()))
+        return _failed(job, as_tidemark_error(error), answers)
+    text = report.to_json()
+    print(text, flush=True)  # noqa: T201  # as the command of the job does
+    answers.send({ENDED: json.loads(text)})
+    return None
+
+
+def _failed(job: str, error: TidemarkError, answers: Answers) -> TidemarkError:
+    sys.stderr.write(printable(f"{job}: {error.kind}: {error}") + "\n")
+    answers.send({ENDED: failure_of(job, error)})
+    return error
+
+
+def _may_have_broken_spark(error: TidemarkError | None) -> bool:
+    """Return whether Spark is running and the error may come from its JVM.
+
+    Such an error has no specific type, or is `Unavailable`.
+    """
+    return "pyspark" in sys.modules and (type(error) is TidemarkError or isinstance(error, Unavailable))
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the jobs that arrive on standard input."""
+    where, idle_seconds = argv
+    with suppress(BrokenPipeError), os.fdopen(int(where), "w", encoding="utf-8") as lines:
+        # A child such as Spark must not keep the pipe open, because its end marks the end of this process.
+        os.set_inheritable(lines.fileno(), False)  # noqa: FBT003  # takes no name
+        log_to_stderr(logging.INFO)
+        answers = Answers(lines)
+        logging.getLogger().addHandler(answers)
+        return serve(sys.stdin, answers, float(idle_seconds))
+    return Unavailable.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,1 +1,0 @@
-"""What a job is asked to do, and its one form as command-line arguments."""

@@ -1,1 +1,0 @@
-"""What runs of jobs have in common: a table, leases, tasks, commits, costs and an exit code."""

@@ -1,0 +1,407 @@
+"""Commands that add and change rows: `append`, `delete`, `update`, `overwrite`, `upsert` and `quarantine`."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from pipelines.commands import output
+from pipelines.commands.arguments import Everything, Json, Uri, open_table, resolve
+from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, UniqueBy, append_lines
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.base.text import counted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from storage_core.change.statement import Changed
+    from storage_core.data.formats.arrow_files import Entry
+    from storage_core.table import Table
+    from storage_core.write.append import Appended
+
+
+Format = Literal["ndjson", "csv", "parquet"]
+
+_SUFFIXES: dict[str, Format] = {
+    ".ndjson": "ndjson",
+    ".jsonl": "ndjson",
+    ".json": "ndjson",
+    ".csv": "csv",
+    ".parquet": "parquet",
+}
+STDIN = "-"
+
+File = Annotated[
+    str, typer.Argument(metavar="FILE|-", help="A file of NDJSON, CSV or Parquet, or - for standard input.")
+]
+FormatOption = Annotated[
+    Format | None, typer.Option("--format", help="Format of the file (default: by its suffix, NDJSON for -).")
+]
+
+
+def append(
+    uri: Uri,
+    file: File,
+    *,
+    format_: FormatOption = None,
+    table_name: TableName = None,
+    operation: RawOperation = "put",
+    key: KeyField = None,
+    unique_by: UniqueBy = None,
+    also: Also = None,
+    optional: Optional_ = None,
+    as_json: Json = False,
+) -> None:
+    """Add the rows of a file in one commit, all or none.
+
+    If a single row does not fit the table, no row is added. The error lists each such row with its reason.
+
+    With --table, URI is a raw log. A raw log takes NDJSON, acknowledges lines as they arrive, and skips only lines that
+    are not valid rows.
+
+    Example: tidemark append clicks new_rows.ndjson
+    """
+    if table_name is not None:
+        stores = [resolve(each).uri for each in (uri, *(also or []))]
+        target = RawTarget(
+            stores=stores,
+            optional=optional or [],
+            table=table_name,
+            operation=operation,
+            key=key,
+            unique_by=unique_by,
+        )
+        append_lines(file, target, file_format=format_, as_json=as_json)
+        return
+    if key or unique_by or also or optional or operation != "put":
+        options = "--operation, --key, --unique-by, --also and --optional"
+        raise InvalidInput(f"{options} are for a raw log. Give its table with --table.")
+    table = open_table(uri)
+    with landed(file) as path:
+        rows = rows_of(table, path, file, format_)
+    _show_appended(table.append(rows), as_json=as_json)
+
+
+def _show_appended(done: Appended, *, as_json: bool) -> None:
+    from storage_core.data.rows.windows import LateMetrics
+
+    came_in = done.rows + done.late.not_written
+    status = "committed" if done.commit_id else "acknowledged" if came_in else "nothing_to_do"
+    if as_json:
+        about = {"version": done.version, "commit_id": done.commit_id or None, "rows": done.rows, "splits": done.splits}
+        output.json_line({"status": status, **about, **done.late.as_mapping()})
+    else:
+        did = f"{counted(done.rows, 'row')} {status.replace('_', ' ')}"
+        output.line(f"{did} (version {done.version}, {counted(done.splits, 'split')})")
+        if done.late != LateMetrics():
+            late = {name.removeprefix("rows_late_"): count for name, count in done.late.as_mapping().items() if count}
+            output.line("late rows: " + ", ".join(f"{count:,} {name}" for name, count in late.items()))
+
+
+def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.Table:
+    """Return the rows of the file at `path` in the table's schema.
+
+    Args:
+        table: The table whose schema the rows must fit.
+        path: The file to read.
+        file: The file as the user gave it. Its suffix selects the format if `format_` is None.
+        format_: The format of the file.
+
+    Raises:
+        InvalidInput: A line is not a valid row. The error lists every such line.
+    """
+    from storage_core.write.ingest.batch import parse_file
+    from storage_core.write.ingest.landing import LandedFile, LandingSpec
+
+    folder = str(path.parent)
+    given = LandedFile(path.name, path.stat().st_size, folder)
+    spec = LandingSpec(uri=folder, format=format_ or _format_of(file))
+    config = table.snapshot.config
+    parsed = parse_file(given, spec, table.schema, config.time_column, nonzero=config.nonzero_vectors)
+    if parsed.rejected:
+        count = len(parsed.rejected)
+        what = (
+            "the file cannot be used"
+            if parsed.unreadable
+            else f"{counted(count, 'line')} {'does' if count == 1 else 'do'} not fit the table"
+        )
+        raise InvalidInput(
+            f"{path.name}: {what}. Nothing was appended.", rejected=[asdict(each) for each in parsed.rejected]
+        )
+    return parsed.rows
+
+
+def _format_of(file: str) -> Format:
+    if file == STDIN:
+        return "ndjson"
+    suffix = Path(file.removesuffix(".gz")).suffix.lower()
+    if suffix not in _SUFFIXES:
+        raise InvalidInput(f"{file}: the suffix does not show the format. Give --format ndjson, csv or parquet.")
+    return _SUFFIXES[suffix]
+
+
+@contextmanager
+def landed(file: str) -> Iterator[Path]:
+    """Yield the path of a file that does not change. This is the given file, or a copy of the data from a pipe."""
+    path = Path(file)
+    if file != STDIN and path.is_file():
+        yield path.resolve()  # the user may pass a symbolic link, but the store itself does not follow links
+        return
+    if file != STDIN and path.is_dir():
+        raise InvalidInput(
+            f"{file}: is a folder. Append one file, or declare the folder as a landing place and ingest."
+        )
+    if file != STDIN and not path.exists():
+        raise NotFound(f"{file}: there is no such file")
+    from storage_core.base.process import scratch_folder
+
+    with scratch_folder("append") as folder:
+        copy = folder.resolve() / ("stdin" if file == STDIN else path.name)
+        with copy.open("wb") as target:
+            if file == STDIN:
+                shutil.copyfileobj(sys.stdin.buffer, target)
+            else:
+                with path.open("rb") as source:
+                    shutil.copyfileobj(source, target)
+        yield copy
+
+
+# Changes of rows.
+
+
+Where = Annotated[
+    str, typer.Option(metavar="CONDITION", help="Condition in SQL that selects the rows. Write true for all rows.")
+]
+Application = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME:NUMBER",
+        help="Name and number of this change. It is applied once, even if the command runs again.",
+    ),
+]
+
+_SET = re.compile(r'\s*(?:"((?:[^"]|"")+)"|(\w+))\s*=(?!=)(.*)', re.DOTALL)
+
+
+def delete(uri: Uri, *, where: Where, as_json: Json = False) -> None:
+    """Delete the rows that meet a condition, in one commit.
+
+    No file is rewritten. The rows are marked as deleted. Concurrent compactions, ingests and deletes keep these marks.
+    Older versions still contain the rows until the versions are no longer retained. `tidemark restore` brings the rows
+    back.
+
+    Example: tidemark delete clicks --where "visitor = 'bot'"
+    """
+    _show_changed(open_table(uri).delete(where), "deleted", as_json=as_json)
+
+
+def update(
+    uri: Uri,
+    *,
+    where: Where,
+    set_: Annotated[
+        list[str],
+        typer.Option(
+            "--set", metavar="COLUMN=EXPRESSION", help="New value: SQL over the old row. Repeat it for more columns."
+        ),
+    ],
+    application: Application = None,
+    as_json: Json = False,
+) -> None:
+    """Set columns of the rows that meet a condition.
+
+    Each --set expression reads the row as it was before the update. One commit hides the old rows and adds the new
+    rows.
+
+    Example: tidemark update clicks --set "ms = ms * 1000" --where "ms < 1"
+    """
+    values = dict(map(_assignment, set_))
+    if len(values) < len(set_):
+        raise InvalidInput("--set sets a column twice. Give each column once.")
+    _show_changed(
+        open_table(uri).update(values, where, application=_application(application)), "updated", as_json=as_json
+    )
+
+
+def overwrite(
+    uri: Uri,
+    file: File,
+    *,
+    where: Where,
+    format_: FormatOption = None,
+    application: Application = None,
+    as_json: Json = False,
+) -> None:
+    """Replace the rows that meet a condition by a file's rows.
+
+    This happens in one commit. Each row of the file must meet the condition too. Otherwise nothing is changed.
+
+    Example: tidemark overwrite clicks day.parquet --where "day = '2015-05-17'"
+    """
+    table = open_table(uri)
+    with landed(file) as path:
+        rows = rows_of(table, path, file, format_)
+    _show_changed(table.overwrite(rows, where, application=_application(application)), "replaced", as_json=as_json)
+
+
+def upsert(
+    uri: Uri,
+    file: File,
+    *,
+    on: Annotated[str, typer.Option(metavar="COLUMNS", help="The columns that identify a row, separated by commas.")],
+    format_: FormatOption = None,
+    as_json: Json = False,
+) -> None:
+    """Add rows, and replace the rows with the same key values.
+
+    A row of the file replaces all rows that have the same values in the --on columns. This happens in one commit. For a
+    keyed table, --on is the primary key, and the rows go through a writer, as with `append`.
+
+    Example: tidemark upsert clicks new_rows.ndjson --on url,visitor
+    """
+    table = open_table(uri)
+    with landed(file) as path:
+        rows = rows_of(table, path, file, format_)
+    _show_changed(table.upsert(rows, on=[name.strip() for name in on.split(",")]), "replaced", as_json=as_json)
+
+
+def _assignment(text: str) -> tuple[str, object]:
+    from storage_core.change.statement import expr
+
+    found = _SET.fullmatch(text)
+    if found is None:
+        raise InvalidInput(f'--set {text!r} is not an assignment. Write COLUMN = EXPRESSION, such as "n = n + 1".')
+    quoted, plain, expression = found.groups()
+    return plain or quoted.replace('""', '"'), expr(expression.strip())
+
+
+def _application(text: str | None) -> tuple[str, int] | None:
+    if text is None:
+        return None
+    name, _, number = text.rpartition(":")
+    if not name or not re.fullmatch("[0-9]{1,19}", number):
+        raise InvalidInput(f"--application {text!r} is not a name and a number. Write them as nightly:17.")
+    return name, int(number)
+
+
+def _show_changed(done: Changed, did: str, *, as_json: bool) -> None:
+    is_done = bool(done.commit_id or done.rows_added)
+    if as_json:
+        status = "committed" if done.commit_id else "acknowledged" if is_done else "nothing_to_do"
+        output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
+        return
+    if not is_done:
+        output.line(f"nothing to do (version {done.version:,})")
+        return
+    added = f", {counted(done.rows_added, 'row')} added" if done.rows_added and did != "updated" else ""
+    splits = f"{counted(done.splits, 'split')} touched, {done.splits_added:,} new"
+    output.line(f"{counted(done.rows, 'row')} {did}{added} (version {done.version:,}, {splits})")
+
+
+# Quarantine.
+
+
+_MOST_SHOWN = 20
+_NOTHING = "nothing is in quarantine"
+
+
+def quarantine(
+    uri: Uri,
+    *,
+    source: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only entries of this source: a landed file, append or writer.")
+    ] = None,
+    show: Annotated[bool, typer.Option("--show", help="Print the rejected lines and rows.")] = False,
+    everything: Everything = False,
+    as_json: Json = False,
+) -> None:
+    """List the rows that a table did not accept, and why.
+
+    The quarantine contains lines of landed files that are not valid rows, and late rows that the table does not accept.
+
+    Example: tidemark quarantine clicks --show
+    """
+    found = _entries(open_table(uri), source)
+    if show and as_json:
+        _show_json(found)
+        return
+    if show:
+        _show_quarantined(found, everything=everything)
+        return
+    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.number}
+    shown |= {"arrived_at": output.instant_ms, "by": output.cell}
+    listed = (each for key, entry in found for each in _counts(key, entry))
+    most = None if everything else output.MOST_TEXT_ROWS
+    output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most, more="--all")
+
+
+def _entries(table: Table, source: str | None) -> Iterator[tuple[str, Entry]]:
+    from storage_core.write.late_rows import read_entries
+
+    for key, entry in read_entries(table.store):
+        if source is None or entry.source == source:
+            yield key, entry
+
+
+def _counts(key: str, entry: Entry) -> Iterator[output.Record]:
+    """Yield one record per reason.
+
+    A foreign file can contain any number of different reasons, so rare reasons are combined.
+    """
+    from storage_core.data.formats.arrow_files import QuarantinedRows
+    from storage_core.write.ingest.convert import tally
+
+    rows = entry if isinstance(entry, QuarantinedRows) else None
+    about = {"kind": "rows" if rows else "lines", "key": key, "source": entry.source, "size": entry.size}
+    about |= {"by": rows.by if rows else None, "arrived_at": rows.arrived_ms if rows else None}
+    yield from ({**about, "reason": reason, "count": count} for reason, count in tally(entry.reasons).items())
+
+
+def _show_json(found: Iterator[tuple[str, Entry]]) -> None:
+    from pipelines.commands.output import shown_rows
+    from storage_core.data.formats.arrow_files import QuarantinedRows
+
+    for key, entry in found:
+        if isinstance(entry, QuarantinedRows):
+            about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
+            for row in shown_rows(entry.rows):
+                output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
+        else:
+            for each in entry.rejected:
+                output.json_line({"key": key, "source": entry.source, **each})
+
+
+def _show_quarantined(found: Iterator[tuple[str, Entry]], *, everything: bool) -> None:
+    """Print the first `_MOST_SHOWN` lines and rows of all entries for a person, and the number of further ones."""
+    shown = total = 0
+    for _, entry in found:
+        count = sum(entry.reasons.values())
+        wanted = count if everything else min(count, _MOST_SHOWN - shown)
+        if wanted:
+            _show_first(wanted, entry, everything=everything)
+        shown, total = shown + wanted, total + count
+    if not total:
+        output.line(_NOTHING)
+    output.not_shown(total - shown)
+
+
+def _show_first(count: int, entry: Entry, *, everything: bool) -> None:
+    from storage_core.data.formats.arrow_files import QuarantinedRows
+
+    if isinstance(entry, QuarantinedRows):
+        arrived = output.instant_ms(entry.arrived_ms)
+        output.line(f"{entry.reason}, of {entry.source} by {entry.by}, arrived {arrived}:")
+        output.rows(entry.rows.slice(0, count), as_json=False, everything=everything)
+        return
+    lines = ({"source": entry.source, **each} for each in entry.rejected[:count])
+    text = output.whole if everything else output.excerpt
+    shown = {**dict.fromkeys(("source", "line", "reason"), output.cell), "text": text}
+    output.records(lines, shown, as_json=False, nothing="", most=None)

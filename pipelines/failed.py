@@ -1,0 +1,240 @@
+"""The last failure of each table, read from Dagster's history if a history exists."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from assets.run_tags import TABLE, identifier
+from pipelines.tables import DAGSTER_HOME
+from storage_core.base.text import shortened
+
+if TYPE_CHECKING:
+    from dagster import AssetKey, DagsterEvent, DagsterInstance, DagsterRun, RunRecord
+
+MOST_RUNS = 50
+"""Number of the newest failed runs that are examined."""
+_LONGEST_MESSAGE = 400
+_INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
+_ENDED_BY_DAGSTER = "This run has been marked as failed from outside the execution context"
+_ASSET = re.compile(r"[a-z]+|index_.+")
+"""The names of the assets of a table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastFailure:
+    """The newest failure of a step of a table.
+
+    Attributes:
+        at: The time in milliseconds since the epoch.
+        run_id: The run.
+        step: The step that failed, or the job.
+        message: The error message.
+        is_over: Whether the failure is resolved. A failure of an asset is resolved if the asset was materialized or
+            observed later. A run without work also records an observation. A failure of checks is resolved if the
+            checks ran again.
+    """
+
+    at: int
+    run_id: str
+    step: str
+    message: str
+    is_over: bool
+
+
+def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
+    """Return the folder of Dagster's history for the declarations in `root`, or None if it does not exist yet."""
+    folder = Path(environment.get(DAGSTER_HOME) or root / ".dagster")
+    return folder if (folder / "dagster.yaml").exists() else None
+
+
+def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return the newest failure of each table among the `MOST_RUNS` newest failed runs.
+
+    Cost: one query for the runs, one query per examined run until every table has a failure, and one query per failure.
+    Raises the errors of Dagster if its storage cannot be read.
+    """
+    from pipelines.instance import open_instance
+
+    with open_instance(folder) as instance:
+        return last_failures_in(instance, tables)
+
+
+def last_failures_in(instance: DagsterInstance, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return the result of `last_failures` for an instance that is already open."""
+    found: dict[str, LastFailure] = {}
+    for record in _failed_runs(instance):
+        if len(found) == len(tables):
+            break
+        for table, failure in _failures_of(instance, record, tables).items():
+            found.setdefault(table, failure)
+    return found
+
+
+def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
+    from dagster import DagsterRunStatus, RunsFilter
+
+    return list(instance.get_run_records(RunsFilter(statuses=[DagsterRunStatus.FAILURE]), limit=MOST_RUNS))
+
+
+def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
+    """Return the failed step of this run for each table.
+
+    If no step failed, return the job as the failed step of each table whose steps did not succeed.
+    """
+    from dagster import DagsterEventType
+
+    run = record.dagster_run
+    kinds = {DagsterEventType.STEP_FAILURE, DagsterEventType.RUN_FAILURE}
+    records = instance.get_records_for_run(run.run_id, of_type=kinds).records
+    events = [(each.timestamp, each.event_log_entry.dagster_event) for each in records]
+    has_failed_step = any(event and event.step_key for _, event in events)
+    found: dict[str, LastFailure] = {}
+    for at, event in events:
+        if event is None or (has_failed_step and event.step_key is None):
+            continue
+        for table, assets in _failed_by(instance, run, event.step_key, tables).items():
+            over = _is_over(instance, event.step_key, assets, at) if assets else _is_nothing_left(instance, run, at)
+            found[table] = LastFailure(
+                at=round(at * 1000),
+                run_id=run.run_id,
+                step=event.step_key or run.job_name,
+                message=_message_of(instance, run, event, at),
+                is_over=over,
+            )
+    return found
+
+
+def _failed_by(
+    instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
+) -> dict[str, list[AssetKey]]:
+    """Return the tables of a failed step, or of a failed run without a failed step, each with its unfinished assets."""
+    from pipelines.runs import assets_of, not_done
+
+    if step is not None:
+        key = _asset_of(run, step, tables)
+        return {key.path[0]: [key]} if key and key.path[0] in tables else {}
+    undone = not_done(instance, run, assets_of(run))
+    found = {table: [key for key in undone if key.path[0] == table] for table in tables_of(run, None, tables)}
+    return {table: keys for table, keys in found.items() if keys or len(_about(run)) == 1}
+
+
+def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[AssetKey], at: float) -> bool:
+    """Return whether the assets that a failure left unfinished were made later.
+
+    For checks, return whether the checks ran again.
+    """
+    is_of_checks = step is not None and step != assets[0].to_python_identifier()
+    done_since = _is_checked_since if is_of_checks else _is_done_since
+    return all(done_since(instance, key, at) for key in assets)
+
+
+def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> bool:
+    """Return whether a failed run without a failed step had made all its assets.
+
+    For a run with only checks, return whether the checks ran again.
+    """
+    from pipelines.runs import assets_of
+
+    checked = {*(run.asset_selection or ()), *(each.asset_key for each in run.asset_check_selection or ())}
+    return bool(assets_of(run)) or (bool(checked) and all(_is_checked_since(instance, key, at) for key in checked))
+
+
+def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
+    from dagster import AssetCheckKey, DagsterEventType
+
+    from assets.checks import CHECK_NAMES
+
+    checks = [AssetCheckKey(key, name) for name in CHECK_NAMES]
+    known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks).values()
+    events = [
+        each.event for each in known if each.event is not None
+    ]  # a waiting run only plans the check, without an event
+    made = DagsterEventType.ASSET_CHECK_EVALUATION
+    return any(each.dagster_event_type is made and each.timestamp > at for each in events)
+
+
+def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
+    made = instance.get_latest_materialization_event(key)
+    observed = instance.fetch_observations(key, limit=1).records
+    return max(made.timestamp if made else 0, *(each.timestamp for each in observed), 0) > at
+
+
+def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent, at: float) -> str:
+    """Return the message of a failure in the form of `said_by`.
+
+    If Dagster itself ended the run, return the last error that it had recorded for the run. Without such an error,
+    return the last event of the run.
+    """
+    from dagster import DagsterEventType
+
+    from assets.launcher import COMMITS_STAY
+
+    if not (event.message or "").startswith(_ENDED_BY_DAGSTER):
+        return said_by(event)
+    noted = instance.all_logs(run.run_id, of_type=DagsterEventType.ENGINE_EVENT)
+    causes = [each.dagster_event for each in noted if each.dagster_event and each.timestamp <= at]
+    errors = [each for each in causes if getattr(each.event_specific_data, "error", None)]
+    return f"{said_by((errors or causes or [event])[-1]).removesuffix('.')}. {COMMITS_STAY}"
+
+
+def said_by(event: DagsterEvent) -> str:
+    """Return the message of a failed step or run in one line of bounded length.
+
+    If an error has a chain of causes, the message is that of the first cause.
+    """
+    data = event.event_specific_data
+    if described := getattr(getattr(data, "user_failure_data", None), "description", None):
+        return _line(str(described))
+    error = getattr(data, "error", None)
+    while error is not None and error.cause is not None:
+        error = error.cause
+    if error is not None and error.cls_name in _INTERRUPTIONS:
+        from pipelines.runs import INTERRUPTED
+
+        return INTERRUPTED
+    return _line(event.message or "" if error is None else error.message)
+
+
+def _line(text: str) -> str:
+    return shortened(" ".join(text.split()), _LONGEST_MESSAGE)
+
+
+def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> list[str]:
+    """Return the table of a failed step. Without a step, return the tables for which the run was requested."""
+    if step is not None:
+        key = _asset_of(run, step, tables)
+        if key is not None or TABLE not in run.tags:
+            return [each for each in tables if key and each == key.path[0]]
+    about = _about(run)
+    return [each for each in tables if each in about]
+
+
+def _about(run: DagsterRun) -> Collection[str]:
+    from pipelines.runs import assets_of
+
+    return {run.tags[TABLE]} if TABLE in run.tags else {key.path[0] for key in assets_of(run)}
+
+
+def _asset_of(run: DagsterRun, step: str, tables: Collection[str]) -> AssetKey | None:
+    """Return the asset of a step, found by the name of the step. Assets of the run are preferred over other assets.
+
+    The whole name must match, and the table with the longest name is tried first. For example, `web__errors__compacted`
+    belongs to `web__errors`, not to `web`.
+    """
+    from dagster import AssetKey
+
+    for key in run.asset_selection or ():
+        if step == key.to_python_identifier():
+            return key
+    for table in sorted({key.path[0] for key in run.asset_selection or ()} | {*tables}, key=len, reverse=True):
+        name = identifier(table)
+        if step == f"{name}_invariants":
+            return AssetKey([table, "compacted"])
+        if step.startswith(f"{name}__") and _ASSET.fullmatch(asset := step.removeprefix(f"{name}__")):
+            return AssetKey([table, asset])
+    return None

@@ -1,0 +1,551 @@
+"""The state of tables, as records for people and programs and as OpenMetrics text.
+
+A bounded number of requests per table collects its state. If a table cannot be read, the other tables are still read.
+`ExternalLook` adds the state that the log of the table does not contain: landed files, mirrors, and the collector's
+plan. `held_back` returns the reasons why due maintenance does not start. The metrics are a contract (docs/spec.md).
+Their labels contain no location.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
+
+from pipelines.automation import UPKEEP_SENSOR, Automation
+from pipelines.failed import LastFailure, history_folder
+from pipelines.tables import DeclaredTables, duration, size
+from pipelines.upkeep.budgets import ALL, Limit, quiet, read_upkeep_of_all
+from storage_core.base.clock import Clock, SystemClock
+from storage_core.base.errors import NotFound, TidemarkError, as_tidemark_error
+from storage_core.base.text import counted, escaped
+from storage_core.change.declaration import TableDeclaration
+from storage_core.change.declaration_file import read_automation
+from storage_core.change.declaration_parts import UpkeepDeclaration, UpkeepOfAllDeclaration
+from storage_core.data.steps import TABLE_STEPS
+from storage_core.maintain.status import ExternalDebt, Owed, RetainedPart, Status, status
+from storage_core.store.contract import PAGE_KEYS
+from storage_core.store.meter import add_requests, all_of
+from storage_core.table import Table
+
+if TYPE_CHECKING:
+    from storage_core.data.formats.documents import Plan
+    from storage_core.maintain.status import RetainedBytes
+    from storage_core.write.ingest.landing import LandingSpec
+
+
+# Texts about a status.
+
+
+def next_run(status: Status) -> str:
+    """Return the cost and result of the next scheduled compaction, and the bytes that the retention frees.
+
+    The text is empty if there is no such compaction and no such bytes.
+    """
+    run = status.next_run
+    reads = f"{size(run.read_bytes)} read, {size(run.written_bytes)} written"
+    costs = f"{run.splits:,} → {run.outputs:,} splits, {reads}" if run.splits else ""
+    freed = f"{size(status.freed_bytes)} leave" if status.freed_bytes else ""
+    return ", ".join(each for each in (costs, freed) if each)
+
+
+def index_lag(status: Status) -> str:
+    """Return the indexes that do not cover all rows, each with its missing rows.
+
+    The text is empty if all indexes are up to date.
+    """
+    return ", ".join(f"{each.name} {counted(each.rows, 'row')}" for each in status.indexes if each.rows)
+
+
+def held_bytes(status: Status, now_ms: int) -> str:
+    """Return the reasons why files that are not live are kept, and for how long.
+
+    Empty text if no such files are kept.
+    """
+    held = status.held
+    if held is None:
+        return ""
+    whys = (
+        ("older versions", held.versions),
+        ("the GC horizon", held.horizon),
+        ("the GC horizon, as orphans", held.orphans),
+    )
+    kept = [f"{size(each.bytes)} kept by {why} {_until(each, now_ms)}" for why, each in whys if each.bytes]
+    tags = [
+        f"files of the tag {name} kept {'until it is removed' if at is None else f'for {_in(at, now_ms)}'}"
+        for name, at in held.tags.items()
+    ]
+    if not kept and not tags:
+        return ""
+    more = ["older versions may keep more"] if held.is_partial else []
+    return ", ".join([f"{size(held.live_bytes)} live", *kept, *tags, *more])
+
+
+def _until(kept: RetainedPart, now_ms: int) -> str:
+    first, last = _in(kept.first_ms or now_ms, now_ms), _in(kept.last_ms or now_ms, now_ms)
+    return f"for {last}" if first == last else f"for {first} to {last}"
+
+
+def _in(moment_ms: int, now_ms: int) -> str:
+    return duration(max(0, moment_ms - now_ms))
+
+
+# The state of tables.
+
+
+MOST_LANDED = 10_000
+"""The largest number of entries of a landing location that `ExternalLook` reads."""
+
+HELD = "held"
+"""The key in `unknown` for the retained bytes of the table. It is not a step."""
+
+Found = TypeVar("Found")
+
+
+@dataclass(slots=True)
+class ExternalLook:
+    """The pending work of a table that the log of the table does not contain.
+
+    Attributes:
+        table: The table.
+        landing: The landing location of the table, or None.
+        now_ms: The current time in milliseconds since the epoch.
+        with_held: Also find the reasons why bytes of the table are kept.
+        lists: The number of requests to the landing location. The store of the table counts all other requests.
+    """
+
+    table: Table
+    landing: LandingSpec | None
+    now_ms: int
+    with_held: bool = False
+    lists: int = 0
+    _unknown: dict[str, str] = field(default_factory=dict)
+    _read: Plan | None = None
+
+    def look(self) -> ExternalDebt:
+        """Return the pending work. Errors at the locations are not raised, but are in `unknown` of the result.
+
+        Cost: one LIST per 1,000 entries of the landing location, one GET, and the requests of `shown_versions`. With
+        `with_held`, also the requests of `measure_retained`.
+        """
+        return ExternalDebt(
+            ingest=self._known("ingest", self._landed),
+            collect=self._known("collect", self._noted),
+            mirrors=self._known("publish", self._lacking) or {},
+            held=self._known(HELD, self._held) if self.with_held else None,
+            unknown=self._unknown,
+        )
+
+    def _known(self, step: str, look: Callable[[], Found | None]) -> Found | None:
+        try:
+            return look()
+        except TidemarkError as error:
+            self._unknown[step] = f"{error.kind}: {error.found}"
+            return None
+
+    def _landed(self) -> Owed | None:
+        if self.landing is None:
+            return None
+        self.lists += 1
+        return self._versions(self.landing) if self.landing.is_delta else self._files(self.landing)
+
+    def _versions(self, spec: LandingSpec) -> Owed | None:
+        from storage_core.write.ingest.progress import waiting_versions
+
+        waiting = len(waiting_versions(spec.uri, self.table.snapshot))
+        return Owed(count=waiting, unit="versions") if waiting else None
+
+    def _files(self, spec: LandingSpec) -> Owed | None:
+        from storage_core.write.ingest.landing import survey
+        from storage_core.write.ingest.progress import pending
+
+        found = survey(spec, most=MOST_LANDED)
+        self.lists += max(found.entries - 1, 0) // PAGE_KEYS
+        if found.entries >= MOST_LANDED:
+            self._unknown["ingest"] = f"{counted(MOST_LANDED, 'file')} or more lie in the landing place"
+            return None
+        sizes = [each.size for each in pending(self.table.snapshot, found.files)]
+        return Owed(count=len(sizes), unit="files", bytes=sum(sizes)) if sizes else None
+
+    def _lacking(self) -> dict[str, int]:
+        how = self.table.config.publish
+        if not how.formats:
+            return {}
+        from storage_core.interop.steps import shown_versions
+
+        shown = shown_versions(self.table.store, how)
+        return {name: self.table.version - (-1 if version is None else version) for name, version in shown.items()}
+
+    def _noted(self) -> Owed | None:
+        """Return the garbage that the last collection noted and the next one deletes if no version uses it again."""
+        from storage_core.maintain.collect import Horizon, long_noted
+
+        own = self.table.config.gc_horizon_ms
+        horizon = Horizon(requested_ms=own, configured_ms=own)
+        due = list(long_noted(self._plan(), horizon, now_ms=self.now_ms))
+        return Owed(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
+
+    def _plan(self) -> Plan:
+        from storage_core.maintain.collect import read_plan
+
+        if self._read is None:
+            self._read = read_plan(self.table.store)
+        return self._read
+
+    def _held(self) -> RetainedBytes:
+        from storage_core.maintain.status import measure_retained
+
+        return measure_retained(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)
+
+
+PARALLEL_TABLES = 8
+"""Number of tables that are read concurrently."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Place:
+    """A table whose state is read.
+
+    Attributes:
+        name: The name that output uses for the table.
+        uri: The location of the table.
+        is_declared: Whether the table is declared. Only a declared table may be missing.
+        freshness_ms: The declared freshness in milliseconds, or None.
+        landing: The declared landing location of the table, or None.
+    """
+
+    name: str
+    uri: str
+    is_declared: bool = True
+    freshness_ms: int | None = None
+    landing: LandingSpec | None = None
+
+    @classmethod
+    def of(cls, declaration: TableDeclaration) -> Self:
+        """Return the place of a declared table."""
+        return cls(
+            name=declaration.name,
+            uri=declaration.uri,
+            freshness_ms=declaration.freshness,
+            landing=declaration.landing_spec(),
+        )
+
+
+class State(StrEnum):
+    """The state of a table in one word.
+
+    `failing`: the last run of at least one step failed. `failed`: the table cannot be read.
+    """
+
+    OK = "ok"
+    BEHIND = "behind"
+    FAILING = "failing"
+    FAILED = "failed"
+    NOT_MADE = "not_made"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Looked:
+    """The state of a table, or the error of reading it.
+
+    Attributes:
+        place: The table.
+        status: The status, or None if the table cannot be read or does not exist yet.
+        error: The error of a table that cannot be read.
+        requests: The number of requests for this state, by kind.
+    """
+
+    place: Place
+    status: Status | None = None
+    error: TidemarkError | None = None
+    requests: Mapping[str, int]
+
+    def state_after(self, failure: LastFailure | None) -> State:
+        """Return the state, given the last failure of the table.
+
+        A failure changes only the states `ok` and `not_made`. A table that is behind stays `behind`.
+        """
+        is_told = self.state in (State.OK, State.NOT_MADE) and failure is not None and not failure.is_over
+        return State.FAILING if is_told else self.state
+
+    @property
+    def state(self) -> State:
+        """The state of the table, regardless of failures of runs."""
+        if self.error is not None:
+            return State.FAILED
+        if self.status is None:
+            return State.NOT_MADE
+        return State.BEHIND if self.status.behind else State.OK
+
+
+def places_of(declared: DeclaredTables) -> list[Place]:
+    """Return the places of the declared tables."""
+    return [Place.of(each.declaration) for each in declared.tables]
+
+
+def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_held: bool = False) -> Iterator[Looked]:
+    """Yield the state of each table, in the order of `places`. The error of a table is not raised, but is in its state.
+
+    With `with_held`, the result also contains the reasons why bytes of each table are kept. This costs up to 33 more
+    requests per table.
+    """
+    now = clock or SystemClock()
+    for start in range(0, len(places), PARALLEL_TABLES):
+        some = places[start : start + PARALLEL_TABLES]
+        yield from all_of(lambda each: look(each, now, with_held=with_held), some, PARALLEL_TABLES)
+
+
+def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
+    """Return the state of one table.
+
+    Cost: the requests of opening the table, of `ExternalLook.look` and of `maintain.status`.
+    """
+    none: dict[str, int] = {}
+    try:
+        table = Table.open(place.uri)
+    except NotFound as error:
+        return Looked(place=place, error=None if place.is_declared else error, requests=none)
+    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+        return Looked(place=place, error=as_tidemark_error(error), requests=none)
+    try:
+        return look_into(table, place, clock, with_held=with_held)
+    except Exception as error:  # noqa: BLE001  # as above
+        return Looked(place=place, error=as_tidemark_error(error), requests=table.store.requests)
+
+
+def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
+    """Return the state of an opened table. Raises the errors of `maintain.status`."""
+    now_ms = clock.now_ms()
+    others = ExternalLook(table, place.landing, now_ms, with_held)
+    external = others.look()
+    found = status(table.store, table.snapshot, now_ms=now_ms, freshness_ms=place.freshness_ms, external=external)
+    return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))
+
+
+# Reasons why pending work does not start.
+
+
+_NOT_HELD = frozenset({*(each.name for each in TABLE_STEPS if each.is_fresh), "collect", "wait", "resort"})
+"""Steps that no budget holds back: the steps for fresh data, and the steps that schedules or people request."""
+_NOT_STARTED_BY_IT = frozenset({"collect", "wait", "resort"})
+"""Steps that the upkeep sensor does not start."""
+_OFF = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
+
+
+def held_back(
+    found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
+) -> dict[str, str]:
+    """Return for each table name the reason why pending work does not start.
+
+    The function reads Dagster's history to find how many bytes are used and whether the sensor is running.
+    """
+    of_all, own = read_upkeep_of_all(root), {each.name: each.upkeep for each in declared}
+    owing = [each for each in found if each.place.name in own and _owes(each, _NOT_HELD)]
+    budgets = [of_all, *(own[each.place.name] for each in owing)]
+    is_counted = owing and any(each.bytes_per_hour is not None for each in budgets)
+    spent = _spent(root, now_ms) if is_counted else {}
+    waits = {
+        name: quiet(name, own[name], of_all, now_ms) or _limited(each, own[name], of_all, spent)
+        for each in owing
+        for name in [each.place.name]
+    }
+    return {name: why for name, why in waits.items() if why} | _not_started(found, declared, root)
+
+
+def _owes(found: Looked, except_for: Collection[str]) -> bool:
+    return found.status is not None and any(step not in except_for for step in found.status.owed)
+
+
+def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
+    """Return for each table name the reason why no sensor or schedule starts the pending maintenance."""
+    automation = Automation(declared, of_all=read_automation(root))
+    owing = {each.place.name for each in found if _owes(each, _NOT_STARTED_BY_IT)}
+    switches = {each.name: automation.of(each) for each in declared if each.name in owing}
+    if all(each == "off" for each in switches.values()) or _sensor_is_on(root, automation):
+        return {name: _OFF for name, switch in switches.items() if switch == "off"}
+    declare = "" if automation.starts_by_itself else ", or declare `automation: on` and reload the definitions"
+    why = f"the sensor that starts it is stopped. Switch on {UPKEEP_SENSOR} in `tidemark ui`{declare}"
+    return {name: _OFF if switch == "off" else why for name, switch in switches.items()}
+
+
+def _sensor_is_on(root: Path, automation: Automation) -> bool:
+    """Return whether the upkeep sensor is running.
+
+    If no person has started or stopped the sensor, return whether the sensor starts by itself.
+    """
+    folder = history_folder(root)
+    if folder is None:
+        return automation.starts_by_itself
+    from dagster._core.scheduler.instigation import InstigatorStatus, InstigatorType
+
+    from pipelines.instance import open_instance
+
+    with open_instance(folder) as instance:
+        known = instance.all_instigator_state(instigator_type=InstigatorType.SENSOR)
+    found = {each.status for each in known if each.instigator_name == UPKEEP_SENSOR}
+    return InstigatorStatus.RUNNING in found or (automation.starts_by_itself and InstigatorStatus.STOPPED not in found)
+
+
+def _limited(
+    found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
+) -> str | None:
+    """Return the used-up budget for which the next compaction of the table waits, or None."""
+    name, owed = found.place.name, found.status.next_run.read_bytes if found.status else 0
+    counts = ((name, own.bytes_per_hour, spent.get(name, 0)), (ALL, of_all.bytes_per_hour, sum(spent.values())))
+    limits = (Limit(of, most, used) for of, most, used in counts if most is not None)
+    return next((str(each) for each in limits if each.defers(owed)), None)
+
+
+def _spent(root: Path, now_ms: int) -> Mapping[str, int]:
+    folder = history_folder(root)
+    if folder is None:
+        return {}
+    from pipelines.instance import open_instance
+    from pipelines.runs import spent_bytes
+
+    with open_instance(folder) as instance:
+        return spent_bytes(instance, now_ms=now_ms)
+
+
+# OpenMetrics text.
+
+
+Unit = Literal["", "bytes", "seconds"]
+Sample = tuple[Mapping[str, str], float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class _Family:
+    """One metric: its name without the unit, its help text, its unit and its kind."""
+
+    name: str
+    help: str
+    unit: Unit = ""
+    kind: Literal["gauge", "stateset"] = "gauge"
+
+
+_OF_A_TABLE: Final = (
+    _Family("table_version", "Version of the transaction log."),
+    _Family("table_splits", "Live splits."),
+    _Family("table_rows", "Rows of the base."),
+    _Family("table_size", "Size of the live splits.", "bytes"),
+    _Family("table_committed_timestamp", "Time of the commit of the newest version.", "seconds"),
+    _Family("table_newest_row_timestamp", "Time of the newest row, by the time column.", "seconds"),
+    _Family("table_rows_came_timestamp", "Time of the commit of the newest rows, or an earlier time.", "seconds"),
+    _Family("table_freshness", "Declared largest age of the newest rows.", "seconds"),
+    _Family("table_oldest_unmerged", "Age of the oldest record that is not merged.", "seconds"),
+    _Family("table_quarantine_entries", "Entries in quarantine, at most 1000."),
+    _Family("table_next_run_splits", "Splits that the next scheduled compaction reads."),
+    _Family("table_next_run_outputs", "Splits that the next scheduled compaction writes."),
+    _Family("table_next_run_read", "Bytes that the next scheduled compaction reads.", "bytes"),
+    _Family("table_next_run_written", "Bytes that the next scheduled compaction writes.", "bytes"),
+    _Family("table_freed", "Bytes that the retention removes next.", "bytes"),
+)
+
+
+def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -> str:
+    """Return the states of tables as OpenMetrics text. The names of the tables must be unique."""
+    looked = list(found)
+    lines = list(_states({each.place.name: each.state_after(failures.get(each.place.name)) for each in looked}))
+    values = {each.place.name: _values(each.status) for each in looked if each.status is not None}
+    for number, family in enumerate(_OF_A_TABLE):
+        lines += _family(family, (({"table": table}, own[number]) for table, own in values.items()))
+    lines += _steps(looked)
+    lines += _indexes(looked)
+    lines += _mirrors(looked)
+    lines += _family(
+        _Family(
+            "last_failure_timestamp", "Time of the last failure of a step that has not succeeded since.", "seconds"
+        ),
+        (({"table": table, "step": each.step}, each.at / 1000) for table, each in failures.items() if not each.is_over),
+    )
+    lines += _family(
+        _Family("look_requests", "Requests that reading these metrics of the table made."),
+        (({"table": each.place.name, "kind": kind}, count) for each in looked for kind, count in each.requests.items()),
+    )
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _states(states: Mapping[str, State]) -> Iterator[str]:
+    name = "tidemark_table_state"
+    samples = (
+        ({"table": table, name: each.value}, float(state is each)) for table, state in states.items() for each in State
+    )
+    yield from _family(_Family("table_state", "State of the table.", kind="stateset"), samples)
+
+
+def _values(status: Status) -> list[float | None]:
+    """Return one value per metric of `_OF_A_TABLE`, in the order of `_OF_A_TABLE`."""
+    run = status.next_run
+    return [
+        *(status.version, status.splits, status.rows, status.bytes),
+        *map(_seconds, (status.committed_at, status.newest_row_at, status.rows_came_at, status.freshness_ms)),
+        *(_seconds(status.oldest_unmerged_ms), status.quarantine_entries),
+        *(run.splits, run.outputs, run.read_bytes, run.written_bytes, status.freed_bytes),
+    ]
+
+
+def _seconds(milliseconds: int | None) -> float | None:
+    return None if milliseconds is None else milliseconds / 1000
+
+
+def _steps(looked: Iterable[Looked]) -> Iterator[str]:
+    owed = [
+        ({"table": each.place.name, "step": step}, one)
+        for each in looked
+        if each.status is not None
+        for step, one in each.status.owed.items()
+    ]
+    yield from _family(
+        _Family("owed", "Pending work of a step, in its unit."),
+        (({**labels, "unit": one.unit}, one.count) for labels, one in owed),
+    )
+    yield from _family(
+        _Family("owed", "Estimated pending work of a step.", "bytes"), ((labels, one.bytes) for labels, one in owed)
+    )
+
+
+def _indexes(looked: Iterable[Looked]) -> Iterator[str]:
+    lags = [
+        ({"table": each.place.name, "index": lag.name}, lag)
+        for each in looked
+        if each.status is not None
+        for lag in each.status.indexes
+    ]
+    rows = _Family("index_uncovered_rows", "Rows without a segment of the index.")
+    yield from _family(rows, ((labels, lag.rows) for labels, lag in lags))
+    versions = _Family("index_lag_versions", "Versions since the watermark of the index.")
+    yield from _family(versions, ((labels, lag.versions) for labels, lag in lags))
+
+
+def _mirrors(looked: Iterable[Looked]) -> Iterator[str]:
+    yield from _family(
+        _Family("mirror_lag_versions", "Versions that are not published yet in this format."),
+        (
+            ({"table": each.place.name, "format": name}, count)
+            for each in looked
+            if each.status is not None
+            for name, count in each.status.mirrors.items()
+        ),
+    )
+
+
+def _family(family: _Family, samples: Iterable[Sample]) -> Iterator[str]:
+    """Yield the lines of one metric. Yield nothing if the metric has no sample."""
+    known = [(labels, value) for labels, value in samples if value is not None]
+    if not known:
+        return
+    name = "_".join(filter(None, ("tidemark", family.name, family.unit)))
+    yield f"# TYPE {name} {family.kind}"
+    if family.unit:
+        yield f"# UNIT {name} {family.unit}"
+    yield f"# HELP {name} {family.help}"
+    for labels, value in known:
+        shown = ",".join(f'{label}="{_quoted(text)}"' for label, text in labels.items())
+        yield f"{name}{{{shown}}} {int(value) if value == int(value) else value}"
+
+
+def _quoted(text: str) -> str:
+    return escaped(text).replace("\\", "\\\\").replace('"', '\\"')

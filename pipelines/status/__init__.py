@@ -1,1 +1,0 @@
-"""How tables are: for the terminal, the report, alerts and scrapers alike."""
