@@ -1,6 +1,7 @@
-"""What every test sees: Hypothesis without deadlines, no setting of the person who runs the tests, and a checkout.
+"""Fixtures and pytest hooks that all tests share.
 
-A checkout is a copy of the repository's root in which a test may land files, make tables and run Dagster.
+Hypothesis runs without deadlines, and no personal setting of the user reaches a test. The `checkout` fixture copies the
+root of the repository, so that a test can land files, create tables and run Dagster there.
 """
 
 from __future__ import annotations
@@ -36,14 +37,15 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
-# Below those that systems give to connections: such a one may be given away between its choice and its use.
+# Ports below the range that the system gives to connections. The system may give a port of that range away between the
+# choice of the port and its use.
 PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
 
-# On two busy cores a deadline is a coin toss, and so is whether data is generated fast enough. A failing example is
-# printed so that it can be replayed. Each run tries the same examples, so that a run is red for a change and not by
-# chance; one with more of them (`SCALE`) tries other ones each time.
+# On two busy cores, a deadline fails at random, and so does the check that data is generated fast enough. Hypothesis
+# prints a failing example, so that it can be replayed. Each run tries the same examples, so that only a change makes a
+# run fail. A run with more examples (`SCALE`) tries different ones each time.
 settings.register_profile(
     "tidemark",
     deadline=None,
@@ -55,30 +57,30 @@ settings.load_profile("tidemark")
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Return how many processes `-n auto` starts: one more than cores, for many tests wait for others of their own."""
+    """Return the number of processes that `-n auto` starts: the number of cores plus 1, because many tests wait."""
     return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let the process that reports all tests sum up their times."""
+    """Register the reporter of test times in the process that reports all tests."""
     if not hasattr(config, "workerinput"):
         output = os.environ.get("TIDEMARK_TEST_TIMES")
         config.pluginmanager.register(RunTimes(Path(output) if output else None))
 
 
 def pytest_report_header() -> str:
-    """Name the seed of the matrices, so that the run can be repeated."""
+    """Return a header line with the seed of the matrices, so that a user can repeat the run."""
     seed = draws.seed()
     return f"matrices: cases drawn by TIDEMARK_DRAW={seed}" if seed else "matrices: all cases"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark:
-    """Give whole files to the worker processes, and all that use the shared Spark session to one of them."""
+    """Return a scheduler that gives whole files to workers, and all files of the shared Spark session to one worker."""
     return OneSpark(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not load files of which `-m` chooses no test: to load all of them takes each process half a minute."""
+    """Skip files from which `-m` selects no test. Loading all files takes each process half a minute."""
     if collection_path.suffix != ".py":
         return None
     wanted = config.option.markexpr.split(" and ")[0]
@@ -92,11 +94,12 @@ def _tier_of(path: Path) -> str | None:
     return tier_of(path.relative_to(REPOSITORY).as_posix(), partial(path.read_text, encoding="utf-8"))
 
 
-@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
+@pytest.hookimpl(tryfirst=True)  # runs before `-m` selects tests
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark tests by their tier, draw the cases of matrices, and put the longest files first.
+    """Mark tests by tier, draw the cases of the matrices, and put the longest files first.
 
-    Fail for a test that is not of the tier that its file is known by.
+    Raises:
+        pytest.UsageError: A test is not of the tier of its file.
     """
     for item in items:
         file = _file(item)
@@ -122,7 +125,7 @@ def _file(item: pytest.Item) -> str:
 
 @pytest.fixture(scope="session", autouse=True)
 def _no_personal_settings() -> Iterator[None]:
-    """No test writes into the Dagster instance or the cache of the person who runs it."""
+    """Keep tests away from the Dagster instance and the cache of the user who runs them."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("DAGSTER_HOME", raising=False)
         patch.setenv("DAGSTER_DISABLE_TELEMETRY", "1")
@@ -134,7 +137,7 @@ def _no_personal_settings() -> Iterator[None]:
 
 @pytest.fixture(scope="session", autouse=True)
 def _quick_java() -> Iterator[None]:
-    """Spark starts dozens of times, in this process and in those that tests start, and never works for long."""
+    """Start Spark with a Java that is fast to start. Tests start Spark dozens of times, each time for a short run."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in quick_java.environment().items():
             patch.setenv(name, value)
@@ -143,8 +146,8 @@ def _quick_java() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
-    """The one Spark session of this process: jobs that a test runs here join it, whatever master they name."""
-    from jobs.spark.spark import Spark  # a second that tests without Spark do not pay
+    """Return the one Spark session of this process. Jobs that a test runs here use it, for any `--master`."""
+    from jobs.spark.spark import Spark  # takes a second, which only tests with Spark need
 
     with Spark("local[2]") as running:
         running.session()
@@ -153,8 +156,8 @@ def spark() -> Iterator[Spark]:
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
-    """The one PostgreSQL server of this process. A test that cannot have it fails."""
-    from tests.support.postgres import running  # a second that tests without a database do not pay
+    """Return the one PostgreSQL server of this process. A test fails if the server cannot start."""
+    from tests.support.postgres import running  # takes a second, which only tests with a database need
 
     with running() as server:
         yield server
@@ -162,7 +165,7 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return where an empty SQL database is, of each kind that a catalogue may be in."""
+    """Return the URL of an empty SQL database, once for each kind that a catalog supports."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/catalog.db"
     server: Postgres = request.getfixturevalue("postgres")
@@ -171,9 +174,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
-    """Settings of a Dagster instance that say where its history is; the processes of a test find it there as well.
+    """Return the Dagster instance settings that locate the run history. Processes that a test starts find them, too.
 
-    In SQLite, or where the test asks for it, or `TIDEMARK_TEST_POSTGRES` is set (`make test-postgres`), in PostgreSQL.
+    The history is in SQLite. It is in PostgreSQL if the test requests it or `TIDEMARK_TEST_POSTGRES` is set (`make
+    test-postgres`).
     """
     default = "postgresql" if os.environ.get("TIDEMARK_TEST_POSTGRES") else "sqlite"
     if getattr(request, "param", default) == "sqlite":
@@ -181,13 +185,13 @@ def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         return {}
     server: Postgres = request.getfixturevalue("postgres")
     monkeypatch.setenv("TIDEMARK_DAGSTER_POSTGRES", server.place())
-    return {"storage": {"custom": {"module": "pipelines.postgres_history", "class": "PostgresHistory", "config": {}}}}
+    return {"storage": {"custom": {"module": "pipelines.instance", "class": "PostgresHistory", "config": {}}}}
 
 
 @pytest.fixture
 def kept_instance(history: Mapping[str, object], tmp_path: Path) -> Iterator[DagsterInstance]:
-    """A Dagster instance as users have it, which other threads and schedules open anew: in files, or in PostgreSQL."""
-    from dagster import DagsterInstance  # a second that tests without Dagster do not pay
+    """Return a persistent Dagster instance that other threads and schedules can open: in files, or in PostgreSQL."""
+    from dagster import DagsterInstance  # takes a second, which only tests with Dagster need
 
     folder = tmp_path / "history"
     folder.mkdir()
@@ -197,7 +201,7 @@ def kept_instance(history: Mapping[str, object], tmp_path: Path) -> Iterator[Dag
 
 @pytest.fixture
 def instance(request: pytest.FixtureRequest, history: Mapping[str, object]) -> Iterator[DagsterInstance]:
-    """A Dagster instance of this thread alone, and quick: in memory, or, where `history` says so, in PostgreSQL."""
+    """Return a fast Dagster instance for this thread only: in memory, or in PostgreSQL if `history` requires it."""
     from dagster import DagsterInstance
 
     if history:
@@ -209,8 +213,8 @@ def instance(request: pytest.FixtureRequest, history: Mapping[str, object]) -> I
 
 @pytest.fixture
 def catalog(database_url: str) -> Iterator[Catalog]:
-    """A catalogue without a table."""
-    from storage_core.catalog.opening import open_catalog  # SQLAlchemy is not what most tests load
+    """Return a catalog without tables."""
+    from storage_core.catalog.opening import open_catalog  # most tests do not load SQLAlchemy
 
     with open_catalog(database_url) as opened:
         yield opened
@@ -218,7 +222,7 @@ def catalog(database_url: str) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="session")
 def _s3_server() -> Iterator[S3Server]:
-    from tests.support.s3_server import S3Server  # a second that tests without S3 do not pay
+    from tests.support.s3_server import S3Server  # takes a second, which only tests with S3 need
 
     with S3Server() as server:
         yield server
@@ -226,7 +230,7 @@ def _s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[S3Server]:
-    """An S3 server with nothing scripted, and an environment that lets in. Tests share its bucket: choose a prefix."""
+    """Return an S3 server without scripted faults, and set credentials. Tests share its bucket, so choose a prefix."""
     for name, value in _s3_server.environment.items():
         monkeypatch.setenv(name, value)
     _s3_server.front.reset()
@@ -236,7 +240,7 @@ def s3_server(_s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator
 
 @pytest.fixture
 def free_port() -> int:
-    """A port of this machine that nobody listens on."""
+    """Return a port of this machine on which nothing listens."""
     while True:
         port = SystemRandom().choice(PORTS)
         with socket.socket() as probe, suppress(OSError):
@@ -246,7 +250,7 @@ def free_port() -> int:
 
 @pytest.fixture
 def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The repository's root in a folder of its own, as the working directory: the code by link, the tables copied."""
+    """Return a copy of the repository's root as the working directory. Code is linked, tables are copied."""
     for name in PARTS:
         (tmp_path / name).symlink_to(REPOSITORY / name)
     (tmp_path / "tables").mkdir()
@@ -259,7 +263,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def land(checkout: Path) -> Land:
-    """Land lines of the real access log, by number, and any other lines, as one file."""
+    """Return a function that lands lines of the real access log, by number, and any other lines, as one file."""
     with gzip.open(REPOSITORY / "examples" / "data" / "apache_access.log.gz", "rt", encoding="utf-8") as log:
         real = log.read().splitlines()
 

@@ -1,29 +1,36 @@
-"""A matrix of tests that is too large for each change: every run draws a part of it, from a seed that it prints.
+"""Test matrices that are too large to run on every change: each run draws a part of the cases from a printed seed.
 
-`TIDEMARK_DRAW` is that seed. Without it, as in `make nightly` and where a person runs a file, all cases run.
+`TIDEMARK_DRAW` is the seed. Without it, all cases run, as in `make nightly` or when a user runs one file. A matrix is a
+test with many cases, or a loop inside a test. A loop runs over values (`part_of`) or over the requests of an operation
+(`instants`).
 """
 
 from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import count
 from random import Random
+from typing import TypeVar
+
+T = TypeVar("T")
 
 MOST_CASES = 6
-"""A function with more cases than this is a matrix. It draws as many cases, or a share of them where that is more."""
+"""A function with more cases than this is a matrix. A run draws this many cases, or a share if that is more."""
 SHARE = 1 / 4
 
 
 def seed(environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return what this run draws from; None where it runs all cases."""
+    """Return the seed of this run, or None if it runs all cases."""
     return environment.get("TIDEMARK_DRAW") or None
 
 
 def left_out(tests: Iterable[str], seed: str) -> set[str]:
-    """Return the cases of matrices that this seed does not draw; a case is a test's id with `[…]` behind it.
+    """Return the matrix cases that this seed does not draw. A case is a test ID that ends in `[…]`.
 
-    What a function draws depends on the seed and on its own cases alone, so that it is the same in all processes.
+    The draw for a function depends only on the seed and on the cases of that function. All processes therefore draw the
+    same cases.
     """
     matrices: dict[str, list[str]] = defaultdict(list)
     for test in tests:
@@ -33,6 +40,27 @@ def left_out(tests: Iterable[str], seed: str) -> set[str]:
         for name, cases in matrices.items()
         for case in {*cases}.difference(Random(f"{seed} {name}").sample(cases, _size(len(cases))))
     }
+
+
+def part_of(values: Iterable[T], name: str) -> list[T]:
+    """Return the values of a loop that this run tries, in their order. Without a seed, return all values.
+
+    `name` distinguishes the loop from the other loops of the run.
+    """
+    found, given = [*values], seed()
+    if given is None:
+        return found
+    chosen = Random(f"{given} {name}").sample(range(len(found)), _size(len(found)))
+    return [found[each] for each in sorted(chosen)]
+
+
+def instants(name: str) -> Iterator[int]:
+    """Yield, without end, the request numbers that this run tries. Without a seed, yield every number.
+
+    With a seed, the numbers are evenly spaced, and the seed draws the first number. `name` is as in `part_of`.
+    """
+    given, step = seed(), round(1 / SHARE)
+    return count() if given is None else count(Random(f"{given} {name}").randrange(step), step)
 
 
 def _size(cases: int) -> int:

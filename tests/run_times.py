@@ -1,13 +1,17 @@
-"""How long files of tests take: the measured times that balance a run, and those that a run prints at its end.
+"""Run times of test files: the measured times that balance a run, and the times that a run prints at its end.
 
-`tests/run_times.json` holds the seconds of each file, as `make test-times` measured them. The longest files start
-first. Files that share the one Spark session of the run stay in one process. A file without a time counts as short.
+A run also prints when each of its processes ran out of tests. The processes should end at about the same time.
+
+`tests/run_times.json` contains the seconds of each file, as measured by `make test-times`. The longest files start
+first. Files that share the Spark session of the run stay in one process. A file without a measured time counts as
+short.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from functools import cache
@@ -20,31 +24,31 @@ ROOT = Path(__file__).resolve().parents[1]
 MEASURED = Path(__file__).with_suffix(".json")
 SLOWEST = 20
 TIERS = ("browser", "nightly", "extended")
-"""Markers of tests that `make test` does not run; a test has the tier of the first that it carries."""
+"""Markers of tests that `make test` does not run. The tier of a test is the first of these markers that it carries."""
 
-_SHARES_SPARK = re.compile(r"\bspark: Spark\b")
+_SHARES_SPARK = re.compile(r"\bspark: Spark\b|^from tests\.e2e\.conftest import .*\bStory\b", re.MULTILINE)
 
 
 @cache
 def measured() -> Mapping[str, float]:
-    """Return the seconds of each file, by its path from the root; empty where none were measured."""
+    """Return the seconds of each file, by its path from the root. The mapping is empty if nothing was measured."""
     times: dict[str, float] = json.loads(MEASURED.read_text()) if MEASURED.exists() else {}
     return times
 
 
 def longest_first(file: str) -> tuple[bool, float]:
-    """Return what sorts files into the order of their start: those of the one Spark session, then the longest."""
+    """Return the sort key for the start order of files: files of the shared Spark session, then the longest files."""
     return not shares_spark(file), -measured().get(file, 0.0)
 
 
 @cache
 def shares_spark(file: str) -> bool:
-    """Return whether tests of this file use the Spark session of their process."""
+    """Return True if tests of this file use the Spark session of their process, or the `story` made with it."""
     return bool(_SHARES_SPARK.search((ROOT / file).read_text(encoding="utf-8")))
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Give each worker process whole files, and one of them all files that use the shared Spark session."""
+    """Scheduler that gives each worker whole files, and gives all files of the shared Spark session to one worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
@@ -52,20 +56,23 @@ class OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no type
 
 
 class RunTimes:
-    """Sum up what tests took, per file and per tier; print it at the end, and write it down when asked to."""
+    """Reporter that sums test times per file and per tier, prints them at the end, and can write them to a file."""
 
     def __init__(self, output: Path | None) -> None:
         self._output = output
         self._files: dict[str, float] = defaultdict(float)
         self._tiers: dict[str, float] = defaultdict(float)
+        self._began = time.monotonic()
+        self._last_ends: dict[str, float] = {}
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Count a set-up, a call or a tear-down."""
+        """Add the duration of a setup, a call or a teardown."""
+        self._last_ends[getattr(report, "worker_id", "main")] = time.monotonic() - self._began
         self._files[report.nodeid.partition("::")[0]] += report.duration
         self._tiers[next((tier for tier in TIERS if tier in report.keywords), "first")] += report.duration
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Print the time of each tier and of the slowest files, in seconds of all processes together."""
+        """Print the times of each tier and of the slowest files, in seconds summed over all processes."""
         for line in self._lines():
             terminalreporter.write_line(line)
         if self._output:
@@ -74,6 +81,8 @@ class RunTimes:
 
     def _lines(self) -> Iterator[str]:
         yield "tiers: " + ", ".join(f"{tier} {seconds:.0f} s" for tier, seconds in _largest(self._tiers))
+        ends = ", ".join(f"{name} {seconds:.0f} s" for name, seconds in sorted(self._last_ends.items()))
+        yield f"last tests ended after: {ends}"
         yield f"slowest of {len(self._files)} files:"
         for file, seconds in _largest(self._files)[:SLOWEST]:
             yield f"{seconds:8.1f} s {file}"

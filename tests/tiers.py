@@ -1,9 +1,9 @@
-"""The three tiers of tests: first (`make test`), extended (`make check` adds it), nightly (`make nightly` runs all).
+"""The three tiers of tests.
 
-Extended are tests that start Spark or Dagster, simulate, or try generated cases, and matrices of kills, damages,
-attacks, processes or sizes (`LONG` names them by reason). Nightly are tests of one kind that `make check` runs one
-representative of (`NIGHTLY`). All others are of the first tier: they speak for the product to somebody who runs its
-tests for the first time.
+- First: `make test` runs these tests. They show the product to a user who runs the tests for the first time.
+- Extended: `make check` runs these tests, too. They start Spark or Dagster, simulate, or try generated cases. Matrices
+  of kills, damage, attacks, processes or sizes belong here as well (`LONG` lists them by reason).
+- Nightly: only `make nightly` runs these tests. `make check` runs one representative of each group (`NIGHTLY`).
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 NEEDS_SECONDS_TO_START = frozenset({"spark", "dagster"})
-"""Markers, and fixtures, of tests that are extended."""
+"""Markers and fixtures that make a test extended."""
 
 SPEAK_FOR_THE_PRODUCT = frozenset(
     {
-        "tests/e2e/test_access_log.py",  # every job, on Spark
+        "tests/e2e/test_access_log.py",  # all jobs on Spark
         "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_metrics",
         "tests/property/test_append_tables_that_change.py::test_a_few_courses_of_an_append_table",
         "tests/property/test_ingest_exactly_once.py",
@@ -27,10 +27,10 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
         "tests/unit/test_docs.py",
     }
 )
-"""Files, and single tests, that are not extended, whatever they start."""
+"""Files and single tests that are not extended, even if they start Spark or Dagster."""
 
 LONG_FOLDERS = ("tests/chaos/", "tests/property/", "tests/simulation/")
-"""Folders of tests that repeat one thing over many seeds or drawn cases: so long as one likes."""
+"""Folders of tests that repeat one check over many seeds or drawn cases, with any number of cases."""
 
 LONG = {
     "kills, pauses and forks, and processes or threads that race": frozenset(
@@ -48,6 +48,7 @@ LONG = {
             "tests/integration/test_catalogue_places.py",
             "tests/integration/test_shared_cache.py",
             "tests/integration/test_sql_catalogue.py",
+            "tests/unit/test_idle_writers.py",
         }
     ),
     "damage and faults in every place": frozenset(
@@ -89,7 +90,9 @@ LONG = {
             "tests/integration/test_features_together.py",
             "tests/integration/test_forgetting.py",
             "tests/integration/test_history_on_s3.py",
+            "tests/integration/test_merged_segments.py",
             "tests/integration/test_raw_log_upkeep_on_s3.py",
+            "tests/integration/test_segments_follow_rows.py",
             "tests/integration/test_segments_over_many_appends.py",
             "tests/integration/test_statements_on_changed_columns.py",
             "tests/integration/test_read_memory.py",
@@ -97,10 +100,11 @@ LONG = {
             "tests/unit/test_compaction_planning_budget.py",
             "tests/unit/test_history_pages.py",
             "tests/unit/test_log_budgets.py",
+            "tests/unit/test_transactions_in_columns.py",
         }
     ),
 }
-"""Files that are extended for other reasons, which take more than ten seconds each."""
+"""Files that are extended for other reasons. Each takes more than ten seconds."""
 
 
 NIGHTLY = {
@@ -116,7 +120,7 @@ NIGHTLY = {
     "runs a benchmark": frozenset({"tests/e2e/test_benchmarks_run.py"}),
     "installs packages": frozenset({"tests/e2e/test_installed_wheel.py"}),
 }
-"""Files, or with `[postgresql]` their cases, that only `make nightly` runs, by the reason."""
+"""Files that only `make nightly` runs, by reason. For a file with `[postgresql]`, only these cases are nightly."""
 
 REPRESENTATIVES = frozenset(
     {
@@ -130,11 +134,11 @@ REPRESENTATIVES = frozenset(
         "tests/integration/test_sql_catalogue.py::test_every_side_answers_the_same_after_every_step",
     }
 )
-"""Tests of those files that `make check` runs, so that each reason is there once."""
+"""Tests of the nightly files that `make check` runs, so that each reason is covered once."""
 
 
 def is_nightly(file: str, test: str) -> bool:
-    """Return whether only `make nightly` runs this test; `test` has its case in brackets behind it."""
+    """Return True if only `make nightly` runs this test. `test` ends with its case in brackets."""
     if f"{file}::{test.partition('[')[0]}" in REPRESENTATIVES:
         return False
     names = {file, f"{file}[postgresql]"} if "postgresql" in test else {file}
@@ -142,9 +146,9 @@ def is_nightly(file: str, test: str) -> bool:
 
 
 def tier_of(file: str, text: Callable[[], str]) -> str | None:
-    """Return "extended" or "first" where all tests of a file are of that tier, None where each has to be looked at.
+    """Return the tier that all tests of a file have, "extended" or "first", or None if it differs by test.
 
-    `text` reads the file: tests that are extended for what they need name it there.
+    `text` reads the file, because tests name the fixtures that make them extended.
     """
     if any(each.startswith(f"{file}::") for each in SPEAK_FOR_THE_PRODUCT):
         return None
@@ -155,7 +159,7 @@ def tier_of(file: str, text: Callable[[], str]) -> str | None:
 
 
 def is_extended(file: str, test: str, needs: Collection[str]) -> bool:
-    """Return whether a test of this file (its path from the repository's root) with these markers and fixtures is."""
+    """Return True if a test is extended. `file` is its path from the root, `needs` are its markers and fixtures."""
     if not SPEAK_FOR_THE_PRODUCT.isdisjoint({file, f"{file}::{test}"}):
         return False
     is_long = any(file in files for files in LONG.values())

@@ -1,7 +1,8 @@
-"""What the code server of `test_backlog_heals.py` loads: the tables of its folder, and the upkeep sensor, switched on.
+"""The code location for `test_backlog_heals.py`: the tables of a folder, with the maintenance sensor switched on.
 
-Not the definitions of the product, whose hour of budgets is an hour: this one is as long as `BACKLOG_HOUR_SECONDS`
-says. With `BACKLOG_PROCESSES` jobs are processes, as outside of tests; else they are done in the process of their run.
+The product's definitions have a budget hour of 60 minutes. The budget hour here lasts `BACKLOG_HOUR_SECONDS` seconds.
+With `BACKLOG_PROCESSES`, jobs are processes, as outside of tests. Otherwise each job runs in the process of its Dagster
+run.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from pathlib import Path
 from dagster import Definitions, in_process_executor
 
 from assets.checks import build_table_checks
-from assets.definition_metadata import Project
-from assets.due_runs import OBSERVABLE_JOBS
 from assets.launcher import LAUNCHER, InProcessLauncher, PipesLauncher
+from assets.metadata import Project
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
 from pipelines.catalog import build_assets
 from pipelines.jobs import assets_of_jobs, build_jobs
 from pipelines.tables import load_tables
 from pipelines.upkeep.sensor import Bounds, Upkeep, build_upkeep_sensor
-from storage_core.declaration_automation import AutomationDeclaration
+from storage_core.change.declaration_parts import AutomationDeclaration
+from storage_core.data.steps import OBSERVABLE
 
 _declared = load_tables(Path("tables").resolve())
 _tables = [each.declaration for each in _declared.tables]
@@ -39,7 +40,7 @@ defs = Definitions(
     jobs=_jobs,
     sensors=[
         build_upkeep_sensor(
-            [job for job in _jobs if job.name in OBSERVABLE_JOBS],
+            [job for job in _jobs if job.name in OBSERVABLE],
             _upkeep,
             Automation(_tables, of_all=AutomationDeclaration(default="on", interval=1_000)),
         )

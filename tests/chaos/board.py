@@ -1,8 +1,8 @@
-"""A board that all processes of a run share: how far each is, and which state of the tables it may still use.
+"""Shared memory of all processes of a run: the progress of each, and the oldest state of the tables in use.
 
-A collector may only delete what nobody needs who is at work. It is told so here by no length of time: `oldest_ms` is
-when the oldest work that is under way began, and a collector takes that for its clock. So its horizon can be next to
-nothing, and a process may be stopped for as long as it likes.
+A collector may delete only files that no running work needs. In these tests, the limit is not a length of time.
+Instead, the clock of a collector returns `oldest_ms`, the start of the oldest running work. The horizon can therefore
+be almost zero, and a process can be paused for any time.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _STOP = 0
 
 
 class Board:
-    """Numbers in a file that every process maps: for each of so many places when its work began, and its events."""
+    """Numbers in a memory-mapped file: the start of the current work and the number of events of each process."""
 
     def __init__(self, path: Path, places: int) -> None:
         if not path.exists():
@@ -28,32 +28,32 @@ class Board:
             self._cells = mmap.mmap(file.fileno(), 0)
 
     def stop(self) -> None:
-        """Ask everybody to end."""
+        """Request the end of all processes."""
         self._set(_STOP, 1)
 
     @property
     def stopped(self) -> bool:
-        """Whether everybody is to end."""
+        """Return True if all processes should end."""
         return bool(self._get(_STOP))
 
     def hold(self, place: int, since_ms: int) -> None:
-        """Say that the work of this place needs what the tables were at this moment."""
+        """Record that the work of this process needs the tables as of `since_ms`."""
         self._set(1 + 2 * place, since_ms)
 
     def free(self, place: int) -> None:
-        """Say that this place needs nothing old."""
+        """Record that this process needs no old state."""
         self._set(1 + 2 * place, _NOTHING)
 
     def count(self, place: int) -> None:
-        """Say that this place did something."""
+        """Count an event of this process."""
         self._set(2 + 2 * place, self.events(place) + 1)
 
     def events(self, place: int) -> int:
-        """Return how much a place did."""
+        """Return the number of events of a process."""
         return self._get(2 + 2 * place)
 
     def oldest_ms(self) -> int:
-        """Return when the oldest work began that is under way; now, where there is none."""
+        """Return the start of the oldest running work, or the current time if no work is running."""
         return min(now_ms(), *(self._get(1 + 2 * place) for place in range(self._places)))
 
     def _get(self, cell: int) -> int:
@@ -65,5 +65,5 @@ class Board:
 
 
 def now_ms() -> int:
-    """Return the time of the machine's clock, as the collector has it."""
+    """Return the time of the machine's clock, as the collector reads it."""
     return time.time_ns() // 1_000_000

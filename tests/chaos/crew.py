@@ -1,7 +1,8 @@
-"""Starts the processes of a run, stops and kills them at random moments, and starts others in their place."""
+"""Start the processes of a run, pause and kill them at random times, and start replacements."""
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import os
 import signal
@@ -18,19 +19,22 @@ from tests.chaos.board import Board
 from tests.chaos.processes import Task, run
 
 LONGEST_PAUSE_S = 0.05
-"""A blow lands up to so long after a call ended: somewhere within the next ones."""
+"""The longest delay in seconds after the end of a call. A kill or pause then happens during one of the next calls."""
+
+LONGEST_WAIT_S = 10.0
+"""The most seconds for which a process stays paused."""
 
 _PRELOADED = [
     *(
         "tests.chaos.processes",
-        "storage_core.search.ranking",
+        "storage_core.read.search.ranking",
         "storage_core.read.sql",
-        "storage_core.read.history_pages",
+        "storage_core.read.history",
     ),
     *("boto3", "botocore.session", "datafusion", "duckdb", "fastavro", "pandas", "pyarrow.parquet", "tantivy"),
-    *("storage_core.formats.region_manifest_pb2", "storage_core.region.router"),
+    *("storage_core.data.formats.region_manifest_pb2", "storage_core.write.region.router"),
 ]
-"""What a process would load by itself, in two seconds of its own."""
+"""Modules that are loaded once for all processes, because loading them takes two seconds."""
 
 
 @dataclass(slots=True)
@@ -41,7 +45,7 @@ class _Member:
 
 @dataclass(slots=True)
 class Crew:
-    """The processes of a run, one per task. A context manager: at its end none is left."""
+    """The processes of a run, one per task. A context manager that ends all of them."""
 
     tasks: Sequence[Task]
     board: Board
@@ -53,19 +57,22 @@ class Crew:
     _context: ForkServerContext = field(default_factory=lambda: multiprocessing.get_context("forkserver"))
 
     def __enter__(self) -> Self:
-        """Start them all; from one process that has loaded everything, so that each starts at once."""
+        """Start all processes from one process that has loaded all modules, so that each process starts quickly."""
         self._context.set_forkserver_preload(_PRELOADED)
         self._members = [self._start(task) for task in self.tasks]
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End all that are left."""
+        """Kill all remaining processes."""
         for member in self._members:
             member.process.kill()
             member.process.join()
 
     def strike(self, rounds: int) -> None:
-        """Kill or stop one of them, so many times; one that was stopped goes on when others have done something."""
+        """Kill or pause a random process `rounds` times.
+
+        A paused process resumes after other processes have made progress.
+        """
         for _ in range(rounds):
             member = self.random.choice(self._members)
             self._wait(member, 1)
@@ -76,7 +83,7 @@ class Crew:
                 self._pause(member)
 
     def finish(self) -> None:
-        """Let everybody end by itself. Raises when somebody failed."""
+        """Let all processes end by themselves. Raise if one failed."""
         self.board.stop()
         for member in self._members:
             member.process.join()
@@ -105,14 +112,18 @@ class Crew:
         try:
             others = [each for each in self._members if each is not member]
             for each in self.random.sample(others, 2):
-                self._wait(each, self.random.randint(1, 2))
+                self._wait(each, self.random.randint(1, 2), most_s=LONGEST_WAIT_S)
         finally:
             os.kill(pid, signal.SIGCONT)
 
-    def _wait(self, member: _Member, events: int) -> None:
-        """Wait until somebody has done something more. One that never does hangs, and the whole test with it."""
-        enough = self.board.events(member.task.place) + events
-        while self.board.events(member.task.place) < enough:
+    def _wait(self, member: _Member, events: int, most_s: float = math.inf) -> None:
+        """Wait until a process has more events, or for `most_s` seconds.
+
+        A process waits for the locks of a paused one: for 30 seconds each, and in a claim for several. Without `most_s`
+        the whole test hangs if a process hangs.
+        """
+        enough, until = self.board.events(member.task.place) + events, time.monotonic() + most_s
+        while self.board.events(member.task.place) < enough and time.monotonic() < until:
             for each in self._members:
                 self._require_sound(each)
             time.sleep(0.002)

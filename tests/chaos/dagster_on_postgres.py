@@ -1,6 +1,6 @@
-"""All of Tidemark on PostgreSQL, of which daemon, webserver and database are killed in turn while runs work.
+"""All of Tidemark on PostgreSQL. The daemon, the webserver and the database are killed in turn while runs work.
 
-`make test-postgres` and `make soak` name this file; nothing else collects it, for it takes minutes.
+Only `make test-postgres` and `make soak` run this file, because it takes minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ UNFINISHED = RunsFilter(
 
 @contextmanager
 def ui(port: int) -> Iterator[psutil.Process]:
-    """`tidemark ui` in a process of its own, which keeps Dagster's three running."""
+    """Run `tidemark ui` in a separate process, which keeps the three processes of Dagster running."""
     command = [str(Path(sys.executable).parent / "tidemark"), "ui", "--port", str(port)]
     with subprocess.Popen(command) as process:
         try:
@@ -55,7 +55,7 @@ def ui(port: int) -> Iterator[psutil.Process]:
 
 
 def asked(port: int, query: str) -> Any:
-    """What the webserver answers, or None while it does not."""
+    """Return the reply of the webserver, or None while it does not reply."""
     connection = HTTPConnection("127.0.0.1", port, timeout=60)
     with closing(connection), suppress(OSError, HTTPException):
         connection.request("POST", "/graphql", json.dumps({"query": query}), {"Content-Type": "application/json"})
@@ -69,7 +69,7 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def kill(victim: str, keeper: psutil.Process, postgres: Postgres) -> None:
-    """Kill one of them; the database is started again, the others are by who keeps them."""
+    """Kill the daemon, the webserver or the database. The test restarts the database, and `tidemark ui` the others."""
     if victim == "database":
         postgres.kill()
         postgres.start()
@@ -79,7 +79,7 @@ def kill(victim: str, keeper: psutil.Process, postgres: Postgres) -> None:
 
 
 def is_settled(instance: DagsterInstance, rows: int) -> bool:
-    """Whether all landed rows are there and no run waits or works."""
+    """Return True if all landed rows are in the table and no run waits or works."""
     place = "warehouse/access_log"
     return exists(place) and Table.open(place).snapshot.rows >= rows and not instance.get_runs_count(UNFINISHED)
 
@@ -88,7 +88,7 @@ def is_settled(instance: DagsterInstance, rows: int) -> bool:
 def test_whichever_is_killed_every_row_is_there_once_and_nobody_has_to_look(
     checkout: Path, land: Land, history: object, postgres: Postgres, free_port: int
 ) -> None:
-    del history  # the environment says where it is
+    del history  # the environment contains the location
     for file in (checkout / "tables").glob("*.yaml"):
         if file.name != "access_log.yaml":
             file.unlink()

@@ -1,4 +1,4 @@
-"""From the journals of a run to what the judges take: the calls on each key, and on the append table."""
+"""Conversion of a run's journals into the input of the checkers: the calls on each key and on the append table."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class History:
         return [each for each in self.calls if each.said["op"] in operations and each.outcome == DONE]
 
     def judge(self) -> None:
-        """Raise `AssertionError` for a read that nothing explains."""
+        """Raise `AssertionError` if a read has no explanation."""
         reads = {key: self._reads(key) for key in KEYS}
         for key in KEYS:
             wrong = register.unexplained(self._writes(key), reads[key])
@@ -34,7 +34,7 @@ class History:
         assert wrong is None, f"the append table: {wrong}"
 
     def told(self) -> str:
-        """Return how many calls of which kind there were, by outcome."""
+        """Return the number of calls of each kind, by outcome."""
         kinds = sorted({each.said["op"] for each in self.calls})
         counted = {
             kind: [
@@ -74,7 +74,7 @@ class History:
         ]
 
     def _since(self, read: Call) -> int:
-        """The moment that a read must not be behind."""
+        """Return the earliest time from which the read may show the state."""
         before = [each for each in self.done("flush", "merge") if each.ended is not None and each.ended < read.begun]
         flushes = [each for each in before if each.said["op"] == "flush" and each.found is not None]
         match read.said["level"]:
@@ -109,12 +109,15 @@ class History:
 
 
 def _may_have_written(call: Call) -> bool:
-    """Whether rows of the call may be there. One that gathers gives several: those before the refused one may be."""
+    """Return True if rows of the call may exist.
+
+    A rejected `gather` may have written the rows before the rejected row.
+    """
     return call.outcome != REFUSED or call.said["op"] == "gather"
 
 
 def _condition(read: Call, key: str) -> Condition | None:
-    """What the read says about the key; None where it was not asked for."""
+    """Return the content of the read about the key, or None if the read did not request the key."""
     if key not in read.said.get("keys", KEYS):
         return None
     rows: Sequence[list[object]] = read.found

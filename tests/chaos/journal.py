@@ -1,7 +1,7 @@
-"""The journal of a process: what it was about to do, and what it was told of it, with times that all processes share.
+"""The journal of a process: each call and its outcome, with times from a clock that all processes share.
 
-A line is written before a call and one after it, each in one piece, so a process that is killed leaves all but the end
-of its last call.
+The journal has a line before each call and a line after it. Each line is written in one piece. A killed process
+therefore leaves everything except the end of its last call.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage_core.errors import CommitConflict, CommitUnknown, Fenced, Held, TidemarkError, Unavailable
+from storage_core.base.errors import CommitConflict, CommitUnknown, Fenced, Held, TidemarkError, Unavailable
 from tests.chaos.board import Board, now_ms
 
 DONE, UNKNOWN, REFUSED = "done", "unknown", "refused"
@@ -26,12 +26,12 @@ _OUTCOMES: dict[type[TidemarkError], str] = {
     CommitConflict: REFUSED,
     Held: REFUSED,
 }
-"""What may be told to somebody who shares a table and whose store loses requests. Anything else is a defect."""
+"""Outcomes that a caller may get if it shares a table and its store loses requests. Any other outcome is a defect."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One line before a call with the one after it; `ended` is None where nobody saw the end."""
+    """A call, read from the line before it and the line after it. `ended` is None if the end was not recorded."""
 
     process: str
     number: int
@@ -43,13 +43,13 @@ class Call:
 
     @property
     def name(self) -> str:
-        """What the call is known by."""
+        """The name of the call in messages."""
         return f"{self.process}#{self.number}"
 
 
 @dataclass(slots=True)
 class Journal:
-    """What one process did. Its place on the board holds what the call under way needs."""
+    """The calls of one process. Its cell on the board contains the time of the oldest state that the call needs."""
 
     path: Path
     board: Board
@@ -63,9 +63,10 @@ class Journal:
     def call(
         self, act: Callable[[], Any], *, goes_on: bool = False, keeps: bool = False, **said: object
     ) -> tuple[str, Any]:
-        """Make a call and return its outcome and what it found.
+        """Make a call, and return its outcome and result.
 
-        One that `goes_on` starts from what the call before kept, and with `keeps` the next one may.
+        A call with `goes_on` uses the state that the previous call kept. A call with `keeps` keeps its state for the
+        next call.
         """
         self.calls += 1
         began_ms = now_ms()
@@ -94,7 +95,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Call]:
-    """Yield the calls of a journal. The last one may have no end, and the very last line may be cut."""
+    """Yield the calls of a journal. The last call may have no end, and the last line may be cut."""
     begun: dict[str, Any] | None = None
     for text in path.read_text().splitlines():
         try:

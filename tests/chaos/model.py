@@ -1,8 +1,8 @@
-"""What a table holds, said with dictionaries and lists: the model that a sequence of operations is compared with.
+"""A model of a table in dictionaries and lists, to compare with the table after each operation of a sequence.
 
-A keyed table is a base and, per region, the records that are not in it: flushed, logged, or only given to a writer. A
-read at a level folds them over the base in the order in which they came. An append table is a bag of rows. Both
-remember what the base was at every version.
+A keyed table is a base plus, per region, the unmerged records. These records are flushed, logged, or still held by a
+writer. A read at a level folds the records over the base in their order. An append table is a multiset of rows. Both
+models keep the base of every version.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ WHOLE = "all"
 
 
 def frozen(row: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return the row as something that can be counted; a map is its entries, whatever their order."""
+    """Return the row as a hashable value. A map becomes its entries in a fixed order."""
     return tuple(tuple(sorted(row[name])) if isinstance(row[name], list) else row[name] for name in COLUMNS)
 
 
 def bag(rows: Iterable[Mapping[str, Any]]) -> Counter[tuple[Any, ...]]:
-    """Return how often each row is there."""
+    """Return the number of times that each row occurs."""
     return Counter(frozen(each) for each in rows)
 
 
 @dataclass(slots=True)
 class Region:
-    """What of one region is not merged, by how far it came."""
+    """The unmerged records of one region, by their stage."""
 
     flushed: list[Record] = field(default_factory=list)
     logged: list[Record] = field(default_factory=list)
@@ -42,7 +42,7 @@ class Region:
 
 @dataclass(slots=True)
 class KeyedModel:
-    """A keyed table; `divided` says whether each `part` is a region of its own, `merges` whether patches merge maps."""
+    """A keyed table. `divided`: each `part` has a separate region. `merges`: patches merge maps."""
 
     merges: bool
     divided: bool = False
@@ -52,7 +52,7 @@ class KeyedModel:
     versions: dict[int, Rows] = field(default_factory=dict)
 
     def rows(self, level: str) -> Rows:
-        """Return what a read at this level finds."""
+        """Return the rows by key that a read at this level finds."""
         found = dict(self.base)
         for each in self.regions.values():
             records = {"snapshot": [], "committed": each.flushed, "latest": each.flushed + each.logged}[level]
@@ -60,7 +60,7 @@ class KeyedModel:
         return found
 
     def at(self, version: int) -> list[Row]:
-        """Return the base as it was at a version."""
+        """Return the base as of a version."""
         return [*self.versions[version].values()]
 
     def seen(self, level: str = "snapshot") -> list[Row]:
@@ -68,7 +68,7 @@ class KeyedModel:
         return [*self.rows(level).values()]
 
     def write(self, records: list[Record], *, durable: bool) -> None:
-        """Give records to the writer. What is durable takes along what was given to its region before."""
+        """Put records with the writer. A durable record also makes the earlier records of its region durable."""
         for record in records:
             region = self._region(record[1])
             region.given.append(record)
@@ -77,18 +77,18 @@ class KeyedModel:
                 self._log(self.regions[name])
 
     def claim(self, *names: str) -> None:
-        """Open a writer, and let it take over these regions."""
+        """Open a writer, and let it claim these regions."""
         self.claimed = set(names)
         for name in names:
             self.regions.setdefault(name, Region())
 
     def sync(self) -> None:
-        """Make durable all that was given."""
+        """Make all records of the writer durable."""
         for region in self.regions.values():
             self._log(region)
 
     def flush(self) -> None:
-        """Flush the regions that the writer has."""
+        """Flush the regions of the writer."""
         self.sync()
         for name in self.claimed or ():
             region = self.regions[name]
@@ -96,7 +96,7 @@ class KeyedModel:
             region.logged = []
 
     def close(self, *, fenced: bool = False) -> int:
-        """End the writer and return how many rows were lost with it: those given to one that was fenced."""
+        """End the writer. Return the number of lost rows: the non-durable rows of a fenced writer."""
         lost = sum(len(each.given) for each in self.regions.values())
         for each in self.regions.values():
             each.given = [] if fenced else each.given
@@ -105,24 +105,24 @@ class KeyedModel:
         return lost if fenced else 0
 
     def merge(self) -> None:
-        """Bring what is flushed into the base."""
+        """Merge flushed records into the base."""
         self.base = self.rows("committed")
         for each in self.regions.values():
             each.flushed = []
 
     def divide(self, *, divided: bool) -> None:
-        """Merge everything, and begin anew with other regions."""
+        """Merge everything, and continue with other regions."""
         if divided == self.divided:
             return
         self.base = self.rows("latest")
         self.regions, self.divided = {}, divided
 
     def restore(self, version: int) -> None:
-        """Put back the base of a version; what is not merged stays."""
+        """Restore the base of a version. Unmerged records stay."""
         self.base = dict(self.versions[version])
 
     def note(self, version: int) -> None:
-        """Remember the base as that of this version."""
+        """Record the base as of this version."""
         self.versions[version] = dict(self.base)
 
     def _name(self, row: Row) -> str:
@@ -152,7 +152,7 @@ class KeyedModel:
                     rows[key] = {name: given.get(name) for name in COLUMNS}
 
     def _maps(self, old: Row, given: Row) -> Row:
-        """What a patch makes of the map."""
+        """Return the map after a patch."""
         if not self.merges or given.get("attrs") is None or old["attrs"] is None:
             return {}
         return {"attrs": [*{**dict(old["attrs"]), **dict(given["attrs"])}.items()]}
@@ -170,7 +170,7 @@ class AppendModel:
         return self.versions[version]
 
     def seen(self, level: str = "snapshot") -> list[Row]:
-        """Return the rows that a read finds, at every level the same."""
+        """Return the rows that a read finds. The rows are the same at every level."""
         return self.base if level else []
 
     def add(self, rows: list[Row]) -> None:
@@ -178,9 +178,9 @@ class AppendModel:
         self.base = [*self.base, *({name: row.get(name) for name in COLUMNS} for row in rows)]
 
     def restore(self, version: int) -> None:
-        """Put back the rows of a version."""
+        """Restore the rows of a version."""
         self.base = self.versions[version]
 
     def note(self, version: int) -> None:
-        """Remember the rows as those of this version."""
+        """Record the rows as of this version."""
         self.versions[version] = self.base

@@ -1,7 +1,7 @@
-"""The processes of a run: writers and appenders, maintainers, a collector, and readers of a keyed and an append table.
+"""The processes of a run: writers, appenders, maintainers, a collector, and readers of a keyed and an append table.
 
-Each does one random thing after the other until the board says stop, and writes down what in its journal. Nothing here
-judges; what is no outcome that may be told (`journal`) ends the process with an error.
+Each process makes random calls one after another until the board stops it, and records them in its journal. Nothing
+here checks results. An outcome that `journal` does not allow ends the process with an error.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.region.options import WriterOptions
-from storage_core.region.writer import RegionWriter
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.chaos.board import Board
 from tests.chaos.journal import DONE, Journal
 from tests.chaos.register import tag_of
@@ -33,16 +33,16 @@ KEYS = [f"k{number}" for number in range(6)]
 TAGS = ["t0", "t1", "t2"]
 LEVELS = ["snapshot", "committed", "latest", "latest"]
 VALUES = 1_000_000
-"""The values of a process are its number times this and up."""
+"""Each process writes its own range of values, which begins at this number times the number of the process."""
 
 EVENTS_SHARE = 0.3
-"""How many of the reads are of the append table."""
+"""The share of reads that read the append table."""
 
 PACES = {"writer": 1.5, "appender": 0.2, "maintainer": 0.5, "collector": 0.25}
-"""How many calls of a process there are for each of the readers together."""
+"""The number of calls that a process may make per call of all readers together."""
 
 LEAD = 4
-"""How many calls nobody waits for readers before."""
+"""The number of first calls for which a process does not wait for readers."""
 
 HOUR_S = 3_600
 EVENTS = pa.schema(
@@ -59,7 +59,7 @@ ITEMS = pa.schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one process is to do, and with what."""
+    """The work of one process, and its parameters."""
 
     role: str
     number: int
@@ -74,7 +74,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """What its journal is called."""
+        """The name of its journal."""
         return f"{self.role}-{self.number}"
 
 
@@ -82,7 +82,7 @@ def run(task: Task, places: int) -> None:
     """Do the work of the task in this process."""
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ.update(task.environment)
-    logging.disable(logging.WARNING)  # of writers that are fenced there are many
+    logging.disable(logging.WARNING)  # otherwise, many warnings about fenced writers are printed
     board = Board(task.folder / "board", places)
     journal = Journal(task.folder / f"{task.name}.journal", board, task.place)
     random = Random(f"{task.seed} {task.name}")
@@ -94,7 +94,7 @@ def run(task: Task, places: int) -> None:
 
 
 def _end_with_parent() -> None:
-    """Leave nobody behind when the test is killed."""
+    """End this process when the test is killed."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
@@ -102,7 +102,7 @@ def _end_with_parent() -> None:
 
 
 def keep_pace(task: Task, journal: Journal) -> None:
-    """Wait until the readers have done their share: else those who have little to do would leave them no time."""
+    """Wait until the readers have made their share of calls. Otherwise, fast processes would leave readers no time."""
     board = journal.board
     while not board.stopped and board.events(task.place) > LEAD + PACES[task.role] * sum(
         board.events(place) for place in task.readers
@@ -111,7 +111,7 @@ def keep_pace(task: Task, journal: Journal) -> None:
 
 
 def write(task: Task, journal: Journal, random: Random) -> None:
-    """Claim the region of the keyed table, write until fenced or tired of it, and again."""
+    """Claim the region of the keyed table, make a random number of calls or write until fenced, and repeat."""
     values = iter(range(task.number * VALUES, (task.number + 1) * VALUES))
     while not journal.board.stopped:
         keep_pace(task, journal)
@@ -135,7 +135,7 @@ def write(task: Task, journal: Journal, random: Random) -> None:
 
 
 def _write_once(writer: RegionWriter, epoch: int, value: int, journal: Journal, random: Random) -> bool:
-    """Make one call, and tell whether the writer is still good."""
+    """Make one call. Return True if the writer is still usable."""
     operation = random.choice(["put", "put", "patch", "delete", "reset", "gather", "flush"])
     keys = random.sample(KEYS, random.randint(1, 3))
     whole = [{"id": key, "a": value, "b": value, "tag": tag_of(value)} for key in keys]
@@ -158,7 +158,7 @@ def _write_once(writer: RegionWriter, epoch: int, value: int, journal: Journal, 
 
 
 def append(task: Task, journal: Journal, random: Random) -> None:
-    """Append rows to the append table, a few at a time, with an hour of the first three each."""
+    """Append a few rows at a time to the append table, at random times within three hours."""
     ids = iter(range(task.number * VALUES, (task.number + 1) * VALUES))
     while not journal.board.stopped:
         keep_pace(task, journal)
@@ -174,21 +174,28 @@ def append(task: Task, journal: Journal, random: Random) -> None:
         journal.call(act, op="append", rows=rows)
 
 
+def merged(table: Table) -> dict[str, int]:
+    """Run the due merges. Return the last merged generation of each region after that."""
+    upkeep.merge(table)
+    return dict(table.refresh().snapshot.merged_generations)
+
+
 def maintain(task: Task, journal: Journal, random: Random) -> None:
-    """Do one step of the upkeep of one of the tables after the other, under no lease: others do the same meanwhile."""
+    """Run maintenance steps of both tables one after another, without a lease. Other processes do so concurrently."""
     while not journal.board.stopped:
         keep_pace(task, journal)
         step = random.choice(["merge", "merge", "sort", "compact", "compact", "catch_up", "checkpoint"])
         items = step in {"merge", "sort"} or random.random() < 0.5
 
         def act(step: str = step, items: bool = items) -> object:
-            return getattr(upkeep, step)(Table.open(task.items if items else task.events))
+            table = Table.open(task.items if items else task.events)
+            return merged(table) if step == "merge" else getattr(upkeep, step)(table)
 
         journal.call(act, op=step)
 
 
 def collect(task: Task, journal: Journal, random: Random) -> None:
-    """Collect whatever was not needed when the oldest work began that is under way."""
+    """Collect all objects that were not needed when the oldest running work began."""
     while not journal.board.stopped:
         keep_pace(task, journal)
         uri = random.choice([task.items, task.events])
@@ -201,7 +208,7 @@ def collect(task: Task, journal: Journal, random: Random) -> None:
 
 
 def read(task: Task, journal: Journal, random: Random) -> None:
-    """Read both tables in every way, for a while through the same `Table`, and then through another one."""
+    """Read both tables in every way, for a while through the same `Table`, and then through a new one."""
     while not journal.board.stopped:
         opened: list[Table] = []
 
@@ -218,7 +225,7 @@ def read(task: Task, journal: Journal, random: Random) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """How the keyed table is read, and for what: all of it, some keys, or the rows with a tag."""
+    """The level, the way to read the keyed table, and the rows to read: all, some keys, or the rows with a tag."""
 
     level: str
     way: str
@@ -250,11 +257,11 @@ def _question(random: Random) -> Requested:
 
 
 def rows_of_items(table: Table, requested: Requested) -> list[list[object]]:
-    """Return what is found of the keyed table: id, a, b and tag of every row."""
+    """Return the rows found in the keyed table: ID, a, b and tag of every row."""
     found: list[dict[str, Any] | None]
     level, keys = requested.level, requested.keys or ()
     if level == "snapshot":
-        table.refresh()  # else it would see no progress; above it, a read itself must not mix what it had with the new
+        table.refresh()  # else the read shows no progress. At higher levels, a read must never mix old and new rows
     match requested.way:
         case "scan":
             found = [*table.scan(consistency=level).to_arrow().to_pylist()]
@@ -272,7 +279,7 @@ def rows_of_items(table: Table, requested: Requested) -> list[list[object]]:
 
 
 def replayed(table: Table) -> list[list[object]]:
-    """What the records of a whole history come to, each applied to what those before it left."""
+    """Return the rows after all records of a whole history are applied in order."""
     rows: dict[str, dict[str, object]] = {}
     for page in table.read_history_pages(page_bytes=500):
         if page.restarted:
@@ -293,7 +300,7 @@ def replayed(table: Table) -> list[list[object]]:
 
 
 def ids_of_events(table: Table, way: str) -> list[int]:
-    """Return the ids that are found in the append table."""
+    """Return the IDs found in the append table."""
     table.refresh()
     match way:
         case "scan":

@@ -1,8 +1,8 @@
-"""A TCP proxy in front of an HTTP server that does to requests what networks and gateways do.
+"""A TCP proxy in front of an HTTP server. It causes the faults of networks and gateways.
 
-A connection takes one request. What becomes of it is drawn by a seed: it passes, is lost on its way or its answer is,
-either is cut in the middle, it is delivered twice, or it is delivered again, or only then, when the client has long
-gone on.
+A connection carries one request. A seed chooses the fault of the request. The request may pass unchanged or be
+delivered twice. The request or its reply may be lost or cut. A request may also be delivered, or delivered again, long
+after the client has continued.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ PIECE = 65_536
 
 
 class Proxy:
-    """Listens on a free port of this machine; `rate` of the requests meet a fault. A context manager.
+    """Listens on a free port of this machine. A context manager. `rate` is the share of requests that meet a fault.
 
-    `under_way` is called with when the oldest request began that is under way or will be delivered later, in ms of the
-    machine's clock; None without any.
+    `under_way` is called with the start of the oldest request that is running or waits for late delivery. The start is
+    in ms of the machine's clock, or None if there is no such request.
     """
 
     def __init__(self, target: tuple[str, int], *, seed: int, under_way: Callable[[int | None], None]) -> None:
@@ -59,7 +59,7 @@ class Proxy:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Stop listening, when nothing is under way any more."""
+        """Stop listening when no request is left."""
         self.settle()
         self._server.shutdown()
         self._server.server_close()
@@ -67,11 +67,11 @@ class Proxy:
 
     @property
     def endpoint(self) -> str:
-        """Where it listens."""
+        """The URL on which the proxy listens."""
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def settle(self) -> None:
-        """Meet no request with a fault any more, and return when everything is delivered."""
+        """Stop faults, and return when all delayed requests are delivered."""
         self.rate = 0.0
         with self._changed:
             self._changed.wait_for(lambda: not self._begun)
@@ -95,13 +95,13 @@ class Proxy:
         return fault
 
     def _meet(self, client: socket.socket, request: bytes, fault: str) -> bool:
-        """Do to the request what is its fate, and tell whether it is to be delivered later."""
+        """Apply the fault to the request. Return True if the request must be delivered later."""
         match fault:
             case "request lost":
                 return False
             case "only later":
                 return True
-            case "request cut":  # in its body: the server under test takes the end of a cut head for its end
+            case "request cut":  # cut in the body, because the server treats a cut head as a complete head
                 head, end, body = request.partition(HEAD_END)
                 if body:
                     self._forward(head + end + body[: self._part(body)])
@@ -113,14 +113,14 @@ class Proxy:
             case "answer lost":
                 return False
             case "answer cut":
-                if not request.startswith(b"HEAD"):  # nothing tells the half of an answer to that from the whole
+                if not request.startswith(b"HEAD"):  # a cut reply to a HEAD looks like a complete reply
                     client.sendall(answer[: self._part(answer)])
                 return False
         client.sendall(answer)
         return fault == "again later"
 
     def _deliver_later(self, request: bytes, begun: int) -> None:
-        """Deliver it from a thread; the request is as old as it was."""
+        """Deliver the request from a thread. The request keeps its original start time."""
         with self._changed:
             self._begun.append(begun)
             delay = self._random.uniform(0.0, LONGEST_DELAY_S)
@@ -141,7 +141,7 @@ class Proxy:
             return self._random.randrange(len(data)) if data else 0
 
     def _forward(self, data: bytes) -> bytes:
-        """Send it to the server and return all that this answers before it closes the connection."""
+        """Send the request to the server. Return all that the server replies before it closes the connection."""
         answer = b""
         with socket.create_connection(self._target) as server:
             server.sendall(data)
@@ -169,7 +169,7 @@ class Proxy:
 
 
 def _received(client: socket.socket) -> bytes | None:
-    """The one request of a connection, made to be the last one of its connection to the server; None for none."""
+    """Return the only request of a connection, with a `Connection: close` header. Return None without a request."""
     data = b""
     while HEAD_END not in data:
         piece = client.recv(PIECE)

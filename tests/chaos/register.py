@@ -1,13 +1,15 @@
-"""Judges what readers saw of one key of a keyed table: it must be a linearizable register.
+"""Checker of the reads of one key of a keyed table. The key must be a linearizable register.
 
-A call takes effect at one instant between its beginning and its end, all at once. One that nobody saw the end of takes
-effect later or never, but not after the next claim of the region was granted (`Write.latest`): a claim settles what was
-there. One that was refused never takes effect. A read shows what the key held at one instant of its interval; a level
-that promises less than `latest` has an earlier beginning, and reads of one session at one level follow each other.
+A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
+later or never. It cannot take effect after the next claim of the region was granted (`Write.latest`), because a claim
+settles the content of the region. A rejected call never takes effect.
 
-The search goes through the events in the order of time and keeps every state of the key that explains all reads so
-far (Wing and Gong's algorithm, with effects put off until an end needs them). Reads change nothing, so each is taken to
-happen as soon as it can.
+A read shows the content of the key at one instant of its interval. For a level that promises less than `latest`, the
+interval starts earlier. Reads of one session at one level follow one another.
+
+The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
+is the algorithm of Wing and Gong, with effects delayed until an end requires them. Reads change nothing, so each read
+is placed as early as possible.
 """
 
 from __future__ import annotations
@@ -18,30 +20,30 @@ from enum import IntEnum
 from typing import Protocol
 
 State = tuple[int | None, int | None] | None
-"""What a key holds: the values of its columns `a` and `b`, or None where there is no row."""
+"""The content of a key: the values of its columns `a` and `b`, or None if there is no row."""
 
 
 class Condition(Protocol):
-    """What a read says about a key."""
+    """The content of a key according to a read."""
 
     def matches(self, state: State) -> bool:
-        """Return whether a key that holds this could be read so."""
+        """Return True if a read of a key with this state could return this content."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Is:
-    """The row was found, or found missing."""
+    """The row was found, or found to be missing."""
 
     state: State
 
     def matches(self, state: State) -> bool:
-        """Return whether it is just this state."""
+        """Return True if the state is exactly the one that was read."""
         return state == self.state
 
 
 def tag_of(value: int | None) -> str | None:
-    """Return what a row with this value of `a` has in its column `tag`."""
+    """Return the value of the column `tag` in a row with this value of `a`."""
     return None if value is None else f"t{value % 3}"
 
 
@@ -52,13 +54,13 @@ class WithoutTag:
     tag: str
 
     def matches(self, state: State) -> bool:
-        """Return whether the key has no row, or one with another tag."""
+        """Return True if the key has no row, or a row with another tag."""
         return state is None or tag_of(state[0]) != self.tag
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A call on the key. `ended` is None where nobody saw its end; no effect comes after `latest`."""
+    """A call on the key. `ended` is None without a recorded end. The call takes no effect after `latest`."""
 
     name: str
     operation: str
@@ -68,7 +70,7 @@ class Write:
     latest: int | None = None
 
     def after(self, state: State) -> State:
-        """Return what the key holds after the call."""
+        """Return the state of the key after the call."""
         match self.operation:
             case "put" | "reset":
                 return (self.value, self.value)
@@ -80,7 +82,7 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What a session saw of the key at a level. What it shows held at some instant from `since` to `ended`."""
+    """A read of the key by a session at a level. The key had this content at some instant from `since` to `ended`."""
 
     session: str
     since: int
@@ -90,7 +92,10 @@ class Read:
 
 
 class _Kind(IntEnum):
-    """At the same instant calls are taken to overlap."""
+    """The kinds of events.
+
+    In this order, two calls count as overlapping if one ends at the instant the other starts.
+    """
 
     BEGIN_WRITE = 0
     BEGIN_READ = 1
@@ -101,7 +106,7 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Possible:
-    """One way it may have been: what the key holds, the open writes that took effect, the open reads that happened."""
+    """A possible explanation: the state of the key, the open writes with effect, and the open reads that happened."""
 
     state: State = None
     applied: frozenset[int] = frozenset()
@@ -118,7 +123,7 @@ class _Search:
     possible: set[_Possible] = field(default_factory=lambda: {_Possible()})
 
     def step(self, kind: _Kind, number: int) -> bool:
-        """Take one event, and tell whether there still is an explanation."""
+        """Process one event. Return True if there still is an explanation."""
         match kind:
             case _Kind.BEGIN_WRITE:
                 self.open_writes.add(number)
@@ -138,7 +143,7 @@ class _Search:
         return bool(self.possible)
 
     def _until(self, way: _Possible, *, write: int | None = None, read: int | None = None) -> Iterator[_Possible]:
-        """Let open writes take effect in any order, no more than needed, until the call has happened."""
+        """Apply open writes in any order until the given call has happened, but no more writes than needed."""
         if write in way.applied or read in way.read:
             yield way
             return
@@ -147,7 +152,7 @@ class _Search:
             yield from self._until(self._with_reads(after), write=write, read=read)
 
     def _with_reads(self, way: _Possible) -> _Possible:
-        """Let every open read happen that can: it never keeps another from happening."""
+        """Let every open read happen that the current state explains. A read never prevents another read."""
         read = set(way.read)
         for each in self.open_reads:
             before = self.before.get(each)
@@ -158,7 +163,7 @@ class _Search:
 
 
 def unexplained(writes: Sequence[Write], reads: Sequence[Read]) -> str | None:
-    """Return what cannot be explained about the key, which was missing in the beginning; None when all of it can."""
+    """Return the part of the history that has no explanation, or None. At the start, the key has no row."""
     reads = sorted(reads, key=lambda each: each.begun)
     search = _Search(writes, reads, _sessions(reads))
     for at, kind, number in sorted(_events(writes, reads)):
@@ -169,7 +174,7 @@ def unexplained(writes: Sequence[Write], reads: Sequence[Read]) -> str | None:
 
 
 def _sessions(reads: Sequence[Read]) -> dict[int, int]:
-    """The read of the same session before each."""
+    """Return the previous read of the same session, for each read."""
     last: dict[str, int] = {}
     before: dict[int, int] = {}
     for number, each in enumerate(reads):
@@ -191,7 +196,7 @@ def _events(writes: Sequence[Write], reads: Sequence[Read]) -> Iterator[tuple[in
 
 
 def _told(writes: Sequence[Write], reads: Sequence[Read], until: int) -> str:
-    """The history of the key as far as it matters, one line per call."""
+    """Return the relevant history of the key, one line per call."""
     lines = [
         (each.begun, f"{each.begun} to {each.ended}: {each.name} {each.operation} {each.value}") for each in writes
     ]

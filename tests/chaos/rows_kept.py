@@ -1,4 +1,4 @@
-"""Judges what readers saw of an append table: the rows of every acknowledged call, once, and of no call a part."""
+"""Checker of the reads of an append table. All rows of an acknowledged call occur once, and no read shows a part."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """A call that gave these rows. `ended` is None where nobody saw its end; a refused call adds nothing."""
+    """A call that appended these rows. `ended` is None without a recorded end. A rejected call adds nothing."""
 
     name: str
     rows: tuple[int, ...]
@@ -29,7 +29,7 @@ class Look:
 
 
 def unexplained(appends: Sequence[Append], looks: Sequence[Look]) -> str | None:
-    """Return what cannot be explained of one read, by the calls or by the reads before it; None when all of it can."""
+    """Return a read that neither the calls nor the earlier reads explain, or None if all reads are explained."""
     of_row = {row: append for append in appends for row in append.rows}
     seen: list[tuple[int, frozenset[str]]] = []
     for look in sorted(looks, key=lambda each: each.ended):

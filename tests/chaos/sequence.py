@@ -1,10 +1,11 @@
-"""One table and its model, driven through random operations one after the other; both must agree after each.
+"""Random operations on one table and its model. The table and the model must agree after each operation.
 
-After each operation every row must be found as the model has it: by lookups of all keys, by the history, or by a scan.
-SQL or a search is asked, too, after every few; after more of them every byte is checked. An operation that only reads
-is a check itself.
-So many seeds (`TIDEMARK_SCALE` times as many in a soak), each with a table of its own; `TIDEMARK_SEED` runs just that
-one.
+After each operation, the table must return every row of the model: by lookups of all keys, by the history, or by a
+scan. After every `FEW` operations, SQL or a search is also checked. After every `MANY` operations, every byte is
+checked. An operation that only reads compares its own result.
+
+A test runs a fixed number of seeds (times `TIDEMARK_SCALE` in a soak), each with its own table. `TIDEMARK_SEED` runs
+only that seed.
 """
 
 from __future__ import annotations
@@ -20,24 +21,23 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.creation import create
-from storage_core.errors import NotFound, SnapshotExpired, WriterFenced
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Severity
-from storage_core.ids import SystemIds
-from storage_core.ingest import batch
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import NotFound, SnapshotExpired, WriterFenced
+from storage_core.change.creation import create
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.resolve import open_store
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Severity
+from storage_core.maintain.repair import repair
 from storage_core.read.predicate import col
-from storage_core.region.options import WriterOptions
-from storage_core.region.router import TableWriter
-from storage_core.repair.repair import repair
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
+from storage_core.write.ingest import batch
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.router import TableWriter
 from tests.chaos.board import now_ms
 from tests.chaos.model import COLUMNS, WHOLE, AppendModel, KeyedModel, Record, Row, bag, frozen
 from tests.support import upkeep
@@ -61,32 +61,35 @@ HOURS = 4
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
-"""Rows that nobody waits for are written by a call of the sequence, never by time."""
+"""A flush period in ms that is so long that only calls of the sequence, and no timer, write buffered rows."""
 
 STEPS = 80
 SCANS = 0.25
-"""How many of the reads are scans: each opens DuckDB, which takes several times as long as the operation itself."""
+"""The share of scans among the reads. A scan opens DuckDB, which takes several times as long as an operation."""
 
 FEW = 8
-"""After so many operations the table is asked by SQL or by a search, too, which open DuckDB or build indexes."""
+"""After this many operations, SQL or a search is also checked.
+
+Both are slow, because they open DuckDB or build indexes.
+"""
 
 MANY = 25
-"""After so many operations every byte is checked."""
+"""After this many operations, every byte is checked."""
 
 UNCACHED = 0.1
-"""How many of the searches find nothing that another one before made of the splits."""
+"""The share of searches that cannot use cached results of earlier searches over the splits."""
 
 BLOCK = 2
 
 READS = {"time travel", "changes", "history"}
-"""Operations that compare what they read."""
+"""Operations that compare the rows that they read with the model."""
 
 Act = Callable[[], object]
 Ask = Callable[[Table, str, list[Row]], None]
 
 
 def run(seeds: range, folder: Path, *, keyed: bool) -> None:
-    """Run the sequences of these seeds, one after the other; a failure says how to see it again."""
+    """Run the sequences of these seeds one after another. A failure contains the way to repeat it."""
     for seed in seeds:
         within = folder / str(seed)
         within.mkdir()
@@ -102,9 +105,9 @@ def run(seeds: range, folder: Path, *, keyed: bool) -> None:
 
 @dataclass(slots=True)
 class Sequence:
-    """A table in `folder` with its model. `done` are the operations so far, for who has to understand a failure.
+    """A table in `folder` with its model. `done` are the operations so far, to explain a failure.
 
-    `beside` is the same table opened long ago, which only reads: it holds a state that is behind.
+    `beside` is the same table, opened long ago and used only for reads. This `Table` object has an old state.
     """
 
     folder: Path
@@ -122,9 +125,9 @@ class Sequence:
 
     @staticmethod
     def begin(folder: Path, random: Random, *, keyed: bool) -> Sequence:
-        """Make a table with random settings."""
+        """Create a table with random settings."""
         collects, merges = random.random() < 0.3, random.random() < 0.5
-        windowed = not keyed and random.random() < 0.7  # of a keyed table the time would be a part of the key
+        windowed = not keyed and random.random() < 0.7  # in a keyed table, the key would need the time
         config = TableConfig(
             primary_key=("part", "id") if keyed else (),
             time_column="timestamp" if windowed else None,
@@ -148,7 +151,7 @@ class Sequence:
         return sequence
 
     def step(self) -> None:
-        """Do one operation, and compare all that can be read."""
+        """Run one operation, and compare everything that can be read."""
         name, act = self.random.choice(self._acts())
         self.done.append(name)
         act()
@@ -161,13 +164,13 @@ class Sequence:
             self.check()
 
     def note(self) -> None:
-        """Remember the newest version."""
+        """Record the newest version."""
         version = self.table.refresh().version
         self.model.note(version)
         self.sure.add(version)
 
     def end(self) -> None:
-        """Flush and merge what is left, ask in all ways, and check the bytes."""
+        """Flush and merge the rest, read in all ways, and check the bytes."""
         if isinstance(self.model, KeyedModel):
             self.flush_all(self.model)
             upkeep.merge(self.table)
@@ -177,10 +180,10 @@ class Sequence:
             self.compare(ask)
         self.check()
 
-    # --- what is compared
+    # Comparisons.
 
     def compare(self, ask: Ask | None = None) -> None:
-        """Ask the table, for all of its rows if not told how, and the model the same."""
+        """Read the table with `ask`, or read all rows by default, and compare the result with the model."""
         ask = ask or (self._compare_scan if self.random.random() < SCANS else self._compare_all)
         level = self.random.choice([*LEVELS, "latest"])
         table = self.table if level == "snapshot" else self.random.choice([self.table, self.beside])
@@ -229,7 +232,10 @@ class Sequence:
         self._same(found, wanted, f"search {query} {level}")
 
     def _compare_all(self, table: Table, level: str, seen: list[Row]) -> None:
-        """Look up every key, or now and then a single one; where there is none, read the history, which is the rows."""
+        """Look up all keys, or sometimes a single key.
+
+        If there are no keys, read the history, which has the same rows.
+        """
         if not self.keyed:
             page = table.read_history(consistency=level)
             assert page.token is None
@@ -245,11 +251,11 @@ class Sequence:
             wanted = rows.get(key)
             assert (row is None) == (wanted is None), (key, level, row, wanted)
             if row is not None and wanted is not None:
-                entries = wanted["attrs"] if wanted["attrs"] is None else dict(wanted["attrs"])  # a lookup gives a dict
+                entries = wanted["attrs"] if wanted["attrs"] is None else dict(wanted["attrs"])  # lookups return dicts
                 assert frozen(row) == frozen({**wanted, "attrs": entries}), (key, level)
 
     def check(self) -> None:
-        """Find nothing wrong with any byte."""
+        """Fail if any byte is wrong."""
         findings = fsck(self.table.store, clock=SystemClock(), deep=True).findings
         assert not [each for each in findings if each.severity is not Severity.NOTE], findings
 
@@ -258,7 +264,7 @@ class Sequence:
         ours, theirs = bag(found), bag(wanted)
         assert ours == theirs, f"{what}: too many {ours - theirs}, missing {theirs - ours}"
 
-    # --- what is done
+    # Operations.
 
     def _acts(self) -> list[tuple[str, Act]]:
         acts: list[tuple[str, Act]] = [
@@ -292,7 +298,7 @@ class Sequence:
         ]
 
     def row(self, **given: object) -> Row:
-        """Make a row."""
+        """Return a new row."""
         self.numbers += 1
         random = self.random
         row: Row = {
@@ -306,7 +312,7 @@ class Sequence:
         return {**row, **given}
 
     def append(self) -> None:
-        """Add rows by one call; on a keyed table it takes the region over, so our writer is closed before."""
+        """Add rows by one call. In a keyed table, this call claims the region, so the writer is closed first."""
         rows = [self.row() for _ in range(self.random.randint(1, 6))]
         if isinstance(self.model, AppendModel):
             self.table.append(pa.Table.from_pylist(rows, schema=SCHEMA))
@@ -320,7 +326,7 @@ class Sequence:
         self.model.close()
 
     def ingest(self) -> None:
-        """Land a file, bad lines among the good, and take in what is new."""
+        """Land a file with valid and invalid lines, and ingest it."""
         rows = [self.row(attrs=None) for _ in range(self.random.randint(0, 8))]
         lines = [json.dumps({**row, "timestamp": row["timestamp"].isoformat(), "attrs": None}) for row in rows]
         bad = self.random.randint(0, 2)
@@ -343,7 +349,7 @@ class Sequence:
         self.model.add(rows)
 
     def write(self, model: KeyedModel) -> None:
-        """Give our writer some rows, to be durable now or later."""
+        """Put some rows with the writer, which become durable now or later."""
         operation, durable = self.random.choice(OPERATIONS), self.random.random() < 0.7
         rows = {(row["part"], row["id"]): row for row in (self.row() for _ in range(self.random.randint(1, 4)))}
         if operation == "patch":
@@ -358,29 +364,29 @@ class Sequence:
         model.write(records, durable=durable)
 
     def flush(self, model: KeyedModel) -> None:
-        """Flush what our writer has."""
+        """Flush the writer."""
         self._writer(model).flush()
         model.flush()
 
     def sync(self, model: KeyedModel) -> None:
-        """Make durable what our writer was given."""
+        """Make all rows of the writer durable."""
         self._writer(model).sync()
         model.sync()
 
     def merge(self, model: KeyedModel) -> None:
-        """Merge what is flushed."""
+        """Merge flushed records."""
         upkeep.merge(self.table)
         model.merge()
 
     def close(self) -> None:
-        """Close our writer, if there is one."""
+        """Close the writer, if there is one."""
         if self.writer is not None and isinstance(self.model, KeyedModel):
             self.writer.close()
             self.writer = None
             self.model.close()
 
     def fence(self, model: KeyedModel) -> None:
-        """Take the region from our writer, which is told so and loses what was not durable."""
+        """Take the region from the writer. The writer gets an error and loses the rows that were not durable."""
         if model.divided:
             self.close()
             return
@@ -401,7 +407,7 @@ class Sequence:
         model.claim(WHOLE)
 
     def flush_all(self, model: KeyedModel) -> None:
-        """Flush every region, also those that no writer has taken over."""
+        """Flush every region, also the regions that no writer has claimed."""
         self.close()
         if not model.divided:
             self.flush(model)
@@ -415,20 +421,20 @@ class Sequence:
         self.close()
 
     def regions(self, model: KeyedModel) -> None:
-        """Divide the table by its parts, or not at all."""
+        """Divide the table into one region per part, or make it one region."""
         self.close()
         divided = self.random.random() < 0.5
         self.table.set_regions(BY_PART if divided else [])
         model.divide(divided=divided)
 
     def collect(self) -> None:
-        """Delete all that no retained version needs."""
+        """Delete all objects that no retained version needs."""
         upkeep.collect(self.table, at_ms=now_ms() + 1, horizon_ms=0)
         if self.collects:
             self.sure = {self.table.refresh().version, *self.tags.values()}
 
     def tag(self) -> None:
-        """Tag a version, perhaps one that is gone."""
+        """Tag a version, sometimes a version that is expired."""
         name, version = self.random.choice(["one", "two"]), self.random.choice([*self.model.versions])
         try:
             self.table.tag(name, version)
@@ -458,7 +464,7 @@ class Sequence:
                 self._same(found, self.model.at(wanted), f"version {wanted} as {at}")
 
     def changes(self) -> None:
-        """Apply what was changed between two versions to the first, which gives the last."""
+        """Apply the changes between two versions to the first version, and compare the result with the last version."""
         start, end = sorted(self.random.choices([*self.model.versions], k=2))
         try:
             changed = self.table.changes(start, end).read_all().to_pylist()
@@ -471,7 +477,7 @@ class Sequence:
         assert Counter({row: times for row, times in rows.items() if times}) == bag(self.model.at(end)), (start, end)
 
     def history(self) -> None:
-        """Read all records in small pages, and do what they say."""
+        """Read all records in small pages, and apply them."""
         level = self.random.choice(LEVELS)
         token, records = None, []
         while True:
@@ -492,7 +498,7 @@ class Sequence:
             self._same(replayed.seen("latest"), self.model.seen(level), f"history {level}")
 
     def restore(self) -> None:
-        """Go back to a version."""
+        """Restore a version."""
         version = self.random.choice([*self.model.versions])
         try:
             self.table.restore(version)
@@ -502,7 +508,10 @@ class Sequence:
             self.model.restore(version)
 
     def repair(self) -> None:
-        """Make another table of the bytes of this one, and go on with that; nothing is lost, for nothing is damaged."""
+        """Repair the table into a new table, and continue with the new table.
+
+        No row is lost, because nothing is damaged.
+        """
         self.close()
         target = (self.folder / f"table-{len(self.done)}").as_uri()
         outcome = repair(self.table.store, open_store(target), clock=SystemClock(), ids=SystemIds())
@@ -523,7 +532,7 @@ class Sequence:
 
 
 def _given(record: Row) -> Row:
-    """The columns that a record names; of a patch that replaces a map, see `Sequence.history`."""
+    """Return the columns that a record names. For a patch that replaces a map, see `Sequence.history`."""
     if record["_op"] != 1:
         return {name: record[name] for name in COLUMNS}
     named = [each.removeprefix("merge:") for each in record["_fields"]]

@@ -1,4 +1,4 @@
-"""An answer of an S3 server that ends too early is none, wherever it ends: also in its head, which no library minds."""
+"""A truncated reply of an S3 server is never accepted, even if it is cut in its head, which no library checks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, PutMode
-from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_calls import Retries
-from storage_core.objectstore.s3_location import S3Location
+from storage_core.store.contract import Committed, IfAbsent, IfMatch, PutMode
+from storage_core.store.s3 import S3Store
+from storage_core.store.s3_calls import Retries
+from storage_core.store.s3_location import S3Location
 from tests.support.ids import SeededIds
 
 BODY = b"the whole object"
@@ -25,7 +25,7 @@ WHOLE = {
 
 @contextmanager
 def serving(*answers: bytes, to_put: bytes = b"") -> Iterator[str]:
-    """A server that gives each connection the next of the answers, or to a PUT always the same, and closes it."""
+    """Send the next reply to each connection, or `to_put` if the request is a PUT, and close the connection."""
     left = list(answers)
 
     class Handler(socketserver.BaseRequestHandler):
@@ -64,7 +64,7 @@ HEAD = (
 
 
 class SameId(SeededIds):
-    """Every put gets the same write id."""
+    """IDs with the same write ID for every put."""
 
     ID = "0b7c3a52-93f5-4d7e-8f2a-6c1d2e3f4a5b"
 

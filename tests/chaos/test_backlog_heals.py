@@ -1,8 +1,8 @@
-"""Windows that nobody compacted for long heal by a real daemon: within budgets at every moment, the most urgent first.
+"""A real daemon compacts a backlog of windows, the most urgent windows first, and always stays within its budgets.
 
-While rows go on arriving, and the daemon is killed each time that as much of the debt is gone. By default of two tables
-and a few windows, with SCALE=32 of fifty tables and a week of hours, ten kills, and processes for the jobs of each run.
-The hour of the budgets is a short one.
+Rows continue to arrive. The daemon is killed each time after the same share of the pending work is done. By default
+there are two tables with a few windows. With SCALE=32 there are fifty tables with a week of hours, ten kills, and
+processes for the jobs of each run. The budget hour is shortened.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from dagster import DagsterEventType, DagsterInstance, RunRecord
 from dagster._grpc.client import DagsterGrpcClient
 from dagster._grpc.server import wait_for_grpc_server
 
-from assets.granted import granted_bytes
+from assets.run_tags import granted_bytes
 from pipelines.instance import home
-from storage_core.compaction.next_run import owed
-from storage_core.compaction.policy import Mode
-from storage_core.declaration import load
+from storage_core.change.declaration import load
+from storage_core.compact.debt import owed
+from storage_core.data.settings.layout import Mode
 from storage_core.table import Table
 from tests.support.scale import scaled
 
@@ -63,7 +63,7 @@ schedule: {{checkpoint: "0 0 1 1 *"}}
 
 
 class Backlog:
-    """Tables whose windows all have debt, with budgets that need hours for it; and the rows that they have."""
+    """Tables whose windows all have pending work, budgets that need hours for it, and the rows of the tables."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -95,7 +95,7 @@ class Backlog:
         return sum(map(self.debt, self.names))
 
     def arrive(self) -> None:
-        """A row of the next table, in a window that it fills no further than where there is nothing to merge."""
+        """Add a row to the next table, in a window that has no work and stays below the merge threshold."""
         turn, number = divmod(self.arrived, TABLES)
         name = self.names[number]
         at = FIRST + (WINDOWS + 1 + turn // MOST_IN_A_WINDOW) * HOUR
@@ -123,7 +123,7 @@ class Backlog:
 
 @contextmanager
 def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A program of Dagster in its own process, killed at the end."""
+    """Run a program of Dagster in its own process, and kill it at the end."""
     with subprocess.Popen([sys.executable, "-m", *command]) as process:
         try:
             yield process
@@ -133,7 +133,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def code_server(port: int, root: Path) -> Iterator[None]:
-    """The code server, which answers when the block begins, and the file by which a daemon finds it."""
+    """Run the code server, and yield when it responds. A daemon finds it by a file."""
     where = ["--python-file", str(REPOSITORY / "tests" / "chaos" / "backlog_definitions.py"), "--port", str(port)]
     about = ["--location-name", "backlog", "--working-directory", str(root), "--log-level", "error"]
     address = {"grpc_server": {"host": "localhost", "port": port, "location_name": "backlog"}}
@@ -145,7 +145,7 @@ def code_server(port: int, root: Path) -> Iterator[None]:
 
 @pytest.fixture
 def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: object) -> Backlog:
-    del history  # the environment says where it is
+    del history  # the environment contains the location
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", str(home(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -194,7 +194,7 @@ def test_a_backlog_heals_within_budgets_most_urgent_first_while_rows_arrive_and_
 
 
 def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float) -> None:
-    """At this time what runs were granted that work, wait, or ended within the hour is within every budget."""
+    """Fail if the bytes granted to runs that work, wait, or ended within the hour exceed a budget at this time."""
     begun = [each for each in records if each.create_timestamp.timestamp() <= at]
     assert sum((each.end_time or at + 1) > at for each in begun) <= RUNS_AT_ONCE
     counted = [each for each in begun if (each.end_time or at) > at - HOUR_SECONDS]
@@ -205,7 +205,7 @@ def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float
 
 
 def _bytes_read(instance: DagsterInstance, record: RunRecord) -> dict[str, int]:
-    """What the jobs of a run reported, by table: the greatest of a table is that of its whole job."""
+    """Return the bytes read by the jobs of a run, by table. The largest report of a table covers its whole job."""
     kinds = {DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION}
     found = dict[str, int]()
     for each in instance.get_records_for_run(record.dagster_run.run_id, of_type=kinds).records:

@@ -1,4 +1,4 @@
-"""The judges of this folder are known to be able to fail: they refuse bad histories, and accept those that may be."""
+"""Tests that the checkers of this folder reject impossible histories and accept possible ones."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
-"""Real processes write, append, maintain, collect and read two tables, and are killed and stopped at random moments.
+"""Real processes write, append, maintain, collect and read two tables. They are killed and paused at random times.
 
-On disk, and on a real S3 API server behind a proxy that loses, cuts, doubles and delays requests. Everything read is
-judged by models that share nothing with the library (`register`, `rows_kept`), and in the end `fsck` finds no damage.
-A run is so many blows long (`TIDEMARK_SCALE` times as many in a soak); `TIDEMARK_SEED` repeats its draws.
+The tests run on disk, and on a real S3 API server behind a proxy that loses, cuts, doubles and delays requests. Models
+that share no code with the library check every read (`register`, `rows_kept`). In the end, `fsck` finds no damage. A
+run has a fixed number of kills and pauses (times `TIDEMARK_SCALE` in a soak). `TIDEMARK_SEED` repeats its random
+choices.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from random import Random
 
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.creation import create
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Severity
+from storage_core.base.clock import SystemClock
+from storage_core.change.creation import create
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.resolve import open_store
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Severity
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
 from tests.chaos.board import Board, now_ms
 from tests.chaos.crew import Crew
 from tests.chaos.history import History
 from tests.chaos.journal import Journal
-from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Requested, Task, ids_of_events, rows_of_items
+from tests.chaos.processes import EVENTS, HOUR_S, ITEMS, Requested, Task, ids_of_events, merged, rows_of_items
 from tests.chaos.proxy import Proxy
 from tests.support import upkeep
 from tests.support.s3_server import S3Server
@@ -45,15 +46,18 @@ S3_BLOWS = scaled(4)
 FAULT_RATE = 0.04
 
 LOCAL_HORIZON_MS = 50
-"""Files are dated by a clock of the system that may be some milliseconds behind."""
+"""The horizon on disk in ms. The system clock that sets the times of files may be some milliseconds behind."""
 
 S3_HORIZON_MS = 1_100
-"""S3 tells times of whole seconds."""
+"""The horizon on S3 in ms. S3 reports times in whole seconds."""
 
 
 @pytest.fixture
 def seed() -> int:
-    """The seed of the run, the same each time unless it is given; the moments of the blows are the machine's."""
+    """Return the seed of the run, which is `TIDEMARK_SEED` or a fixed default.
+
+    The times of kills and pauses still vary.
+    """
     return int(os.environ.get("TIDEMARK_SEED", "20150517"))
 
 
@@ -129,7 +133,7 @@ def run_and_judge(
 
 
 def create_tables(items: str, events: str) -> None:
-    """Both tables, with versions that can be pruned at once and the smallest horizon; a merge waits for no silence."""
+    """Create both tables. Versions expire at once, the horizon is minimal, and a merge needs no idle time."""
     common = TableConfig(
         indexes=(IndexDefinition("tags", "bitmap", ("tag",)),),
         gc_horizon_ms=1,
@@ -142,13 +146,13 @@ def create_tables(items: str, events: str) -> None:
 
 
 def look_last(uris: tuple[str, ...], folder: Path, board: Board, horizon_ms: int) -> None:
-    """Read everything when all is quiet, and again when all is merged and collected; the bytes are sound both times."""
+    """Read everything after all processes ended, and again after merges and collections. Check the bytes both times."""
     quiet = Journal(folder / "last-0.journal", board, OF_TEST)
     look_once(uris, quiet, "quiet")
     items, events = (Table.open(uri) for uri in uris)
     with items.writer() as writer:
         quiet.call(writer.flush, op="flush")
-    quiet.call(lambda: upkeep.merge(items), op="merge")
+    quiet.call(lambda: merged(items), op="merge")
     for table in (items, events):
         upkeep.compact(table)
         upkeep.checkpoint(table)

@@ -1,9 +1,11 @@
-"""The whole product lives through a day of accidents: nobody helps, nothing is lost, and in the end all is well.
+"""The whole product survives many failures without help: no row is lost, and in the end all checks pass.
 
-Programs land files, write a keyed table and append to a raw log, while `tidemark ui` with all schedules and sensors on
-looks after four tables, and its processes and those of its runs are killed in turn. A trial is three minutes of that,
-and what follows until it is quiet, five in all; in a soak, with a `TIDEMARK_SCALE` of more than 1, it is an hour, and
-the time until rows are visible is judged as well.
+Programs land files, write a keyed table and append to a raw log. `tidemark ui`, with all schedules and sensors on,
+maintains four tables. Its processes and the processes of its runs are killed in turn. A trial consists of 75 seconds
+with kills and the time until the system is quiet. It uses shorter intervals than the product.
+
+In a soak (`TIDEMARK_SCALE` above 1), the trial lasts an hour with the intervals of the product. It then also checks the
+time until rows are visible.
 """
 
 from __future__ import annotations
@@ -30,25 +32,25 @@ from tests.chaos.live.watch import UPKEEP, Watch
 from tests.support.scale import scaled
 
 IS_SOAK = scaled(1) > 1
-SECONDS = 3600 if IS_SOAK else 180
+SECONDS = 3600 if IS_SOAK else 75
 KILLS = 36 if IS_SOAK else len(KINDS)
-"""One of each kind, or one in a hundred seconds."""
+"""The number of kills: one of each kind, or in a soak one per hundred seconds."""
 OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
-"""When there are collections, checkpoints, and the upkeep of the raw log: in a short run once at most."""
+"""The cron line of collections, checkpoints and raw-log maintenance. In a short trial, it is due at most once."""
 SAMPLE_SECONDS = 2.0
 MOST_TICKS = 60
-"""So many ticks of the upkeep sensor after the last row it may take until there is nothing left to do."""
+"""The largest number of ticks of the maintenance sensor from the last row until no work is left."""
 SOON_RUNS, SOON_SECONDS = 12, 120
-"""What the median of landed files may wait for: as many runs, and in a soak as many seconds."""
+"""Limits for the median landed file: the runs, and in a soak also the seconds, until its rows are visible."""
 BY_TIME = {"checkpoint", "expire", "publish"}
-"""Steps that are owed until the next time of their cron line."""
+"""Steps that stay pending until the next time of their cron line."""
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(0 if IS_SOAK else 2700)]
 
 
 @contextmanager
 def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """The programs that bring rows in; each must have ended well at the end."""
+    """Run the programs that produce rows. At the end of the block, each program must have ended successfully."""
     command = [sys.executable, "-m", "tests.chaos.live.producers"]
     running = {name: subprocess.Popen([*command, name, str(folder)], cwd=REPOSITORY) for name in PROGRAMS}
     try:
@@ -61,7 +63,7 @@ def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def live(product: Product, watch: Watch, random: Random) -> None:
-    """Let time pass, and kill one process after the other, of each kind in turn."""
+    """Let time pass, and kill one process after another. The kind of the process changes in turn."""
     began = time.monotonic()
     kinds = [*KINDS] * -(-KILLS // len(KINDS))
     done = 0
@@ -74,7 +76,7 @@ def live(product: Product, watch: Watch, random: Random) -> None:
 
 
 def settle(product: Product, watch: Watch) -> None:
-    """Wait until there is nothing to do any more; that takes a bounded number of looks at the tables."""
+    """Wait until no work is left, for a limited number of sensor ticks."""
     since = time.time()
     files = len(LANDED) * len(Journal(product.folder, "land").calls())
     while not (len(watch.visible) == files and watch.is_quiet(since) and owes_nothing(product)):
@@ -86,7 +88,7 @@ def settle(product: Product, watch: Watch) -> None:
 
 
 def owes_nothing(product: Product) -> bool:
-    """Whether no table owes a step but such as wait for the time of their cron line."""
+    """Return True if the only pending steps of all tables are steps that wait for their cron line."""
     _, text = product.tidemark("status", "--json")
     return all(json.loads(line)["owed"].keys() <= BY_TIME for line in text.splitlines())
 
@@ -104,7 +106,7 @@ def in_quarantine(product: Product, table: str) -> list[tuple[object, ...]]:
 
 
 def written(folder: Path, program: str) -> list[list[tuple[object, ...]]]:
-    """What a program wrote, call by call, all of which was acknowledged."""
+    """Return the rows that a program wrote, per call. All calls were acknowledged."""
     calls = Journal(folder, program).calls()
     assert all(call.is_acknowledged for call in calls)
     return [[tuple(value for name, value in row.items() if name != "time") for row in call.rows] for call in calls]
@@ -138,7 +140,7 @@ def assert_all_is_green(product: Product, watch: Watch) -> None:
 
 
 def rounds(watch: Watch, landed: Mapping[int, float]) -> list[int]:
-    """Of each landed file and table, how many runs began after it landed and before its rows were seen."""
+    """Return, for each landed file and table, the number of runs that began between landing and visible rows."""
     began = [each.start_time for each in watch.instance.get_run_records() if each.start_time]
     return [
         sum(landed[batch] < at < seen for at in began) for (_, batch), seen in watch.visible.items() if batch in landed
@@ -159,7 +161,7 @@ def assert_what_was_seen_is_good(watch: Watch, kills: Collection[object]) -> Non
 
 
 def test_a_day_of_kills_loses_and_doubles_no_row_and_ends_well_by_itself(tmp_path: Path, free_port: int) -> None:
-    declare(tmp_path, OFTEN)
+    declare(tmp_path, OFTEN, is_short=not IS_SOAK)
     product = Product(tmp_path, free_port)
     began = time.monotonic()
     try:

@@ -1,4 +1,4 @@
-"""Reads are right while writes, merges, compactions, checkpoints and collections go on."""
+"""Reads are correct during writes, merges, compactions, checkpoints and collections."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any, Self
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.creation import create
-from storage_core.errors import SnapshotExpired
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import SnapshotExpired
+from storage_core.change.creation import create
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.resolve import open_store
-from storage_core.settings.table import TableConfig
-from storage_core.split import read, row_groups
+from storage_core.split import metadata, read
+from storage_core.store.resolve import open_store
 from tests.support import upkeep
 from tests.support.elsewhere import open_elsewhere
 from tests.support.scale import scaled
@@ -37,7 +37,7 @@ def row_of(key: int) -> dict[str, Any]:
 
 
 class Growing:
-    """A table that grows and is looked after by threads. A row is written once, and its key says what it is."""
+    """A table that threads write and maintain. Each row is written once, and its key determines its values."""
 
     def __init__(self, folder: Path) -> None:
         config = TableConfig(primary_key=("k",), gc_horizon_ms=KEPT_MS, version_retention_ms=KEPT_MS)
@@ -71,7 +71,7 @@ class Growing:
             for first in itertools.count(0, AT_ONCE):
                 if self._ended.is_set():
                     return
-                self._needed_ms = SystemClock().now_ms()  # what is written from here on is no garbage yet
+                self._needed_ms = SystemClock().now_ms()  # files written from now on are not garbage yet
                 self.begun = first + AT_ONCE
                 writer.put([row_of(key) for key in range(first, self.begun)])
                 self.acknowledged = self.begun
@@ -82,7 +82,7 @@ class Growing:
     def _keep_up(self) -> None:
         mine = Table.open(self.table.uri)
         while not self._ended.is_set():
-            self.merged += len(upkeep.merge(mine))
+            self.merged += upkeep.merge(mine)
             self.compacted += upkeep.compact(mine)
             upkeep.checkpoint(mine)
             self.collected += len(upkeep.collect(mine, at_ms=self._needed_ms, horizon_ms=KEPT_MS).deleted)
@@ -92,7 +92,7 @@ class Growing:
 def test_a_read_has_what_was_acknowledged_before_it_and_nothing_that_was_not_begun(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 20)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 20)
     monkeypatch.setattr(read, "SMALL_SPLIT_BYTES", 1)
     monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("TIDEMARK_CACHE_MIB", "1")

@@ -1,4 +1,4 @@
-"""Random operations, one after the other, of everything that an append table can do: see `sequence`."""
+"""Random sequences of all operations of an append table (see `sequence`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random operations, one after the other, of everything that a keyed table can do: see `sequence`."""
+"""Random sequences of all operations of a keyed table (see `sequence`)."""
 
 from __future__ import annotations
 

@@ -1,23 +1,21 @@
-"""The access log taken through all jobs, once per session, and read by many tests; and a browser."""
+"""Fixtures of the end-to-end tests: the access log after all jobs, made once per session, and a browser."""
 
 from __future__ import annotations
 
 import gzip
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
 import pytest
 
 from examples.datasets import access_log_lines
-from jobs import catch_up, compact, ingest
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import EVERY_WINDOW, WindowRange, window_range
 from jobs.spark.spark import Spark
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange, window_range
+from storage_core.data.steps import options_for
+from storage_core.log.job_run import JobReport, run
 from tests.e2e.raw_access_log import Line, Log, read
 from tidemark import Table
 
@@ -39,7 +37,7 @@ CHROMIUM_FLAGS = [
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One run of one job: its report, and the files that it made in the table's folder, with their sizes."""
+    """One run of a job: its report, and the new files in the table's folder with their sizes."""
 
     report: JobReport
     new_files: Mapping[str, int]
@@ -47,7 +45,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Story:
-    """A table whose versions are the steps of its life, by name; tests read them by time travel and write nothing."""
+    """A table with one version per named step. Tests read the versions by time travel and write nothing."""
 
     uri: str
     root: Path
@@ -60,11 +58,11 @@ class Story:
         return self.steps[step].report.version
 
     def table(self, step: str) -> Table:
-        """Open the table as it was after the step."""
+        """Open the table as of the step."""
         return Table.open(self.uri, at=self.version(step))
 
     def lines(self, *, late: bool) -> list[Line]:
-        """Return the lines of the raw files, with or without those of the late one."""
+        """Return the lines of the raw files, with or without the lines of the late file."""
         return [line for name, log in self.raw.items() if late or name != LATE_FILE for line in log.lines]
 
 
@@ -81,45 +79,47 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="session")
 def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
-    """The access log lands in pieces, the last of them late, one line of every hour in it; in between all jobs run.
+    """Return the access log after all jobs. It lands in pieces. The last piece is late and has lines of every hour.
 
-    | step | what the table and its indexes hold then |
+    Jobs run between the pieces.
+
+    | step | content of the table and its indexes |
     |---|---|
-    | landed | all but the late lines; no segment |
-    | compacted | the same as one sorted run per window; no segment |
-    | indexed | the same; every split has its segments |
-    | late | all lines; the late ones in splits without segments |
+    | landed | all but the late lines, no segment |
+    | compacted | the same as one sorted run per window, no segment |
+    | indexed | the same, and every split has its segments |
+    | late | all lines, the late lines in splits without segments |
     | half | as before, the windows of the first two days compacted |
     | whole | every window compacted, no split has a segment |
     | caught_up | every split has its segments |
     """
     root = tmp_path_factory.mktemp("access_log")
     declaration = _declaration(root)
-    request = JobRequest(table_uri=str(root / "table"), declaration=str(declaration))
     pieces = _pieces()
     steps: dict[str, Step] = {}
 
-    def step(name: str, job: ModuleType, windows: WindowRange = EVERY_WINDOW) -> None:
+    def step(name: str, job: str, windows: WindowRange = EVERY_WINDOW) -> None:
         before = set(_files(root / "table"))
-        report = job.run(replace(request, windows=windows), spark)
+        uri, file = str(root / "table"), str(declaration)
+        report = run(options_for(job, table_uri=uri, declaration=file, windows=windows), spark)
         files = _files(root / "table")
         steps[name] = Step(report, {key: size for key, size in files.items() if key not in before})
 
     _land(root / "landing", {name: lines for name, lines in pieces.items() if name != LATE_FILE})
-    step("landed", ingest)
-    step("compacted", compact)
-    step("indexed", catch_up)
+    step("landed", "ingest")
+    step("compacted", "compact")
+    step("indexed", "catch_up")
     _land(root / "landing", {LATE_FILE: pieces[LATE_FILE]})
-    step("late", ingest)
-    step("half", compact, window_range(None, "2015-05-17T00:00", "2015-05-19T00:00"))
-    step("whole", compact)
-    step("caught_up", catch_up)
+    step("late", "ingest")
+    step("half", "compact", window_range(None, "2015-05-17T00:00", "2015-05-19T00:00"))
+    step("whole", "compact")
+    step("caught_up", "catch_up")
     raw = {name: read(lines) for name, lines in pieces.items()}
-    return Story(request.table_uri, root / "table", root / "landing", raw, steps)
+    return Story(str(root / "table"), root / "table", root / "landing", raw, steps)
 
 
 def _pieces() -> dict[str, list[str]]:
-    """The log cut in the middle of hours, and a late file with every 23rd line of the whole log."""
+    """Return the log cut in the middle of hours, and a late file with every 23rd line of the whole log."""
     lines = access_log_lines()
     early = [line for number, line in enumerate(lines) if number % 23]
     names = ("1.log", "2.log.gz", "3.log")
@@ -138,7 +138,7 @@ def _land(folder: Path, pieces: Mapping[str, list[str]]) -> None:
 
 
 def _declaration(root: Path) -> Path:
-    """The repository's own declaration, with its places moved below `root`."""
+    """Write the declaration of this repository with locations below `root`, and return the file."""
     text = (REPOSITORY / "tables" / "access_log.yaml").read_text()
     for declared, here in (("warehouse/access_log", "table"), ("landing/access_log", "landing")):
         assert text.count(declared) == 1

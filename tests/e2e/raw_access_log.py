@@ -1,4 +1,4 @@
-"""The access log read by hand, one line at a time, to compare the table with: no code of the product takes part."""
+"""A parser of the access log, one line at a time, to compare with the table. The parser uses no product code."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LONGEST_TOKEN = 39
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of the log, its fields in the order of the table's columns; None where the server wrote `-`."""
+    """One line of the log, its fields in the order of the table's columns. A field is None if the server wrote `-`."""
 
     client: str
     ident: str | None
@@ -39,25 +39,25 @@ class Line:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """`status|method|path|timestamp/V2`: nulls last, text by its bytes, the newest first."""
+        """The sort key of `status|method|path|timestamp/V2`: nulls last, text by its bytes, newest first."""
         texts = ((each is None, (each or "").encode()) for each in (self.method, self.path))
         return (self.status, *texts, -self.timestamp.timestamp())
 
     @property
     def words(self) -> set[str]:
-        """The words of the request line and of the agent, as a person would underline them."""
+        """The words of the request line and of the agent."""
         return {word for text in (self.request, self.agent) for word in words(text)}
 
 
 class Log(NamedTuple):
-    """The lines that are whole, and those that are not, by number from 1."""
+    """The valid lines, and the invalid lines by number from 1."""
 
     lines: list[Line]
     broken: dict[int, str]
 
 
 def words(text: str | None) -> list[str]:
-    """Return the lowercase runs of letters and digits; those of 40 bytes and more are no words."""
+    """Return the lower-case runs of letters and digits. Runs of 40 bytes or more do not count as words."""
     found = re.split(r"[\W_]+", (text or "").lower())
     return [word for word in found if 0 < len(word.encode()) <= LONGEST_TOKEN]
 
@@ -75,21 +75,21 @@ def read(texts: Iterable[str]) -> Log:
 
 
 def counted(rows: pa.Table | Iterable[Line]) -> Counter[tuple[object, ...]]:
-    """Return how often each row is there: of a table with exactly the columns of the log, or of lines."""
+    """Return the number of each row, for lines, or for a table with exactly the columns of the log."""
     if isinstance(rows, pa.Table):
         return Counter(tuple(row.values()) for row in rows.to_pylist())
     return Counter(astuple(line) for line in rows)
 
 
 def lines_of(rows: pa.Table) -> list[Line]:
-    """Return the rows of a table, or of a file of it, as lines, in the order they are in."""
+    """Return the rows of a table, or of one of its files, as lines in the same order."""
     return [Line(**row) for row in rows.select(list(Line.__dataclass_fields__)).to_pylist()]
 
 
 def _line(text: str) -> Line | None:
     # client ident user [time] "request" status bytes "referrer" "agent"
     parts = text.split('"')
-    if len(parts) != 7 or parts[6]:  # no field of this log holds a quote, so the quotes are those around the fields
+    if len(parts) != 7 or parts[6]:  # no field of this log contains a quote, so all quotes surround fields
         return None
     client, ident, user, day_and_time, zone = parts[0].split()
     status, size = parts[2].split()
@@ -116,7 +116,7 @@ def _value(text: str) -> str | None:
 
 
 def _instant(text: str, zone: str) -> dt.datetime:
-    """`17/May/2015:10:05:03`, with the zone `+0000`."""
+    """Parse `17/May/2015:10:05:03` with the zone `+0000`."""
     date, hour, minute, second = text.split(":")
     day, month, year = date.split("/")
     assert zone == "+0000"

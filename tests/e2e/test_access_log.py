@@ -1,4 +1,4 @@
-"""The access log from landed files to compacted windows, compared with the raw files read by hand."""
+"""The access log from landed files to compacted windows, compared with an independent parse of the raw files."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import catch_up, checkpoint, collect, compact, ingest, merge
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Checkpoint, options_for
+from storage_core.log.job_run import run
+from storage_core.log.lease import INTERVAL_MS
 from tests.e2e.conftest import LATE_FILE, Story
 from tests.e2e.raw_access_log import Line, counted, lines_of
 from tests.support.rejected_lines import rejected_lines
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.spark
 
 
 def live_files(story: Story, step: str) -> dict[Path, int]:
-    """The files of a version and the window that each is for."""
+    """Return the files of a version, with the window of each."""
     return {story.root / str(file["path"]): int(str(file["window_start"])) for file in story.table(step).files()}
 
 
@@ -90,7 +91,7 @@ def test_compaction_of_a_range_leaves_the_other_windows_alone(story: Story) -> N
 
 @pytest.mark.parametrize(("before", "after"), [("landed", "compacted"), ("late", "half"), ("half", "whole")])
 def test_compaction_keeps_every_row(story: Story, before: str, after: str) -> None:
-    # Once by the files themselves and once by time travel: the older version is still what it was.
+    # Check once by the files themselves and once by time travel. The older version must be unchanged.
     assert counted(file_rows(live_files(story, before))) == counted(file_rows(live_files(story, after)))
     assert counted(story.table(before).scan().to_arrow()) == counted(story.table(after).scan().to_arrow())
     assert story.version(after) == story.version(before) + 1
@@ -114,8 +115,10 @@ def test_a_report_counts_every_put_and_every_byte_of_all_tasks(story: Story) -> 
         results = {key: size for key, size in files.items() if key.startswith(prefix)}
         made = [key for key in files if not key.startswith("_locks/")]
         assert report.status == "committed"
-        # But for leases nothing is replaced, so each PUT made one file: the results, one version, the quarantine.
-        assert report.requests["put"] == len(made) + leases[name], name
+        # Apart from leases, no object is replaced. Each PUT therefore made one file: a result, a version, or the
+        # quarantine.
+        beats = leases[name] * int(report.seconds * 1000 // INTERVAL_MS)  # a slow run renews its leases
+        assert 0 <= report.requests["put"] - len(made) - leases[name] <= beats, name
         assert (metrics.splits_out, metrics.bytes_out) == (len(results), sum(results.values())), name
         assert report.requests["get"] >= metrics.splits_in, name
         assert 0 < report.spark_seconds <= report.seconds, name
@@ -137,22 +140,22 @@ def test_a_report_and_the_history_of_the_table_give_the_same_metrics(story: Stor
 def test_every_job_run_again_has_nothing_to_do_and_starts_no_spark(
     story: Story, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    checkpoint.run(JobRequest(table_uri=story.uri), Spark())
+    run(Checkpoint(table_uri=story.uri), Spark())
     files = without_the_collectors_own(story.root)
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", "")
-    for job in (ingest, merge, compact, catch_up, checkpoint, collect):
-        report = job.run(JobRequest(table_uri=story.uri), Spark())
-        assert (report.job, report.status) == (job.__name__.removeprefix("jobs."), "nothing_to_do")
+    for job in ("ingest", "merge", "compact", "catch_up", "checkpoint", "collect"):
+        report = run(options_for(job, table_uri=story.uri), Spark())
+        assert (report.job, report.status) == (job, "nothing_to_do")
         assert (report.spark_seconds, report.commit_id) == (0.0, None)
     assert Table.open(story.uri).version == story.version("caught_up")
     assert without_the_collectors_own(story.root) == files
 
 
 def without_the_collectors_own(root: Path) -> dict[Path, int]:
-    """When each file was written, but for two: the collector holds its lease also where there is nothing to do.
+    """Return the write time of each file, except two files that the collector writes even if there is nothing to do.
 
-    And it notes segments that were merged by the catch-up which built them.
+    The two are its lease, and its note of the segments that the catch-up built and merged.
     """
     own = {root / "_locks/collect.json", root / "_gc/candidates.json"}
     files = {path for path in root.rglob("*.*") if path.is_file()} - own

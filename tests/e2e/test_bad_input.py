@@ -1,4 +1,4 @@
-"""Bad input, kind by kind: a typed error or a quarantine entry, and everything else goes on with nothing lost."""
+"""Each kind of bad input ends in a typed error or a quarantine entry. All other work continues without loss."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import ingest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import run
 from tests.support.rejected_lines import rejected_lines
 from tidemark import Table
 
@@ -44,20 +44,20 @@ Rejections = dict[tuple[str, int | None], tuple[str, str]]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A declared table and the folder where its files land."""
+    """A declared table, and the folder in which its files land."""
 
-    request: JobRequest
+    request: Ingest
     landing: Path
 
     def ingest(self, spark: Spark) -> dict[str, Any]:
-        report: dict[str, Any] = json.loads(ingest.run(self.request, spark).to_json())
+        report: dict[str, Any] = json.loads(run(self.request, spark).to_json())
         return report
 
     def rows(self) -> Counter[tuple[object, ...]]:
         return Counter(tuple(row.values()) for row in Table.open(self.request.table_uri).scan().to_arrow().to_pylist())
 
     def rejections(self) -> Rejections:
-        """What is in quarantine: file and line, and the reason and text of it."""
+        """Return the content of the quarantine: file and line, with reason and text."""
         entries = list(rejected_lines(Table.open(self.request.table_uri).store))
         found = {(each["source"], each["line"]): (each["reason"], each["text"]) for each in entries}
         assert len(found) == len(entries)
@@ -69,11 +69,11 @@ def place(root: Path, name: str, file_format: str) -> Place:
     landing.mkdir()
     declaration = root / f"{name}.yaml"
     declaration.write_text(DECLARATION.format(name=name, uri=root / name, landing=landing, format=file_format))
-    return Place(JobRequest(table_uri=str(root / name), declaration=str(declaration)), landing)
+    return Place(Ingest(table_uri=str(root / name), declaration=str(declaration)), landing)
 
 
 def good(count: int, text: str = "good") -> list[tuple[dt.datetime, int, str]]:
-    """Rows over two hours, several windows."""
+    """Return rows over two hours, in several windows."""
     return [(START + dt.timedelta(minutes=11 * number), number, text) for number in range(count)]
 
 
@@ -159,7 +159,9 @@ def test_each_bad_csv_record_is_quarantined_with_its_reason_and_all_other_record
         ("a-bad.csv", 7): "column at: a value is required",
     }
     assert {text for place, (_, text) in found.items() if place[1] is not None} <= set(lines)
-    assert found["b-other.csv", None][0].startswith("the file cannot be used: its header has columns")
+    assert found["b-other.csv", None][0].startswith(
+        "the file cannot be used: its header has unknown or repeated columns"
+    )
     assert len(found) == 5
 
 
@@ -187,12 +189,12 @@ def test_a_parquet_file_cut_in_half_is_quarantined_whole_and_stops_neither_other
     whole_files = {name: reason for (name, line), (reason, _) in found.items() if line is None}
     assert set(whole_files) == {"b-half.parquet", "c-text.parquet", "d-columns.parquet"}
     assert all(reason.startswith("the file cannot be used: ") for reason in whole_files.values())
-    assert all(reason.endswith("land it again, whole, under a new name") for reason in whole_files.values())
+    assert all(reason.endswith("Land the whole file again under a new name") for reason in whole_files.values())
     rows = {place: reason for place, (reason, _) in found.items() if place[1] is not None}
     assert rows == dict.fromkeys([("e-no-time.parquet", 5), ("e-no-time.parquet", 6)], "column at: a value is required")
     assert list(others.rejections()) == [("half.ndjson.gz", None)]
 
-    # Nothing is lost: the bad file lies where it landed, and what it should have held can land again.
+    # Nothing is lost: the bad file stays where it landed, and its intended content can land again.
     assert (events.landing / "b-half.parquet").read_bytes() == data[: len(data) // 2]
     pq.write_table(as_arrow(good(9, "f")), events.landing / "f-again.parquet")
     assert events.ingest(spark)["rows_out"] == 9
@@ -229,7 +231,7 @@ def test_what_is_no_vector_is_quarantined_with_its_reason_and_all_other_rows_are
     else:
         lines = [json.dumps({"id": number, "embedding": each}) for number, each in enumerate(given)]
         (landing / "a.ndjson").write_text("\n".join(lines).replace("Infinity", "1e300"))
-    pages = Place(JobRequest(table_uri=str(tmp_path / "pages"), declaration=str(declaration)), landing)
+    pages = Place(Ingest(table_uri=str(tmp_path / "pages"), declaration=str(declaration)), landing)
     assert pages.ingest(spark)["details"]["rejected"] == len(given) - 3
     table = Table.open(pages.request.table_uri)
     kept = {row["id"]: row["embedding"] for row in table.scan().to_arrow().to_pylist()}

@@ -1,4 +1,4 @@
-"""Two processes append to one local table at the same time: every commit becomes one version, and no row is lost."""
+"""Two processes append to one local table concurrently. Every commit becomes one version, and no row is lost."""
 
 from __future__ import annotations
 

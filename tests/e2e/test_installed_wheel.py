@@ -1,6 +1,6 @@
-"""The wheel in fresh environments: what `pip install tidemark` alone brings is enough to write and to read tables.
+"""The wheel in new environments: `pip install tidemark` alone is enough to write and to read tables.
 
-The packages come as `make setup` gets them: from the locks, by uv or pip.
+The packages are installed as in `make setup`: from the lock files, by uv or pip.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ print(json.dumps({
 
 @dataclass(frozen=True)
 class Installed:
-    """An environment with the wheel in it, and a folder to work in."""
+    """An environment with the wheel installed, and a working folder."""
 
     environment: Path
     folder: Path
 
     def ran(self, *command: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """What a program of the environment says; nothing of this repository is on its path."""
+        """Run a program of the environment, without this repository on its path."""
         clean = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "SPARK"))}
         program = [str(self.environment / "bin" / command[0]), *command[1:]]
         return subprocess.run(
@@ -71,7 +71,7 @@ class Installed:
         )
 
     def said(self, *command: str) -> str:
-        """What a program that has to succeed writes to standard output."""
+        """Return the standard output of a program that must succeed."""
         ended = self.ran(*command)
         assert ended.returncode == 0, ended.stdout[-2000:] + ended.stderr[-4000:]
         return ended.stdout
@@ -79,7 +79,7 @@ class Installed:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel, built from a copy of the sources with the locked build tools of this environment."""
+    """Return the wheel, built from a copy of the sources with the locked build tools of this environment."""
     source, made = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("wheel")
     for name in SOURCES:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""A compaction job that is killed leaves the table as it was or as it should be; the collector takes the rest."""
+"""A killed compaction job leaves the table unchanged or complete. The collector removes the rest."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import collect, compact
-from jobs.requests.request import JobRequest
-from jobs.spark.small_work import SparkUse
-from jobs.spark.spark import Spark
+from jobs.spark.spark import Spark, SparkUse
+from storage_core.data.steps import Collect, Compact
+from storage_core.log.job_run import run
 from tidemark import Table
 
 SCHEMA = pa.schema(
@@ -28,7 +27,7 @@ SCHEMA = pa.schema(
 )
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 
-# The real job in a real process, which kills itself at the commit: before the version file is written, or after.
+# The real job in a real process, which kills itself at the commit: before or after the version file is written.
 KILLED_JOB = """
 import os, signal, sys
 from storage_core.log.log import TransactionLog
@@ -38,8 +37,8 @@ def killed(self, *arguments, **named):
         commit(self, *arguments, **named)
     os.kill(os.getpid(), signal.SIGKILL)
 TransactionLog.commit = killed
-from jobs.compact import main
-main(["--table-uri", sys.argv[1], "--spark", sys.argv[3]])
+from jobs.command import main
+main("compact", ["--table-uri", sys.argv[1], "--spark", sys.argv[3]])
 """
 
 
@@ -85,7 +84,7 @@ def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
     assert written, "the job was killed after it wrote its files"
     assert rows_of(Table.open(table.uri)) == expected
 
-    report = compact.run(JobRequest(table_uri=table.uri), spark)
+    report = run(Compact(table_uri=table.uri), spark)
     assert report.status == ("committed" if instant == "before" else "nothing_to_do")
     compacted = Table.open(table.uri)
     live = set(compacted.snapshot.splits)
@@ -99,8 +98,8 @@ def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
 
     orphans = written - live
     assert (instant == "before") == bool(orphans)
-    first = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
-    again = collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), spark)
+    first = run(Collect(table_uri=table.uri, horizon_ms=0), spark)
+    again = run(Collect(table_uri=table.uri, horizon_ms=0), spark)
     assert [first.details["deleted_keys"], again.details["deleted_keys"]] == [sorted(orphans), []]
     assert stored_splits(root) == inputs | live
     assert rows_of(Table.open(table.uri)) == expected

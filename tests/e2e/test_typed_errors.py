@@ -1,24 +1,23 @@
-"""What cannot be done ends in a typed error that says what, where and what to do, with the exit code of its kind."""
+"""A failure ends in a typed error that contains the fault, the location and the fix, with the exit code of its kind."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
-from jobs import catch_up, checkpoint, collect, compact, ingest, merge
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import window_name
+from jobs.command import main as job_main
 from jobs.spark.spark import Spark
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.window_range import window_name
+from storage_core.data.steps import Compact, options_for
+from storage_core.log.job_run import run
 from tidemark import Table
-
-Main = Callable[[Sequence[str]], int]
 
 INVALID_INPUT, CORRUPT = 2, 4
 START = dt.datetime(2024, 2, 29, tzinfo=dt.UTC)
@@ -40,15 +39,11 @@ landing:
 """
 
 
-@pytest.mark.parametrize(
-    "main",
-    [ingest.main, merge.main, compact.main, catch_up.main, checkpoint.main, collect.main],
-    ids=["ingest", "merge", "compact", "catch_up", "checkpoint", "collect"],
-)
+@pytest.mark.parametrize("job", ["ingest", "merge", "compact", "catch_up", "checkpoint", "collect"])
 def test_a_job_on_an_unknown_table_says_so_and_makes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], main: Main
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], job: str
 ) -> None:
-    assert main(["--table-uri", str(tmp_path / "nowhere"), "--json"]) == INVALID_INPUT
+    assert job_main(job, ["--table-uri", str(tmp_path / "nowhere"), "--json"]) == INVALID_INPUT
     answer = json.loads(capsys.readouterr().out)
     assert (answer["status"], answer["error"]) == ("failed", "not_found")
     assert "nowhere" in answer["message"]
@@ -73,7 +68,7 @@ def test_an_invalid_declaration_is_refused_with_file_line_and_field_and_makes_no
     path = tmp_path / "events.yaml"
     path.write_text(DECLARATION.replace(old, new))
     arguments = ["--table-uri", str(tmp_path / "events"), "--declaration", str(path), "--json"]
-    assert ingest.main(arguments) == INVALID_INPUT
+    assert job_main("ingest", arguments) == INVALID_INPUT
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"] == "invalid_input"
     assert any(each.startswith(f"{path}:{line}: {problem}: ") for each in answer["message"].splitlines()), answer
@@ -82,7 +77,7 @@ def test_an_invalid_declaration_is_refused_with_file_line_and_field_and_makes_no
 
 @pytest.fixture
 def events(tmp_path: Path) -> Table:
-    """Three windows of two splits each, with an index."""
+    """Return a table of three windows of two splits each, with an index."""
     table = Table.create(
         str(tmp_path / "events"),
         SCHEMA,
@@ -99,7 +94,7 @@ def events(tmp_path: Path) -> Table:
 
 @pytest.fixture
 def cut(events: Table) -> tuple[str, int]:
-    """Cut a split of the second window in half; return its key and the start of its window."""
+    """Cut a split of the second window in half. Return its key and the start of its window."""
     window = int(START.timestamp()) + 3600
     key = next(path for path, add in events.snapshot.splits.items() if add.windowStart == window)
     path = Path(events.uri.removeprefix("file://")) / key
@@ -130,11 +125,11 @@ def test_a_split_cut_in_half_fails_the_jobs_that_read_it_and_no_other_window(
 ) -> None:
     key, window = cut
     for job, version, also in (
-        (catch_up, 2, ""),
-        (compact, 3, f"the windows {window_name(window)} were not compacted"),
+        ("catch_up", 2, ""),
+        ("compact", 3, f"The windows {window_name(window)} were not compacted"),
     ):
-        with pytest.raises(Corrupt) as refused:  # raised in a Spark task, and the same error on the driver
-            job.run(JobRequest(table_uri=events.uri), spark)
+        with pytest.raises(Corrupt) as refused:  # raised in a Spark task, with the same error on the driver
+            run(options_for(job, table_uri=events.uri), spark)
         assert key in str(refused.value)
         assert also in str(refused.value)
         assert refused.value.exit_code == CORRUPT
@@ -144,4 +139,4 @@ def test_a_split_cut_in_half_fails_the_jobs_that_read_it_and_no_other_window(
     assert key in compacted.snapshot.splits
     (skip,) = compacted.snapshot.mergeskips.values()
     assert (skip.path, skip.skipCount, (skip.retryAfter or 0) - skip.skipTimestamp) == (key, 1, 24 * 3_600_000)
-    assert compact.run(JobRequest(table_uri=events.uri), spark).status == "nothing_to_do"
+    assert run(Compact(table_uri=events.uri), spark).status == "nothing_to_do"

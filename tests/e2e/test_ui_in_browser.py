@@ -1,6 +1,6 @@
-"""Dagster's UI as a person sees and clicks it: real services, a real browser, plots, the report, and a backfill.
+"""Dagster's UI as a user sees and clicks it: real services, a real browser, plots, the report, and a backfill.
 
-The backfill takes two days of 15-minute windows: `TIDEMARK_SCALE=15` makes them thirty, 2,880 windows.
+The backfill has two days of 15-minute windows. `TIDEMARK_SCALE=15` makes it thirty days, 2,880 windows.
 """
 
 from __future__ import annotations
@@ -24,19 +24,18 @@ from dagster import Definitions
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from assets.launcher import InProcessLauncher
-from assets.partitions import partition_key
-from assets.steps import asset_key
+from assets.steps import asset_key, partition_key
 from examples.datasets import access_log_lines
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
+from pipelines.housekeeping import build_report
 from pipelines.instance import home, open_instance
-from pipelines.reporting import build_report
 from pipelines.tables import read_tables
-from storage_core.declaration import load
-from storage_core.formats.lease import RELEASED_MS
-from storage_core.leases.stored import stored_leases
+from storage_core.change.declaration import load
+from storage_core.data.formats.documents import RELEASED_MS
+from storage_core.log.lease import stored_leases
 from tests.integration.halved_split import halve_split, repair
 from tests.support.pictures import picture
 from tests.support.scale import scaled
@@ -51,7 +50,7 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.spark,
     pytest.mark.dagster,
-    pytest.mark.timeout(1200 + 200 * DAYS),  # each day is a run, which is two processes, on a machine that may be busy
+    pytest.mark.timeout(1200 + 200 * DAYS),  # each day is a run of two processes, on a machine that may be busy
 ]
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -70,7 +69,7 @@ sort_schema: value|timestamp/V2
 partitions: {{start: {start:%Y-%m-%dT%H:%M}}}
 """
 
-# In the place of Java: counts those that are Spark's, and while the file `silent` is there does nothing.
+# A program in place of Java. It counts the starts of Spark's Java. While the file `silent` exists, it waits.
 JAVA = """#!/bin/sh
 case "$*" in *org.apache.spark.launcher.Main*) ;; *) echo started >> '{here}/javas' ;; esac
 while [ -e '{here}/silent' ]; do touch '{here}/begun'; sleep 0.2; silent=1; done
@@ -85,22 +84,22 @@ class Site:
     folder: Path
     url: str
     midnight: dt.datetime
-    """Of the day that is today; the windows of `ticks` begin `DAYS` days before."""
+    """Midnight of the current day. The windows of `ticks` begin `DAYS` days before."""
 
     def range(self) -> str:
-        """The windows of all whole days, as a person types them."""
+        """Return the windows of all whole days, as a user types them."""
         first, last = self.midnight - dt.timedelta(days=DAYS), self.midnight - dt.timedelta(minutes=15)
         return f"[{first:%Y-%m-%dT%H:%M}...{last:%Y-%m-%dT%H:%M}]"
 
     def javas(self) -> int:
-        """How many Javas of Spark the runs of the UI have started."""
+        """Return the number of Spark's Java processes that the runs of the UI have started."""
         counted = self.folder / "javas"
         return len(counted.read_text().splitlines()) if counted.exists() else 0
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Iterator[Site]:
-    """An access log of which a window is ingested and compacted, a report, and ticks that nothing has compacted yet."""
+    """Return an access log with an ingested and compacted window, a report, and ticks that are not compacted yet."""
     folder = tmp_path_factory.mktemp("site")
     midnight = dt.datetime.now(dt.UTC).replace(hour=0, minute=0, second=0, microsecond=0)
     with pytest.MonkeyPatch.context() as patch:
@@ -137,7 +136,7 @@ def _fill(folder: Path, spark: Spark) -> None:
 
 
 def _write_ticks(midnight: dt.datetime) -> None:
-    """Two splits in each of eight windows of yesterday: so many rows as the number of the window says."""
+    """Write two splits into each of eight windows of yesterday. The number of rows is the number of the window."""
     table = Table.declare(load(Path("tables/ticks.yaml")))
     for batch in range(2):
         table.append([{"timestamp": at + dt.timedelta(seconds=batch), "value": n} for n, at in _rows(midnight)])
@@ -149,7 +148,7 @@ def _rows(midnight: dt.datetime) -> list[tuple[int, dt.datetime]]:
 
 
 def _full_windows(midnight: dt.datetime) -> list[dt.datetime]:
-    """Among the newest 120, which Dagster plots, also when it is nearly midnight."""
+    """Return windows among the newest 120, which Dagster plots, even shortly before midnight."""
     return [midnight - dt.timedelta(hours=4) + dt.timedelta(minutes=15 * n) for n in range(8)]
 
 
@@ -159,7 +158,7 @@ def _wrap_java(folder: Path, patch: pytest.MonkeyPatch) -> None:
     java.write_text(JAVA.format(here=folder, java=os.environ["JAVA_HOME"]), encoding="utf-8")
     java.chmod(0o755)
     patch.setenv("JAVA_HOME", str(folder / "java"))
-    patch.setenv("TIDEMARK_SPARK", "always")  # so that each job with work waits for that Java
+    patch.setenv("TIDEMARK_SPARK", "always")  # each job with work waits for that Java
 
 
 def _free_port() -> int:
@@ -180,14 +179,14 @@ def _served(site: Site) -> Iterator[Site]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            with suppress(ProcessLookupError):  # what is left of its session
+            with suppress(ProcessLookupError):  # the rest of its session
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
 
 @pytest.fixture
 def page(site: Site, browser: Browser) -> Page:
-    """A page of a UI that answers and has loaded the tables."""
+    """Return a page of a UI that responds and has loaded the tables."""
     opened = browser.new_page(viewport={"width": 1440, "height": 900})
     opened.set_default_timeout(PATIENCE_MS)
     expect.set_options(timeout=PATIENCE_MS)
@@ -266,12 +265,12 @@ def test_a_backfill_is_launched_cancelled_and_resumed_by_clicks_names_the_bad_wi
     expect(page.get_by_text(f"windows {bad_name}").first).to_be_visible()
 
     repair(file)
-    third = launch(site, page, only_missing=True)  # of one window it is a run, and no backfill
+    third = launch(site, page, only_missing=True)  # one window is a run, not a backfill
     assert ended(site, third) == "SUCCESS"
     assert site.javas() == cancelled + 2
     assert len(Table.open("warehouse/ticks").snapshot.splits) == len(starts)
 
-    fourth = launch(site, page)  # all of it once more: nothing is left to do, and that is no failure
+    fourth = launch(site, page)  # all of it again: nothing is left to do, which is not a failure
     status(page, "Succeeded")
     progress(page, of=WINDOWS, succeeded=WINDOWS, failed=0)
     assert runs(site, fourth) == ["SUCCESS"] * DAYS
@@ -280,7 +279,7 @@ def test_a_backfill_is_launched_cancelled_and_resumed_by_clicks_names_the_bad_wi
 
 
 def plots(site: Site, page: Page, folder: Path) -> None:
-    """The plots over partitions show a line through the rows of each window, and the picture has its pixels."""
+    """Check that the plots over partitions draw a line through the rows of each window, and in the picture."""
     answers: list[Any] = []
     page.on(
         "response",
@@ -313,7 +312,7 @@ def plots(site: Site, page: Page, folder: Path) -> None:
 
 
 def line_pixels(plot: Locator) -> int:
-    """How many pixels of a plot are neither grey nor transparent."""
+    """Return the number of pixels of a plot that are neither gray nor transparent."""
     code = """canvas => {
         const data = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data
         let found = 0
@@ -325,9 +324,9 @@ def line_pixels(plot: Locator) -> int:
 
 
 def launch(site: Site, page: Page, *, only_missing: bool = False) -> str:
-    """Launch a backfill of all whole days as a person does, open its page, and return its id.
+    """Launch a backfill of all whole days as a user does, open its page, and return its ID.
 
-    Of a single window Dagster makes a run: then it is that of the run.
+    For a single window, Dagster makes a run. In that case, return the ID of the run.
     """
     page.goto(f"{site.url}/assets/ticks/compacted")
     page.get_by_role("button", name="Materialize").first.click()
@@ -344,21 +343,21 @@ def launch(site: Site, page: Page, *, only_missing: bool = False) -> str:
 
 
 def progress(page: Page, *, of: int, succeeded: int, failed: int) -> None:
-    """Wait until the page of a backfill says that so many of its partitions succeeded and failed."""
+    """Wait until the page of a backfill shows these numbers of succeeded and failed partitions."""
     of_all, done, bad = (f"{each:,}".replace(",", ",?") for each in (of, succeeded, failed))
     columns = re.compile(rf"completed{of_all}[\d,]+?{done}{bad}$")
     expect(page.locator("body")).to_contain_text(columns, timeout=PATIENCE_OF_DAYS_MS)
 
 
 def status(page: Page, name: str) -> None:
-    """Wait until the page of a backfill says that it has ended so."""
+    """Wait until the page of a backfill shows this final status."""
     expect(page.get_by_text("Status", exact=True).first.locator("xpath=..")).to_contain_text(
         name, timeout=PATIENCE_OF_DAYS_MS
     )
 
 
 def runs_of(site: Site, backfill_id: str) -> list[Any]:
-    """The runs of a backfill, oldest first."""
+    """Return the runs of a backfill, oldest first."""
     from dagster import RunsFilter
 
     with open_instance(home(site.folder, {})) as instance:
@@ -366,12 +365,12 @@ def runs_of(site: Site, backfill_id: str) -> list[Any]:
 
 
 def runs(site: Site, backfill_id: str) -> list[str]:
-    """How the runs of a backfill have ended, oldest first."""
+    """Return the final statuses of the runs of a backfill, oldest first."""
     return [each.status.value for each in runs_of(site, backfill_id)]
 
 
 def ended(site: Site, run_id: str) -> str:
-    """Wait until a run has ended, and return how."""
+    """Wait until a run has ended, and return its status."""
     while True:
         with open_instance(home(site.folder, {})) as instance:
             run = instance.get_run_by_id(run_id)

@@ -1,10 +1,14 @@
 """Write the golden table of the present formats, once: python -m tests.golden.make_golden NAME [KIND]
 
-With `columns` as KIND it is one whose columns changed, with `partitions` one that is partitioned, with `regions` one
-that has regions made by hand, with `mirror` one that is shown as Delta.
+The KIND chooses the table:
 
-A golden file is what a release wrote. It is never written again: a new format gets a new name, and the old one must
-keep opening (`tests/integration/test_golden_tables.py`).
+- `columns`: a table whose columns changed.
+- `partitions`: a partitioned table.
+- `regions`: a table with manual regions.
+- `mirror`: a table that is published as Delta.
+
+A golden file is the output of one release, and is never rewritten. A new format gets a new name. Later releases must
+open the old file (`tests/integration/test_golden_tables.py`).
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ LONG_AGO = (1980, 1, 1, 0, 0, 0)
 
 
 def main(name: str, kind: str = "") -> None:
-    """Write `NAME.zip`, the objects by key, and `NAME.json`, what every reader answered."""
+    """Write `NAME.zip` with the objects by key, and `NAME.json` with the answers of every reader."""
     target = FOLDER / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")

@@ -1,6 +1,6 @@
 """Write the golden clones, once: python -m tests.golden.make_golden_clones NAME
 
-As `make_golden`, and never written again either (`tests/integration/test_golden_clones.py`).
+The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_clones.py`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ CLONES = FOLDER / "clones"
 
 
 def main(name: str) -> None:
-    """Write `NAME.zip`, the objects of each table by key, and `NAME.json`, what a reader answered."""
+    """Write `NAME.zip` with the objects of each table by key, and `NAME.json` with the answers of a reader."""
     target = CLONES / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")

@@ -1,6 +1,6 @@
 """Write the golden Iceberg mirror, once: python -m tests.golden.make_golden_iceberg NAME
 
-As `make_golden`, and never written again either (`tests/integration/test_golden_iceberg.py`).
+The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_iceberg.py`).
 """
 
 from __future__ import annotations
@@ -8,18 +8,18 @@ from __future__ import annotations
 import sys
 import zipfile
 
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.memory import MemoryStore
 from tests.golden.make_golden import FOLDER, LONG_AGO
 from tests.support import upkeep
 from tests.support.changed_rows import created, opened, row
 
 MIRRORS = FOLDER / "mirrors"
 NAME = "golden"
-"""Of the store: the locations in the mirror begin with it."""
+"""The URI of the store. The locations in the mirror begin with it."""
 
 
 def main(name: str) -> None:
-    """Write `NAME.zip`, the objects of the table by key: versions 1, 2, 4 and 5 are shown."""
+    """Write `NAME.zip` with the objects of the table by key. The mirror shows versions 1, 2, 4 and 5."""
     target = MIRRORS / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")

@@ -1,6 +1,6 @@
 """Write the golden table of vector indexes, once: python -m tests.golden.make_golden_vectors NAME
 
-As `make_golden`, and never written again either (`tests/integration/test_golden_vectors.py`).
+The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_vectors.py`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 import zipfile
 from unittest.mock import patch
 
-from storage_core.index.vector import segment, training
+from storage_core.index.vector import segment
 from tests.golden.make_golden import FOLDER, LONG_AGO
 from tests.support.golden_vectors import QUERIES, answers, vector_table
 
@@ -18,12 +18,12 @@ VECTORS = FOLDER / "vectors"
 
 
 def main(name: str) -> None:
-    """Write `NAME.zip`, the objects by key, and `NAME.json`, what searches answered; segments have clusters."""
+    """Write `NAME.zip` with the objects by key, and `NAME.json` with search results. Segments have clusters."""
     target = VECTORS / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")
     few = {"flat_bytes": 2**10}
-    with patch.dict(training.train.__kwdefaults__ or {}, few), patch.dict(segment.build.__kwdefaults__ or {}, few):
+    with patch.dict(segment.train.__kwdefaults__ or {}, few), patch.dict(segment.build.__kwdefaults__ or {}, few):
         table = vector_table()
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
         for info in sorted(table.store.list(""), key=lambda each: each.key):

@@ -1,6 +1,6 @@
 """Write the golden table whose windows changed, once: python -m tests.golden.make_golden_windows NAME
 
-As `make_golden`, and never written again either (`tests/integration/test_golden_windows.py`).
+The files are never rewritten, as in `make_golden` (`tests/integration/test_golden_windows.py`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import zipfile
 from pathlib import Path
 
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.memory import MemoryStore
 from tests.golden.make_golden import FOLDER, LONG_AGO
 from tests.support.clock import ManualClock
 from tests.support.golden_windows import answers, windows_table
@@ -22,7 +22,7 @@ WINDOWS = FOLDER / "windows"
 
 
 def main(name: str) -> None:
-    """Write `NAME.zip`, the objects by key, and `NAME.json`, what a reader answered."""
+    """Write `NAME.zip` with the objects by key, and `NAME.json` with the answers of a reader."""
     target = WINDOWS / f"{name}.zip"
     if target.exists():
         raise SystemExit(f"{target} exists, and golden files are never written again; choose another name")

@@ -1,8 +1,9 @@
-"""A program for the test beside this one: a process that reads through a cache, and damages what is in it.
+"""Test program: a process that reads through a disk cache and damages the cache's entries.
 
-`python -m tests.integration.cache_reader TABLE THREADS READS SEED` reads columns of the table in that folder, each
-thread so many times, and compares what it gets with the objects of the table. After each read the thread damages 2 % of
-the entries of the cache, which is the one that the environment names. In the end it prints what it saw, as JSON.
+`python -m tests.integration.cache_reader TABLE THREADS READS SEED` starts THREADS threads. Each thread reads columns of
+the table in the folder TABLE, READS times, and compares the results with the table's objects. After each read the
+thread damages 2 % of the cache's entries. The environment contains the location of the cache. At the end the program
+prints its results as JSON.
 """
 
 from __future__ import annotations
@@ -21,21 +22,21 @@ from threading import Lock
 
 import pyarrow as pa
 
-from storage_core.cache.bounded_folder import bounded_folder
-from storage_core.errors import TidemarkError
-from storage_core.settings.cache import CacheSettings
+from storage_core.base.errors import TidemarkError
+from storage_core.base.limits import CacheSettings
 from storage_core.split import read as split_reading
+from storage_core.store.pieces import bounded_folder
 from tests.support.elsewhere import open_elsewhere
 from tidemark import Table
 
 SHARE = 0.02
 SMALL_SPLIT_BYTES = 2**14
-"""Splits that are larger are read by ranges, so that small ones do."""
+"""Splits above this size are read by ranges. The small value makes small splits large."""
 OPENED_ANEW = 0.2
 
 
 def digest(rows: pa.Table) -> str:
-    """Return what two tables of the same rows in the same order have in common."""
+    """Return a checksum that is equal for tables with the same rows in the same order."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
         writer.write_table(rows.combine_chunks())
@@ -43,7 +44,7 @@ def digest(rows: pa.Table) -> str:
 
 
 def flipped(file: Path, random: Random) -> None:
-    """Change one bit."""
+    """Flip one bit of the file."""
     with file.open("r+b") as opened:
         place = random.randrange(max(1, opened.seek(0, os.SEEK_END)))
         opened.seek(place)
@@ -53,17 +54,17 @@ def flipped(file: Path, random: Random) -> None:
 
 
 def cut(file: Path, random: Random) -> None:
-    """Leave a beginning of it."""
+    """Truncate the file at a random position."""
     os.truncate(file, random.randrange(file.stat().st_size + 1))
 
 
 def renamed(file: Path, random: Random) -> None:
-    """Put it in the place of another."""
+    """Replace another entry with this file."""
     file.rename(random.choice(sorted(file.parent.glob("*.split"))))
 
 
 def link(file: Path, _random: Random) -> None:
-    """Put a link in its place."""
+    """Replace the file with a dangling symbolic link."""
     file.unlink()
     file.symlink_to("nowhere")
 
@@ -79,7 +80,7 @@ DAMAGES: tuple[Callable[[Path, Random], None], ...] = (
 
 
 class Reader:
-    """What the threads of this process share."""
+    """The state that the threads of this process share: expected checksums and counters."""
 
     def __init__(self, table: Path) -> None:
         self.table = table
@@ -92,7 +93,7 @@ class Reader:
         self.expected = {name: digest(whole.select([name])) for name in self.names}
 
     def read(self, reads: int, random: Random) -> None:
-        """Read so often."""
+        """Read random columns `reads` times, and damage the cache after each read."""
         table = open_elsewhere(self.table)
         for _ in range(reads):
             if random.random() < OPENED_ANEW:
@@ -125,7 +126,7 @@ class Reader:
         damaged = 0
         for each in entries:
             if random.random() < SHARE:
-                with suppress(FileNotFoundError, FileExistsError):  # others do the same
+                with suppress(FileNotFoundError, FileExistsError):  # other threads damage the same files
                     random.choice(DAMAGES)(folder.path / each.name, random)
                     damaged += 1
         self._count(damaged=damaged, over=int(taken > folder.most_bytes))
@@ -138,7 +139,7 @@ class Reader:
 
 
 def main(table: str, threads: str, reads: str, seed: str) -> None:
-    """Read, and print what was seen."""
+    """Run the reading threads and print the counters."""
     split_reading.SMALL_SPLIT_BYTES = SMALL_SPLIT_BYTES
     reader = Reader(Path(table))
     with ThreadPoolExecutor(int(threads)) as pool:

@@ -1,8 +1,8 @@
-"""What a notebook does with a session of its own: read a table, and append what it found to another one.
+"""Test program: a notebook-like Spark session that reads one table and appends its rows to another table.
 
-python -m tests.integration.copy_in_spark MASTER SOURCE COPY [CHECKPOINT]
+    python -m tests.integration.copy_in_spark MASTER SOURCE COPY [CHECKPOINT]
 
-MASTER is that of a cluster, or the address of a Spark Connect server. With a checkpoint the copy is a stream.
+MASTER is the master of a cluster, or the address of a Spark Connect server. With CHECKPOINT the copy is a stream.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import tidemark.spark
 
 
 def follow(spark: SparkSession, source: str, copy: str, checkpoint: str) -> StreamingQuery:
-    """A query that appends a table to another, three files at a time, until it has all that is there now."""
+    """Start a query that appends the current rows of a table to another table, three files per batch."""
     read = spark.readStream.format("tidemark").option("max_files", 3).load(source)
     written = read.writeStream.format("tidemark").option("checkpointLocation", checkpoint)
     return written.trigger(availableNow=True).start(copy)
 
 
 def main(master: str, source: str, copy: str, *checkpoint: str) -> None:
-    """Copy the rows, and say how many a batch found."""
+    """Copy the rows and print the number of rows per batch."""
     builder = SparkSession.builder
     spark = (builder.remote(master) if master.startswith("sc://") else builder.master(master)).getOrCreate()
     tidemark.spark.register(spark)

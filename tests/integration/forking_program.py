@@ -1,8 +1,8 @@
-"""A program for the test beside this one: a process with open writers forks, and parent and child both go on.
+"""Test program: a process with open writers forks, and both parent and child continue.
 
-`python -m tests.integration.forking_program WORK` runs scenarios, each in a process of its own, and prints of each as a
-line of JSON what parent and child were told: the keys of acknowledged rows, and the kinds of the errors. `WORK` is
-JSON: of each scenario its name, the URI of its table, and a folder.
+`python -m tests.integration.forking_program WORK` runs each scenario in a separate process. `WORK` is JSON: the name,
+the table URI and a folder of each scenario. For each scenario the program prints one line of JSON with the results of
+parent and child: the keys of acknowledged rows and the kinds of errors.
 """
 
 from __future__ import annotations
@@ -19,16 +19,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from storage_core.clock import SystemClock
-from storage_core.errors import Fenced, TidemarkError
-from storage_core.ids import SystemIds
-from storage_core.leases.heartbeat import Heartbeat
-from storage_core.leases.lease import Lease, acquire
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import Fenced, TidemarkError
+from storage_core.log.lease import Heartbeat, Lease, acquire
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.region.options import WriterOptions
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region.records import WriterOptions
 
 LONG_MS = 60_000
 PATIENCE_S = 300
@@ -36,14 +34,14 @@ PATIENCE_S = 300
 
 @dataclass(slots=True)
 class Report:
-    """What one process was told."""
+    """The results that one process received from its calls."""
 
     acknowledged: list[str] = field(default_factory=list)
     told: list[str] = field(default_factory=list)
     seen: list[str] = field(default_factory=list)
 
     def call(self, act: Callable[[], object], *keys: str) -> None:
-        """Make a call; note the keys as acknowledged, or the kind of its error."""
+        """Make a call, and record its keys as acknowledged, or the kind of its error."""
         try:
             act()
         except TidemarkError as error:
@@ -53,12 +51,15 @@ class Report:
 
 
 def row(key: str) -> dict[str, object]:
-    """A row of the table."""
+    """Return a row of the table."""
     return {"tailnum": key, "seats": 1}
 
 
 def forked(child: Callable[[Report], None], parent: Callable[[Report], None]) -> dict[str, Any]:
-    """Return what both were told, who work at the same time. A child that hangs is ended by its alarm."""
+    """Run child and parent concurrently and return the results of both.
+
+    An alarm ends a child that hangs.
+    """
     reading, writing = os.pipe()
     process = os.fork()
     if process == 0:
@@ -103,7 +104,7 @@ def before_the_first_put(uri: str, _: Path) -> dict[str, Any]:
 
 
 def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
-    """Fork while rows wait that nobody waits for; the thread that writes them is in the parent only."""
+    """Fork while rows are pending that no call waits for. Only the parent has the thread that writes them."""
     writer = Table.open(uri).writer(options=WriterOptions(linger_ms=LONG_MS))
     writer.put(row("pending"), durable=False)
 
@@ -120,7 +121,7 @@ def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
 
 
 def alternately(uri: str, _: Path) -> dict[str, Any]:
-    """Both put, each when the other has."""
+    """Let parent and child put rows in turn."""
     writer = Table.open(uri).writer()
     writer.put(row("common"))
     to_child, to_parent = os.pipe(), os.pipe()
@@ -143,7 +144,7 @@ def alternately(uri: str, _: Path) -> dict[str, Any]:
 
 
 def the_same_rows(uri: str, _: Path) -> dict[str, Any]:
-    """Both put the very same row: what one of them wrote is not the other's."""
+    """Let both processes put the same row. A row that one process wrote must not count for the other."""
     writer = Table.open(uri).writer()
 
     def put(report: Report) -> None:
@@ -153,7 +154,7 @@ def the_same_rows(uri: str, _: Path) -> dict[str, Any]:
 
 
 def child_claims_anew(uri: str, _: Path) -> dict[str, Any]:
-    """The child opens a writer of its own, on the table object of its parent, while the parent is at work with it."""
+    """Let the child open its own writer on the parent's table object while the parent uses the object."""
     table = Table.open(uri)
     writer = table.writer()
     writer.put(row("before"))
@@ -172,7 +173,7 @@ def child_claims_anew(uri: str, _: Path) -> dict[str, Any]:
 
 
 def everything_in_the_child(uri: str, _: Path) -> dict[str, Any]:
-    """Every method, while other threads of the parent hold whatever locks they hold."""
+    """Call every method in the child after a fork while other threads of the parent hold locks."""
     writer = Table.open(uri).writer(options=WriterOptions(linger_ms=1))
     stop = threading.Event()
 
@@ -211,7 +212,7 @@ def everything_in_the_child(uri: str, _: Path) -> dict[str, Any]:
 
 
 def regions(uri: str, _: Path) -> dict[str, Any]:
-    """A writer of several regions, some of them claimed."""
+    """Fork with a writer of several regions, some of which are claimed."""
     writer = Table.open(uri).writer()
     for number in range(8):
         writer.put(row(f"before{number}"))
@@ -219,7 +220,7 @@ def regions(uri: str, _: Path) -> dict[str, Any]:
 
 
 def by_multiprocessing(uri: str, _: Path) -> dict[str, Any]:
-    """`multiprocessing` under its start method "fork", as its pools do."""
+    """Fork as the pools of `multiprocessing` do, with the start method "fork"."""
     writer = Table.open(uri).writer()
     context = multiprocessing.get_context("fork")
     queue = context.SimpleQueue()
@@ -242,7 +243,7 @@ def by_multiprocessing(uri: str, _: Path) -> dict[str, Any]:
 
 
 def raw_log(uri: str, folder: Path) -> dict[str, Any]:
-    """A writer of a raw log, with a second mandatory store, whose thread is in the parent only."""
+    """Fork with a raw log writer and a second mandatory store, whose thread exists only in the parent."""
     log = RawLog([uri, (folder / "second").as_uri()])
     log.append("t", {"a": 0})
 
@@ -257,7 +258,7 @@ def raw_log(uri: str, folder: Path) -> dict[str, Any]:
 
 
 def lease(uri: str, _: Path) -> dict[str, Any]:
-    """A lease that is renewed by a thread of the parent."""
+    """Fork with a lease that a thread of the parent renews."""
     log = TransactionLog(open_store(uri), clock=SystemClock(), ids=SystemIds())
     held = acquire(log, log.snapshot(), "merge", "parent")
     beat = Heartbeat([held])
@@ -270,7 +271,7 @@ def lease(uri: str, _: Path) -> dict[str, Any]:
 
     def child(report: Report) -> None:
         use(report, held)
-        report.call(held.release)  # releases nothing, and says nothing: it ends blocks
+        report.call(held.release)  # this ends the thread of the lease without a release and without a message
         beat.__exit__(None, None, None)
 
     def parent(report: Report) -> None:
@@ -304,7 +305,7 @@ SCENARIOS = {
 if __name__ == "__main__":
     warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
     for scenario, uri, folder in json.loads(sys.argv[1]):
-        host = os.fork()  # much faster than starting a program, and nothing of a scenario is left to the next
+        host = os.fork()  # much faster than a new interpreter, and no state of a scenario reaches the next one
         if host == 0:
             try:
                 sys.stdout.write(json.dumps(SCENARIOS[scenario](uri, Path(folder))) + "\n")

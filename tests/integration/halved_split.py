@@ -1,4 +1,4 @@
-"""A window that no compaction can read until it is repaired."""
+"""A window with a truncated split, which no compaction can read before a repair."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from tidemark import Table
 
 
 def halve_split(table: Table, window: int) -> Path:
-    """Cut one split of the window in half, on a local disk, and return its file; `repair` makes it whole."""
+    """Truncate one split of the window to half its size on a local disk and return its file.
+
+    `repair` restores the file.
+    """
     key = min(path for path, add in table.snapshot.splits.items() if add.windowStart == window)
     file = Path(table.uri.removeprefix("file://")) / key
     file.with_name("whole").write_bytes(file.read_bytes())
@@ -17,5 +20,5 @@ def halve_split(table: Table, window: int) -> Path:
 
 
 def repair(file: Path) -> None:
-    """Bring back what the file of `halve_split` held."""
+    """Restore the content of the file that `halve_split` truncated."""
     file.with_name("whole").replace(file)

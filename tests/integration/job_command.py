@@ -1,4 +1,4 @@
-"""A job as a process of its own, with an environment of its own: what is started by hand, or by a Dagster run."""
+"""A helper that runs a job in a separate process with its own environment, in the way a person or Dagster starts it."""
 
 from __future__ import annotations
 
@@ -8,14 +8,18 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.requests.request import JobRequest, to_argv
-from jobs.spark.code_archive import ROOT
+from jobs.command import to_arguments
+from jobs.spark.java import ROOT
+from storage_core.data.steps import RunOptions
 
 
-def run_command(request: JobRequest, environment: Mapping[str, str], *program: object) -> dict[str, Any]:
-    """Run `python -m` of a job, or of a program and what it takes before the arguments of a job; return the report."""
+def run_command(options: RunOptions, environment: Mapping[str, str], *program: object) -> dict[str, Any]:
+    """Run a job as `python -m PROGRAM ARGUMENTS` and return its report.
+
+    `program` can also be a test program with its own arguments, which precede the arguments of the job.
+    """
     ended = subprocess.run(
-        [sys.executable, "-m", *map(str, program), *to_argv(request), "--json"],
+        [sys.executable, "-m", *map(str, program), *to_arguments(options), "--json"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

@@ -1,7 +1,7 @@
-"""Region values as Spark's own functions give them, to hold those of `storage_core.region.spec` against.
+"""Region values computed with Spark's own functions, as a reference for `storage_core.write.region.spec`.
 
-SQL expressions belong to DuckDB, and decimals beyond precision 18 are hashed in our own way: for both, the workers run
-our code on Arrow batches.
+Two kinds of values have no function in Spark. Only DuckDB evaluates SQL expressions, and Tidemark has its own hash of
+decimals with a precision above 18. For both kinds, the Spark workers run Tidemark's code on Arrow batches.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING, assert_never
 
 import pyarrow as pa
 
-from storage_core.region.spec import field_values
-from storage_core.region.transforms import Transform, TransformKind, parse_transform
-from storage_core.settings.region_fields import RegionField
+from storage_core.data.settings.layout import RegionField
+from storage_core.write.region.expressions import Transform, TransformKind, parse_transform
+from storage_core.write.region.spec import field_values
 
 if TYPE_CHECKING:
     from pyspark.sql import Column
 
 SEED_ZERO = -1693959553
-"""The integer whose hash under Spark's seed 42 is 0, so that what `hash` takes next is hashed with seed 0."""
+"""The integer whose hash under Spark's seed 42 is 0. The next argument of `hash` is then hashed with seed 0."""
 _HASH_MASK = 0x7FFFFFFF
 _HOUR_US = 3_600_000_000
 _DAY_US = 24 * _HOUR_US
@@ -28,9 +28,9 @@ _MOST_NATIVE_PRECISION = 18
 
 
 def region_column(field: RegionField, schema: pa.Schema) -> Column:
-    """Return the value of a region field as a column over a frame with the table's columns. Needs a running session.
+    """Return the value of a region field as a column over a frame with the table's columns.
 
-    Does not depend on the session's time zone.
+    Needs a running session. The result does not depend on the session's time zone.
     """
     types = [schema.field(name).type for name in field.source_ids]
     if field.transform is None or any(_is_wide_decimal(each) for each in types):
@@ -40,7 +40,7 @@ def region_column(field: RegionField, schema: pa.Schema) -> Column:
 
 
 class _Source:
-    """A source column: its name, its Arrow type, and the forms that the transforms take."""
+    """A source column: its name, its Arrow type, and the forms in which transforms use it."""
 
     def __init__(self, name: str, type_: pa.DataType) -> None:
         from pyspark.sql import functions as F  # noqa: N812  # the name that PySpark's users know
@@ -50,31 +50,31 @@ class _Source:
 
     @property
     def wide(self) -> Column:
-        """The value as `region.transforms.widened` has it: one zero, 64 bits."""
+        """Return the value in the form of `region.expressions.widened`: 64 bits, and -0.0 becomes 0.0."""
         if pa.types.is_integer(self.type):
             return self.column.cast("long")
         return self.column.cast("double") + 0.0 if pa.types.is_floating(self.type) else self.column
 
     @property
     def micros(self) -> Column:
-        """An instant, or a time without a zone taken as UTC, in microseconds."""
+        """Return an instant in microseconds. A time without a zone counts as UTC."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if self.type.tz is not None:
             return F.unix_micros(self.column)
         seconds = F.unix_date(F.to_date(self.column)).cast("long") * 86_400
         clock = F.hour(self.column) * 3600 + F.minute(self.column) * 60
-        return (seconds + clock) * 1_000_000  # seconds and below do not change any part
+        return (seconds + clock) * 1_000_000  # times of a second and below do not change any part
 
     @property
     def date(self) -> Column:
-        """The calendar date in UTC."""
+        """Return the calendar date in UTC."""
         from pyspark.sql import functions as F  # noqa: N812
 
         if pa.types.is_date32(self.type):
             return self.column
         day = F.lit(_DAY_US)
-        # Exact multiples, so the quotient is a whole number but for rounding.
+        # The multiples are exact, so the quotient is a whole number except for rounding.
         days = F.round((self.micros - F.pmod(self.micros, day)) / day)
         return F.date_from_unix_date(days.cast("int"))
 

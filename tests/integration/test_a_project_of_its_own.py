@@ -1,4 +1,7 @@
-"""Tidemark in a user's project, whose folders have the names of ours: nothing there is taken for ours."""
+"""Tidemark in a user's project whose folders have the names of Tidemark's packages.
+
+None of these folders is imported.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.spark.code_archive import first_on_path
+from jobs.spark.java import first_on_path
 
 TIDEMARK = Path(sys.executable).parent / "tidemark"
 OURS = ("jobs", "assets", "pipelines", "storage_core", "pyspark", "dagster")
@@ -27,7 +30,7 @@ partitions: {start: 2024-01-01T00:00}
 
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
-    """A declared table with two landed files, and a package of each of our names that ends whoever imports it."""
+    """Make a project with a table and two landed files. Its packages have Tidemark's names and exit when imported."""
     for name in OURS:
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text(f"raise SystemExit('{name} of the user was imported')\n")
@@ -54,7 +57,7 @@ def test_a_job_that_we_start_is_ours(
     project: Path, tmp_path_factory: pytest.TempPathFactory, *, elsewhere: bool
 ) -> None:
     given = {**os.environ, "PYTHONPATH": str(project) if elsewhere else ""}
-    command = [sys.executable, "-m", "jobs.ingest", "--help"]
+    command = [sys.executable, "-m", "jobs", "ingest", "--help"]
     ended = subprocess.run(
         command,
         cwd=tmp_path_factory.mktemp("cwd") if elsewhere else project,
@@ -80,7 +83,7 @@ def test_the_command_is_ours_whatever_the_path_holds(project: Path, start: list[
 @pytest.mark.spark
 @pytest.mark.dagster
 def test_a_backfill_runs_our_jobs_and_their_tasks_on_spark(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TIDEMARK_SPARK", "always")  # also for two rows
+    monkeypatch.setenv("TIDEMARK_SPARK", "always")  # use Spark even for two rows
     times = ("--from", "2024-01-01T00:00", "--to", "2024-01-01T01:00")
     done = json.loads(tidemark(project, "backfill", "--table", "events", *times, "--json"))
     assert (done["status"], done["rows"]["ingested"]) == ("done", 2)

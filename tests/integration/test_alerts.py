@@ -1,4 +1,4 @@
-"""Alerts reach a web server, a command and a mail server; a receiver that is broken keeps nothing from anybody."""
+"""Alerts reach a web server, a command and a mail server, and a broken receiver does not block the other receivers."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from pipelines.alerts.receivers import AlertsDeclaration, check_url, read_alerts
 from pipelines.alerts.sensors import FAILED_RUNS, LATE_TABLES, Cursor, build_alerts, look_for_late
 from pipelines.automation import Automation
 from pipelines.cli import main
-from pipelines.status.table_status import Place
+from pipelines.status import Place
 from pipelines.tables import DeclaredTables, read_tables
-from storage_core.errors import InvalidInput
-from storage_core.formats import keys
-from storage_core.objectstore.contract import Overwrite
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats import keys
+from storage_core.store.contract import Overwrite
 from storage_core.table import Table
 from tests.support.certificates import certificate, served_with
 from tests.support.clock import ManualClock
@@ -90,7 +90,7 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
                 {"command": ["/no/such/program"]},
                 {"email": {"to": ["ann@example.com"], "host": "127.0.0.1", "port": port}},
                 {"webhook": web.url},
-                timeout=10_000,  # a Python has to start and end within it
+                timeout=10_000,  # a Python process must start and end in this time
             ),
         )
     assert len(web.taken) == done.taken == 1
@@ -102,7 +102,7 @@ def test_broken_receivers_are_named_without_their_place_and_the_others_are_serve
     assert "HTTP Error 500" in done.problems[2]
     assert "HTTP Error 302" in done.problems[3]
     assert "the environment variable NO_SUCH_HOOK is not set" in done.problems[4]
-    assert "ended with 3" in done.problems[6]
+    assert "ended with exit code 3" in done.problems[6]
     assert CANARY not in "".join(done.problems)
 
 
@@ -118,7 +118,7 @@ def test_a_name_and_password_in_the_url_of_a_webhook_are_sent_and_in_no_message(
 
 
 def secured(server: Mail, security: str, **more: object) -> dict[str, Any]:
-    """A receiver of mail with a user, at a server that `localhost` leads to."""
+    """Return a mail receiver with a user, at a server that `localhost` resolves to."""
     where = {"host": "localhost", "port": server.port, "security": security, "user": "ann"}
     return {"email": {"to": ["ann@example.com"], **where, **more}}
 
@@ -137,12 +137,12 @@ def test_a_password_goes_to_a_mail_server_with_a_certificate_that_is_believed(
 
 
 @pytest.mark.parametrize("security", ["tls", "starttls"])
-@pytest.mark.parametrize("fault", ["is not signed by", "is of another host", "is not valid at this time"])
+@pytest.mark.parametrize("fault", ["is not signed by", "is for another host", "is not valid at this time"])
 def test_no_password_and_no_message_go_to_a_mail_server_with_a_wrong_certificate(
     fault: str, security: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", CANARY)
-    host = "somebody.else" if fault == "is of another host" else "localhost"
+    host = "somebody.else" if fault == "is for another host" else "localhost"
     file = certificate(tmp_path / "shown.pem", host, ended=fault == "is not valid at this time")
     believed = {} if fault == "is not signed by" else {"ca_file": str(file)}
     post = Mail(served_with(file), offers_starttls=security == "starttls")
@@ -173,7 +173,7 @@ def test_no_alert_is_posted_to_a_web_server_with_a_wrong_certificate_or_after_a_
 ) -> None:
     web, other = Web(tls=served_with(certificate(tmp_path / "own.pem", "localhost"))), Web()
     moved = [Web(status, (("Location", other.url),)) for status in (301, 303, 307, 308)]
-    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{other.server_address[1]}")  # a secret would go there
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{other.server_address[1]}")  # a proxy would receive the secret
     with serving(web, other, *moved):
         hooks = [web.url.replace("http://127.0.0.1", "https://localhost"), *(each.url for each in moved)]
         done = deliver(ALERT, declared(*({"webhook": each} for each in hooks), timeout=30_000))
@@ -214,14 +214,14 @@ def test_a_command_that_is_a_text_is_refused_and_not_repeated(tmp_path: Path) ->
     with pytest.raises(InvalidInput) as refused:
         read_alerts(tmp_path)
     said = (
-        'field `receivers.0.command`: a command is a list of words, such as ["program", "argument"]; no shell reads it'
+        'field `receivers.0.command`: a command is a list of words, such as ["program", "argument"]. It is run without'
     )
     assert said in str(refused.value)
     assert CANARY not in str(refused.value)
 
 
 def test_a_name_and_password_are_not_sent_in_the_clear_to_another_machine() -> None:
-    with pytest.raises(InvalidInput, match="not sent in the clear") as refused:
+    with pytest.raises(InvalidInput, match="password is encrypted") as refused:
         check_url(f"http://ann:{CANARY}@example.com/")
     assert CANARY not in str(refused.value)
     check_url(f"https://ann:{CANARY}@example.com/")
@@ -229,7 +229,7 @@ def test_a_name_and_password_are_not_sent_in_the_clear_to_another_machine() -> N
 
 def test_a_file_that_declares_nothing_is_refused(tmp_path: Path) -> None:
     (tmp_path / "alerts.yaml").write_text("- 1\n")
-    with pytest.raises(InvalidInput, match="a declaration is a mapping; found"):
+    with pytest.raises(InvalidInput, match="a declaration is a mapping, found"):
         read_alerts(tmp_path)
 
 
@@ -241,7 +241,7 @@ def test_the_command_lists_receivers_and_tries_them(
     assert main(["alerts"]) == 0
     assert "declares no receiver" in capfd.readouterr().out
     assert main(["alerts", "--test"]) == 2
-    assert f"nobody would be told; write one into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
+    assert f"nobody would be notified. Write one into {tmp_path / 'alerts.yaml'}" in capfd.readouterr().err
     web = Web()
     monkeypatch.setenv("HOOK", web.url)
     (tmp_path / "alerts.yaml").write_text("receivers: [{webhook: $HOOK}]\n")
@@ -316,7 +316,7 @@ def test_a_tick_looks_at_so_many_tables_and_the_next_one_goes_on(monkeypatch: py
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeclaredTables:
-    """A folder with a table that is behind, as the working directory."""
+    """Make a folder with a table that misses its freshness, and make it the working directory."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "clicks.yaml").write_text("name: clicks\nuri: clicks\ncolumns: {n: long}\nfreshness: 1m\n")
     monkeypatch.chdir(tmp_path)
@@ -348,7 +348,7 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
         Path("alerts.yaml").write_text(f"receivers: [{{webhook: '{web.url}'}}, {{command: [/no/such/program]}}]\n")
         failed(context)
         now_ms = Table.open("clicks").snapshot.timestamp + 60_001
-        monkeypatch.setattr("storage_core.clock.SystemClock.now_ms", lambda _: now_ms)
+        monkeypatch.setattr("storage_core.base.clock.SystemClock.now_ms", lambda _: now_ms)
         ticked = build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
         assert "1 table behind or unreadable, 1 alert sent" in str(late(ticked))
         assert Cursor.of(ticked.cursor).said == {"clicks": "behind"}

@@ -1,6 +1,6 @@
-"""Attacks that were tried and failed, kept so that they go on failing: links, names, pickles, scratch files.
+"""Regression tests for attacks that failed: links, names, pickles and scratch files.
 
-What other files show already is named in docs/threat-model.md; sockets and command lines are in
+docs/threat-model.md lists the attacks that other files test. Sockets and command lines are tested in
 `test_neighbours_of_processes.py`.
 """
 
@@ -20,15 +20,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.formats import wal_entry
-from storage_core.formats.keys import validate_table_name
-from storage_core.formats.wal_entry import WalEntry
-from storage_core.gc.collect import collect
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.arrow_files import WalEntry
+from storage_core.data.formats.keys import validate_table_name
+from storage_core.maintain.collect import collect
 from storage_core.split.context import context_of
+from storage_core.write.ingest.batch import execute, plan
+from storage_core.write.ingest.landing import LandingSpec, discover
 from tests.support.ids import SeededIds
 from tidemark import RawLog, Table
 
@@ -36,11 +36,11 @@ ROOT = Path(__file__).parents[2]
 SCHEMA = pa.schema([("a", pa.int64()), ("text", pa.string())])
 KEYED = pa.schema([pa.field("k", pa.string(), nullable=False), ("v", pa.int64())])
 
-# --- links: who can write into a table's folder cannot make Tidemark read or write elsewhere
+# Links: a writer of a table's folder cannot make Tidemark read or write elsewhere.
 
 
 def _moved_out(path: Path, outside: Path) -> Path:
-    """Move a file or folder out of the table and leave a link to it in its place."""
+    """Move a file or folder out of the table and leave a link in its location."""
     target = outside / path.name
     shutil.move(path, target)
     path.symlink_to(target, target_is_directory=target.is_dir())
@@ -97,7 +97,7 @@ def test_the_collector_deletes_nothing_behind_a_link(tmp_path: Path) -> None:
     assert [each.read_bytes() for each in outside.iterdir()] == [b"somebody else's"]
 
 
-# --- names: of tables, in declarations and in raw logs
+# Names of tables, in declarations and in raw logs.
 
 NAMES = [
     "", ".", "..", "../x", "a/../b", "a/b", "/etc", "a\\b", "%2e%2e", "%2e%2e%2fx", "a%2fb", "%", "a\x00b", "a\nb",
@@ -115,11 +115,11 @@ def test_a_name_that_is_more_than_a_word_names_no_table(tmp_path: Path, name: st
     assert not [each for each in (tmp_path / "raw").rglob("*") if each.is_file() and "live" in each.parts]
 
 
-# --- pickles: nothing that is stored is ever unpickled
+# Pickles: Tidemark never unpickles stored data.
 
 
 class _Bomb:
-    """Unpickled, it makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, mark: Path) -> None:
         self._mark = mark
@@ -129,7 +129,7 @@ class _Bomb:
 
 
 def _armed(mark: Path) -> pa.Schema:
-    """A schema that asks its reader, in every way that Arrow and pandas ever had, to unpickle a bomb."""
+    """Return a schema that contains a pickled bomb in every form that any release of Arrow or pandas has unpickled."""
     bomb = pickle.dumps(_Bomb(mark))
     extension = {b"ARROW:extension:name": b"arrow.py_extension_type", b"ARROW:extension:metadata": bomb}
     field = pa.field("a", pa.int64(), metadata=extension)
@@ -159,8 +159,8 @@ def test_a_pickle_in_rows_and_in_a_wal_entry_is_not_run(tmp_path: Path) -> None:
     rows = pa.table({"a": [1], "text": ["x"]}).cast(_armed(mark))
     Table.create(str(tmp_path / "table"), SCHEMA).append(rows)
     assert Table.open(str(tmp_path / "table")).scan().to_arrow().num_rows == 1
-    data = wal_entry.encode(WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=rows))
-    assert wal_entry.decode(data, "entry").records.num_rows == 1
+    data = arrow_files.encode_wal_entry(WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=rows))
+    assert arrow_files.decode_wal_entry(data, "entry").records.num_rows == 1
     assert not mark.exists()
 
 
@@ -175,7 +175,7 @@ def test_no_module_of_the_product_can_unpickle() -> None:
     assert [path for path in modules if reaching.search(path.read_text(encoding="utf-8"))] == []
 
 
-# --- scratch files: what is unpacked, spilled or fetched is its owner's alone, whatever the umask
+# Scratch files: only their owner can read unpacked, spilled or fetched data, under every umask.
 
 SCRATCH = """
 import os, sys

@@ -1,4 +1,4 @@
-"""The invariants as Dagster asset checks: of the last compaction after a run, of the whole table on demand."""
+"""Dagster asset checks of the invariants: of the last compaction after each run, and of the whole table on demand."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from assets.run_tags import AUDIT_TAG
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.tables import read_tables
-from storage_core.compaction.execute import execute
-from storage_core.declaration import load
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.change.declaration import load
+from storage_core.compact.execute import execute
 from storage_core.log.actions import Remove
 from tests.support.merge_plan import plan
 from tidemark import Table
@@ -60,7 +60,7 @@ def append(table: Table) -> None:
 
 
 def compact(table: Table, *, losing: bool = False) -> None:
-    """Compact as a job does, or so that nothing is left of the rows."""
+    """Compact as a job does. `losing` drops all rows."""
     for operation in plan(table.refresh().snapshot):
         result = execute(table.store, operation, ids=SystemIds(), now_ms=1)
         kept = [each for each in result.actions if isinstance(each, Remove) or not losing]

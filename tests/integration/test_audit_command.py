@@ -1,30 +1,29 @@
-"""`tidemark audit` and the job of its name, as a person, a program and Dagster use them."""
+"""`tidemark audit` and the job `audit`, as a person, a program and Dagster use them."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import jobs.audit
-import jobs.compact
-from jobs.requests.audit import AuditRequest, parse, parser
-from jobs.requests.request import to_argv
-from jobs.requests.window_range import WindowRange
+from jobs.command import from_arguments, to_arguments
+from jobs.command import main as job_main
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.compaction.execute import execute
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.compact.execute import execute
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.steps import Audit
 from storage_core.log.actions import Remove
+from storage_core.log.job_run import run
 from storage_core.split.context import context_of
-from storage_core.split.lineage import Lineage
+from storage_core.split.metadata import Lineage
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
 from tests.support.events import SCHEMA
 from tests.support.merge_plan import plan
 from tidemark import Table
@@ -35,7 +34,7 @@ WINDOW = int(START.timestamp())
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Two windows of two splits each, compacted by two commits."""
+    """Make a table with two windows of two splits each, compacted by two commits."""
     made = Table.create(
         str(tmp_path / "table"), SCHEMA, time_column="at", window="1h", sort_schema="service|timestamp/V2"
     )
@@ -127,7 +126,7 @@ def test_an_audit_of_less_looks_at_less(table: Table, capsys: pytest.CaptureFixt
 
 @pytest.mark.parametrize(
     ("options", "message"),
-    [(["--commits", "0"], "name at least one"), (["--commits", "1", "--since", "2"], "give one of")],
+    [(["--commits", "0"], "Give 1 or more"), (["--commits", "1", "--since", "2"], "give one of")],
 )
 def test_limits_that_make_no_sense_are_refused(
     table: Table, capsys: pytest.CaptureFixture[str], options: list[str], message: str
@@ -138,29 +137,27 @@ def test_limits_that_make_no_sense_are_refused(
 
 def test_the_job_reports_findings_and_succeeds(table: Table, capsys: pytest.CaptureFixture[str]) -> None:
     lose_a_row(table)
-    assert jobs.audit.main(["--table-uri", table.uri, "--last-run", "--json"]) == 0
+    assert job_main("audit", ["--table-uri", table.uri, "--last-run", "--json"]) == 0
     (report,) = lines(capsys)
     assert (report["job"], report["status"], report["splits_in"]) == ("audit", "audited", 1)
     assert report["details"]["violated"] == {"MC-1": 1}
-    assert report["spark_seconds"] == 0  # so little is read by the driver
+    assert report["spark_seconds"] == 0  # the driver reads small data itself
     assert report["requests"].get("put", 0) == 0
 
 
 @pytest.mark.parametrize("limit", [{"since": 0}, {"commits": 3}, {"last_run": True}])
 def test_a_request_travels_as_arguments(limit: dict[str, Any]) -> None:
-    request = replace(AuditRequest(table_uri="t", windows=WindowRange(1, 2)), **limit)
-    assert parse(parser("").parse_args(to_argv(request))) == request
+    request = replace(Audit(table_uri="t", windows=WindowRange(1, 2)), **limit)
+    assert from_arguments("audit", to_arguments(request)) == request
 
 
 @pytest.mark.parametrize(
     ("job", "option"),
-    [(jobs.audit.main, "--dry-run"), (jobs.audit.main, "--policy"), (jobs.compact.main, "--last-run")],
+    [("audit", "--dry-run"), ("audit", "--policy"), ("compact", "--last-run"), ("sort", "--quarantine")],
 )
-def test_a_job_refuses_what_only_others_know(
-    job: Callable[[list[str]], int], option: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_job_refuses_what_only_others_know(job: str, option: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit, match="2"):
-        job(["--table-uri", "nowhere", option])
+        job_main(job, ["--table-uri", "nowhere", option])
     assert f"unrecognized arguments: {option}" in capsys.readouterr().err
 
 
@@ -168,10 +165,10 @@ def test_a_job_refuses_what_only_others_know(
 def test_spark_finds_what_this_process_finds(table: Table, spark: Spark, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[2]))
     lose_a_row(table)
-    request = AuditRequest(table_uri=table.uri)
-    here = jobs.audit.run(request, spark)
-    monkeypatch.setattr(jobs.audit, "DRIVER_BYTES", 0)
-    there = jobs.audit.run(request, spark)
+    request = Audit(table_uri=table.uri)
+    here = run(request, spark)
+    monkeypatch.setattr("storage_core.maintain.audit.DRIVER_BYTES", 0)
+    there = run(request, spark)
     assert (here.spark_seconds == 0, there.spark_seconds > 0) == (True, True)
     assert there.details == here.details
     assert there.details["violated"] == {"MC-1": 1}

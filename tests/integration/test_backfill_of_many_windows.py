@@ -1,6 +1,7 @@
-"""A backfill of many short windows: progress by chunk, a damaged window fails alone, a second run does only that one.
+"""A backfill of many short windows reports progress per chunk, and a second run repeats only the failed window.
 
-It takes two days of 15-minute windows; `TIDEMARK_SCALE=15` is the full proof: 30 days, 2,880 windows.
+A damaged window fails alone. The test uses two days of 15-minute windows. `TIDEMARK_SCALE=15` runs the full proof: 30
+days, which are 2,880 windows.
 """
 
 from __future__ import annotations
@@ -14,11 +15,10 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from assets.launcher import InProcessLauncher
-from assets.partitions import partition_key, partitions_of, span_of
-from assets.steps import asset_key
+from assets.steps import asset_key, partition_key, partitions_of, span_of
 from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
-from storage_core.declaration import TableDeclaration, load
+from storage_core.change.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
 from tests.support.scale import scaled
 from tidemark import Table
@@ -55,7 +55,7 @@ def declaration(checkout: Path) -> TableDeclaration:
 
 @pytest.fixture
 def table(declaration: TableDeclaration) -> Table:
-    """Two splits of four rows in each window."""
+    """Make a table with two splits of four rows in each window."""
     created = Table.declare(declaration)
     for batch in range(2):
         instants = (START + dt.timedelta(minutes=15 * number, seconds=batch) for number in range(DAYS * PER_DAY))
@@ -107,7 +107,7 @@ def test_a_damaged_window_fails_alone_and_the_second_run_does_only_that_one(
     assert [each.number for each in first if each.error] == [2]
     assert BAD_NAME in str(first[1].error)
     assert file.name in str(first[1].error)
-    assert "Stack Trace" not in str(first[1].error)  # the run has it; people and programs get one short text
+    assert "Stack Trace" not in str(first[1].error)  # the run contains the trace, and users get a short text
     assert windows_with_two(table.uri) == 1
     assert Table.open(table.uri).version == version + DAYS
     found = statuses(declaration, instance)

@@ -1,4 +1,4 @@
-"""Runs that were killed while Dagster wrote which partitions they are about: `--failed` takes all of their windows."""
+"""If runs are killed while Dagster writes the list of their partitions, `--failed` selects all their windows."""
 
 from __future__ import annotations
 
@@ -6,21 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from dagster import (
-    AssetKey,
-    AssetMaterialization,
-    DagsterInstance,
-    DagsterRun,
-    DagsterRunStatus,
-)
+from dagster import AssetKey, AssetMaterialization, DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.events import AssetMaterializationPlannedData, DagsterEvent
 
 from assets.run_tags import PARTITION, TABLE
 from pipelines.instance import home, open_instance
 from pipelines.jobs import BACKFILL
-from pipelines.runs.requests import range_tags
-from pipelines.runs.unfinished import unfinished
-from storage_core.errors import Held
+from pipelines.runs import range_tags, unfinished
+from storage_core.base.errors import Held
 
 pytestmark = pytest.mark.dagster
 
@@ -35,7 +28,7 @@ def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
 
 
 def begun(instance: DagsterInstance, tags: dict[str, str], planned: list[str]) -> DagsterRun:
-    """A run of a backfill of which Dagster knows so many of its partitions."""
+    """Store a started backfill run for which Dagster has planned only the partitions in `planned`."""
     run = DagsterRun(
         job_name=BACKFILL,
         status=DagsterRunStatus.STARTED,

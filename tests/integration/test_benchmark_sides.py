@@ -1,4 +1,4 @@
-"""What the benchmarks of compaction compare is the same work: every side merges the same rows into the same order."""
+"""The compaction benchmarks compare equal work: every side merges the same rows into the same order."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""What bitmap indexes spare a filtered read: requests and bytes at the store, and what `explain` foretells of them."""
+"""The requests and bytes that bitmap indexes save in a filtered read, and the prediction of `explain` for this read."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,10 +12,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.index import segment_merge_work
-from storage_core.objectstore.contract import Overwrite
-from storage_core.read import bitmap_pruning
-from storage_core.split import row_groups
+from storage_core.index import segment_merge
+from storage_core.read import bitmap
+from storage_core.split import metadata
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
+from tests.support.copies import copy_into, copy_of
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
 from tests.support.upkeep import catch_up, compact
@@ -33,10 +36,10 @@ STEP = "bitmap index hosts"
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some hundred kilobytes have several row groups and are read by ranges; a request costs little."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    """Give small splits several row groups, read them by ranges, and assume that requests are cheap."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
-    monkeypatch.setattr(bitmap_pruning, "REQUEST_COST_BYTES", 2**11)
+    monkeypatch.setattr(bitmap, "REQUEST_COST_BYTES", 2**11)
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -48,7 +51,11 @@ def uri(request: pytest.FixtureRequest) -> str:
 
 
 def batch(split: int) -> pa.Table:
-    """Of the third split two rows have the rare host, in its second and its fifth row group; one of the fourth none."""
+    """Return the rows of one split.
+
+    In the third split, two rows have the rare host. They are in the second and in the fifth row group. In the fourth
+    split one row has no host.
+    """
     random = np.random.default_rng(split)
     hosts = np.array([f"host {each}" for each in range(50)], object)[random.integers(0, 50, ROWS)]
     if split == 2:
@@ -65,12 +72,23 @@ def batch(split: int) -> pa.Table:
 
 
 def filled(uri: str, *, splits: int = SPLITS, indexed: bool = True) -> Table:
-    made = Table.create(uri, batch(0).schema, indexes=INDEXES)
+    copy_into(open_store(uri), _built(splits, indexed=indexed, factor=segment_merge.FACTOR))
+    return Table.open(uri)
+
+
+@cache
+def _built(splits: int, *, indexed: bool, factor: int) -> MemoryStore:
+    """Return the objects of a table with this many splits, built once per set of arguments.
+
+    `factor` is the merge factor of segments, which a test changes. It is part of the key of the cache.
+    """
+    assert factor == segment_merge.FACTOR
+    made = Table.create(f"memory://{uuid4()}", batch(0).schema, indexes=INDEXES)
     for split in range(splits):
         made.append(batch(split))
     if indexed:
         catch_up(made)
-    return Table.open(uri)
+    return copy_of(made.store)
 
 
 def steps_of(table: Table, condition: str, columns: Sequence[str] | None = None) -> dict[str, tuple[int, int, str]]:
@@ -78,12 +96,12 @@ def steps_of(table: Table, condition: str, columns: Sequence[str] | None = None)
     return {each.name: (each.splits, each.row_groups, each.note) for each in plan.steps}
 
 
-# What is left of the splits, and of their row groups, and what the step of the index leaves out of both.
+# The remaining splits, the remaining row groups, and the numbers of splits and row groups that the index prunes.
 FILTERS = {
     f"host = '{RARE}'": (1, 2, 3, 4),
     f"host in ('{RARE}', 'nowhere')": (1, 2, 3, 4),
     "host = 'host 3 that is nowhere'": (0, 0, 4, 0),
-    "host is null": (1, 1, 0, 5),  # the log knows of the others that they have no null
+    "host is null": (1, 1, 0, 5),  # the log contains null counts of zero for the other splits
     f"host between '{RARE}' and '{RARE} too'": (1, 2, 3, 4),
     f"host = '{RARE}' and c0 % 2 = 0": (1, 2, 3, 4),
     f"host = '{RARE}' or host is null": (2, 3, 2, 9),
@@ -97,7 +115,7 @@ def test_splits_and_row_groups_without_a_matching_row_are_left_out_as_foretold(u
     table = filled(uri)
     splits, groups, splits_out, groups_out = FILTERS[condition]
     plan = table.scan(filter=condition).explain()
-    assert table.scan(filter=condition).explain() == plan  # explaining keeps nothing
+    assert table.scan(filter=condition).explain() == plan  # explain caches nothing
     assert (len(plan.splits), plan["t"].row_groups) == (splits, groups)
     own = [each for each in plan.steps if each.name == STEP]
     assert [(each.splits, each.row_groups) for each in own] in ([(splits_out, groups_out)], [])
@@ -124,7 +142,7 @@ def test_a_rare_value_takes_a_fraction_of_the_requests_and_bytes_that_it_takes_w
     assert taken[0][1] < taken[1][1] / 2
     requests = indexed.store.requests["get"]
     assert indexed.sql("select n from t where host = 'host 3 that is nowhere'").num_rows == 0
-    assert indexed.store.requests["get"] == requests  # the values are held
+    assert indexed.store.requests["get"] == requests  # the values are cached
 
 
 def test_deleted_rows_leave_no_match(uri: str) -> None:
@@ -147,7 +165,7 @@ def test_what_no_segment_covers_is_read_and_the_plan_says_so(uri: str) -> None:
 def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) -> None:
     table = filled(uri, splits=3)
     compact(table)
-    table.append(batch(3))  # which no segment covers
+    table.append(batch(3))  # no segment covers this split
     for splits, groups, left_out in ((2, 8, 16), (1, 8, 16)):
         table = Table.open(uri)
         plan = table.scan(filter=f"host = '{RARE}'").explain()
@@ -157,7 +175,7 @@ def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) 
         assert table.scan(filter=f"host = '{RARE}'").to_arrow().num_rows == 2
         taken = (table.store.requests["get"] - requests, table.store.bytes_read - read)
         assert taken == (plan.requests, plan.read_bytes)
-        compact(table)  # rows without a segment are a part of a split now
+        compact(table)  # the new split also contains rows without a segment
     catch_up(table)
     assert any(each.origins for each in table.refresh().snapshot.segments.values())
     table = Table.open(uri)
@@ -168,8 +186,8 @@ def test_segments_of_what_was_compacted_leave_out_as_much_as_foretold(uri: str) 
 
 
 def test_merged_segments_leave_out_as_much_as_foretold(uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(segment_merge_work, "FACTOR", 2)
-    monkeypatch.setattr(bitmap_pruning, "PAYS", 0.5)
+    monkeypatch.setattr(segment_merge, "FACTOR", 2)
+    monkeypatch.setattr(bitmap, "PAYS", 0.5)
     table = filled(f"{uri}-merged")
     [segment] = [each for each in table.snapshot.segments.values() if each.index == "hosts"]
     assert segment.coveredRows == (ROWS,) * SPLITS
@@ -181,7 +199,7 @@ def test_merged_segments_leave_out_as_much_as_foretold(uri: str, monkeypatch: py
         taken = (table.store.requests["get"] - requests, table.store.bytes_read - read)
         assert taken == (plan.requests, plan.read_bytes)
         assert table.sql(f"select n from t where host = '{RARE}' or host is null").num_rows == 3
-        table.append(batch(7 + round_))  # in part of what is compacted no row has a segment
+        table.append(batch(7 + round_))  # some compacted rows have no segment
         compact(table)
         catch_up(table)
         table = Table.open(table.uri)
@@ -203,7 +221,7 @@ def test_a_translation_that_is_damaged_is_a_warning_and_its_split_is_read(
 def test_an_index_is_not_asked_where_that_costs_much_of_what_it_may_spare(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bitmap_pruning, "PAYS", 100)
+    monkeypatch.setattr(bitmap, "PAYS", 100)
     table = filled(uri)
     before = dict(table.store.requests)
     dear = "not asked about 4 splits: asking costs too much of what it may spare"
@@ -270,13 +288,13 @@ def test_a_cache_on_disk_that_is_damaged_changes_no_answer(
 def test_the_rows_of_hits_are_not_read_for_a_filter_that_bitmaps_answer(
     uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(bitmap_pruning, "PAYS", 1)
+    monkeypatch.setattr(bitmap, "PAYS", 1)
     table = filled(uri)
     search = partial(table.search, "line", index="words", columns=["n"], limit=3)
     search()
     before = table.store.requests["get"]
     found = search(filter="host = 'host 3 that is nowhere'")
-    assert (found.num_rows, table.store.requests["get"] - before) == (0, SPLITS)  # the values of each
+    assert (found.num_rows, table.store.requests["get"] - before) == (0, SPLITS)  # the values of each segment
     before = table.store.requests["get"]
     found = search(filter=f"host = '{RARE}'")
     assert sorted(found.column("n").to_pylist()) == [2 * ROWS + 1_500, 2 * ROWS + 4_200]
@@ -288,7 +306,7 @@ def test_on_a_local_disk_whole_splits_are_left_out_where_enough_is_read_of_them(
 ) -> None:
     table = filled(str(tmp_path / "t"))
     assert steps_of(table, f"host = '{RARE}'")[STEP][0] == 0
-    monkeypatch.setattr(bitmap_pruning, "LOCAL_BYTES", 2**18)
+    monkeypatch.setattr(bitmap, "LOCAL_BYTES", 2**18)
     assert steps_of(table, f"host = '{RARE}'")[STEP] == (3, 0, "")
     assert steps_of(table, f"host = '{RARE}'", ["n"])[STEP][0] == 0
     assert table.scan(["n"], filter=f"host = '{RARE}'").to_arrow().num_rows == 2

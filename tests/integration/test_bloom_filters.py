@@ -1,5 +1,6 @@
-"""Declared columns have Parquet Bloom filters in every split, also after a compaction (docs/architecture/compaction.md,
-"Split files").
+"""Every split has Parquet Bloom filters for the declared columns, also after a compaction.
+
+See docs/architecture/compaction.md, "Split files".
 """
 
 from __future__ import annotations
@@ -11,8 +12,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.execute import execute
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.compact.execute import execute
 from tests.support.merge_plan import plan
 from tidemark import Table
 
@@ -57,7 +58,7 @@ def _rows(users: Sequence[int]) -> pa.Table:
 
 
 def left_out(path: str, column: str, values: Sequence[object]) -> int:
-    """Of how many values DuckDB learns from the filters alone that no row group has them."""
+    """Return the number of values that DuckDB excludes from all row groups by the filters alone."""
     probe = "SELECT bool_and(bloom_filter_excludes) FROM parquet_bloom_probe(?, ?, ?)"
     with duckdb.connect() as connection:
         answers = [connection.execute(probe, [path, column, value]).fetchone() for value in values]
@@ -80,9 +81,7 @@ def test_a_reader_learns_from_the_filters_which_values_no_row_has(table: Table) 
         assert left_out(path, "load", [0.123]) == 0
 
 
-@pytest.mark.parametrize(
-    ("column", "message"), [("load", "double"), ("up", "bool"), ("gone", "names the column 'gone'")]
-)
+@pytest.mark.parametrize(("column", "message"), [("load", "double"), ("up", "bool"), ("gone", "unknown column 'gone'")])
 def test_a_column_that_no_filter_can_hold_is_refused(tmp_path: Path, column: str, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         Table.create(str(tmp_path / "t"), SCHEMA, time_column="at", bloom_filters=[column])

@@ -1,4 +1,4 @@
-"""`tidemark catalog`, the job behind it, and the asset `catalog/refreshed`."""
+"""`tidemark catalog`, its job, and the asset `catalog/refreshed`."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 
 from assets.launcher import InProcessLauncher
-from jobs.requests.catalog import CATALOG_URL, CatalogRequest, parse, parser
-from jobs.requests.request import to_argv
+from jobs.command import from_arguments, to_arguments
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.tables import read_tables
+from storage_core.catalog.opening import CATALOG_URL
+from storage_core.data.steps import RefreshCatalog
 from storage_core.table import Table
 
 EVENTS = """\
@@ -34,7 +35,7 @@ URL = "sqlite:///catalog.db"
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two declared tables, one of them made, as the working directory."""
+    """Make a folder with two declared tables, one of which exists, and make it the working directory."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "events.yaml").write_text(EVENTS)
     (tmp_path / "tables" / "later.yaml").write_text(LATER)
@@ -97,12 +98,12 @@ def test_sql_asks_the_four_questions_and_anything_that_changes_nothing(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["refresh"], "there is no URL of a catalogue"),
-        (["check", "--url", URL], "there is no catalogue"),
-        (["sql", "--url", "sqlite:///made.db"], "ask one thing"),
-        (["sql", "candidates", "--url", "sqlite:///made.db"], "name the table"),
+        (["refresh"], "the URL of the catalog is missing"),
+        (["check", "--url", URL], "the catalog does not exist"),
+        (["sql", "--url", "sqlite:///made.db"], "Ask one of"),
+        (["sql", "candidates", "--url", "sqlite:///made.db"], "the table is missing"),
         (["sql", "changes", "events", "--url", "sqlite:///made.db"], "--since VERSION"),
-        (["sql", "between", "events", "--from", "soon", "--url", "sqlite:///made.db"], "is no time"),
+        (["sql", "between", "events", "--from", "soon", "--url", "sqlite:///made.db"], "is not a time"),
         (["sql", "SELECT", "--url", "sqlite:///made.db"], "syntax"),
     ],
 )
@@ -119,13 +120,13 @@ def test_a_catalogue_that_differs_ends_with_what_to_do(capfd: pytest.CaptureFixt
         connection.execute("UPDATE splits SET rows = 7")
     connection.close()
     *_, refused = asked(capfd, "check", "--url", URL, code=4)
-    assert "the catalogue differs from the log in 3 places" in refused["message"]
+    assert "the catalog differs from the log in 3 places" in refused["message"]
     assert "tidemark catalog rebuild" in refused["message"]
 
 
 def test_a_request_travels_as_arguments() -> None:
-    request = CatalogRequest(tables=("a=b=c", "d=e"), url="sqlite:///x", run_id="run", master="local[1]")
-    assert parse(parser("", "").parse_args([*to_argv(request)])) == request
+    request = RefreshCatalog(tables=("a=b=c", "d=e"), url="sqlite:///x", run_id="run", master="local[1]")
+    assert from_arguments("refresh_catalog", to_arguments(request)) == request
     assert request.places == {"a": "b=c", "d": "e"}
 
 

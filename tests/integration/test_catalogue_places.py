@@ -1,4 +1,4 @@
-"""Which catalogue goes on from which log: what is told apart by ids, and what is refused."""
+"""A catalog continues only with its own log, which it recognises by ids, and refuses any other log."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import pytest
 import sqlalchemy as sa
 
 import tidemark as tm
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.catalog.catalog import Catalog
-from storage_core.catalog.migrations import prepare
+from storage_core.catalog.database import prepare
 from storage_core.catalog.schema import MARKER, OF_A_TABLE, SPLITS
-from storage_core.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
-from storage_core.formats.keys import version_key
-from storage_core.gc.collect import collect
+from storage_core.data.formats.keys import version_key
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.maintain.collect import collect
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.postgres import Postgres
 
@@ -43,7 +43,7 @@ TAKEN_BACK = (
     "WITH a AS MATERIALIZED (SELECT set_config('role', 'none', true) r) "
     "SELECT word FROM a, ts_stat(CASE WHEN r <> '' THEN 'SELECT to_tsvector(pg_read_file(''PG_VERSION''))' END)"
 )
-"""A statement that undoes a role which was set for it, and then reads a file of the server."""
+"""A statement that undoes a `SET ROLE` and then reads a file of the server."""
 
 
 def is_right(catalog: Catalog, uri: str, version: int) -> bool:
@@ -90,7 +90,7 @@ def test_a_log_that_was_put_back_is_loaded_again_whether_it_went_on_or_not(catal
     shutil.rmtree(tmp_path / "t")
     shutil.copytree(tmp_path / "backup", tmp_path / "t")
     found = catalog.refresh(table.uri)
-    assert (found.outcome, found.reason) == ("loaded", "its log ends before version 3, which the catalogue knows")
+    assert (found.outcome, found.reason) == ("loaded", "its log ends before version 3, which the catalog has")
     assert is_right(catalog, table.uri, 2)
     table = tm.Table.open(table.uri)
     for number in range(2):
@@ -102,7 +102,7 @@ def test_a_log_that_was_put_back_is_loaded_again_whether_it_went_on_or_not(catal
     for number in range(3):
         table.append({"n": -number})
     found = catalog.refresh(table.uri)
-    assert (found.outcome, found.reason) == ("loaded", "its version 4 is another commit by now")
+    assert (found.outcome, found.reason) == ("loaded", "its version 4 is a different commit now")
     assert is_right(catalog, table.uri, 5)
 
 
@@ -111,7 +111,7 @@ def test_a_table_that_was_moved_is_known_by_its_id_and_a_copy_is_refused(catalog
     catalog.refresh(table.uri, name="first")
     shutil.copytree(tmp_path / "old", tmp_path / "new")
     new = tm.Table.open(str(tmp_path / "new")).uri
-    with pytest.raises(InvalidInput, match="where it still is; one of them is a copy"):
+    with pytest.raises(InvalidInput, match=r"where it still exists. One of them is a copy"):
         catalog.refresh(new)
     assert [each.uri for each in catalog.tables()] == [table.uri]
     shutil.rmtree(tmp_path / "old")
@@ -152,7 +152,7 @@ def test_a_clone_that_a_catalogue_knows_by_the_id_of_its_source_makes_room_for_i
     clone = tm.Table.open(str(tmp_path / "deep"))
     catalog.refresh(clone.uri)
     with catalog.database.engine.begin() as connection:
-        for table in OF_A_TABLE:  # as releases left it that knew clones so
+        for table in OF_A_TABLE:  # some releases stored clones in this form
             connection.execute(table.update().values(table_id=source.snapshot.table_id))
     clone.append({"n": 3})
     assert catalog.refresh(clone.uri).outcome == "refreshed"
@@ -176,7 +176,7 @@ def test_a_table_with_an_old_tag_is_loaded_from_what_is_retained(catalog: Catalo
     assert not (tmp_path / "t" / version_key(3)).exists()
     with pytest.raises(NotFound, match="version 3 was collected"):
         TransactionLog(table.store).snapshot(version=3)
-    assert catalog.check(table.uri).shown == ["version 3 cannot be opened any more; the newest is 7"]
+    assert catalog.check(table.uri).shown == ["version 3 cannot be opened any more. The newest is 7"]
     for bring in (catalog.refresh, catalog.rebuild):
         assert bring(table.uri).outcome == "loaded"
         assert is_right(catalog, table.uri, table.version)
@@ -196,7 +196,7 @@ def test_values_of_splits_that_left_are_nowhere_in_the_catalogue(tmp_path: Path)
         assert catalog.sql("SELECT count(*) FROM splits WHERE removed_version IS NOT NULL AND max_values IS NOT NULL")[
             1
         ] == [(0,)]
-        with catalog.database.engine.begin() as connection:  # as releases left it that kept bounds
+        with catalog.database.engine.begin() as connection:  # some releases stored bounds
             gone = SPLITS.c.removed_version.is_not(None)
             connection.execute(SPLITS.update().where(gone).values(max_values='{"2":"zqj-person"}'))
         table.refresh().forget("who = 'bob'")
@@ -211,7 +211,9 @@ def test_a_database_of_another_table_is_refused_until_it_is_made_again(catalog: 
     shutil.rmtree(tmp_path / "t")
     other = made(tmp_path / "t", 5)
     for ask in (lambda: catalog.refresh(other.uri), lambda: catalog["t"]):
-        with pytest.raises(InvalidInput, match=f"knows the table .*, found {other.snapshot.table_id}; where that is"):
+        with pytest.raises(
+            InvalidInput, match=rf"has the table .*, found {other.snapshot.table_id}\. If the table was replaced"
+        ):
             ask()
     assert catalog.check("t").shown[0].endswith(f"of the table there {other.snapshot.table_id}")
     assert catalog.rebuild(other.uri).version == 5
@@ -226,9 +228,9 @@ def test_tables_beside_one_another_are_each_at_their_version(catalog: Catalog, t
     catalog.rebuild(one.uri)
     assert is_right(catalog, one.uri, 1)
     assert is_right(catalog, other.uri, 3)
-    with pytest.raises(InvalidInput, match="several tables of the catalogue"):
+    with pytest.raises(InvalidInput, match="several tables of the catalog"):
         catalog.check("t")
-    with pytest.raises(NotFound, match=r"is no table of the catalogue .*which has: t, t"):
+    with pytest.raises(NotFound, match=r"is not a table of the catalog .*which has: t, t"):
         catalog["nothing"]
 
 
@@ -293,9 +295,9 @@ def test_a_statement_of_anybody_touches_no_other_file_and_leaves_the_connection_
     with tm.open_catalog(f"sqlite:///{tmp_path}/catalog.db") as catalog:
         catalog.refresh(table.uri)
         for text in (f"ATTACH '{other}' AS o", "PRAGMA query_only=0", "SAVEPOINT s", "COMMIT"):
-            with pytest.raises(InvalidInput, match="A statement here asks for rows: begin it with"):
+            with pytest.raises(InvalidInput, match="Begin it with"):
                 catalog.sql(text)
-        with pytest.raises(InvalidInput, match="not authorized; here statements ask for rows, with select"):
+        with pytest.raises(InvalidInput, match=r"not authorized. A statement here only reads rows"):
             catalog.sql("SELECT * FROM pragma_query_only")
         assert catalog.sql("SELECT value FROM json_each('[7]')")[1] == [(7,)]
         table.append({"n": 3})
@@ -476,10 +478,10 @@ def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: P
     table = made(tmp_path / "t", 2)
     catalog.refresh(table.uri)
     assert catalog.changes_since(table.uri, 2, limit=1).version == 2
-    with pytest.raises(NotFound, match="the catalogue knows versions up to 2, not 99; refresh it"):
+    with pytest.raises(NotFound, match=r"the catalog contains versions up to 2, not 99. Refresh it"):
         catalog.changes_since(table.uri, 99)
     for unknown in ("nope = 1", tm.col("nope") == 1, "n = 1 and lower(nope) = 'x'"):
-        with pytest.raises(InvalidInput, match=r"unknown column 'nope'; the table has \['n'\]"):
+        with pytest.raises(InvalidInput, match=r"unknown column 'nope'. The table has \['n'\]"):
             catalog.splits_between(table.uri, filter=unknown)
     with pytest.raises(InvalidInput, match="at least 1 row, found limit=0"):
         catalog.compaction_candidates(table.uri, limit=0)
@@ -490,7 +492,7 @@ def test_a_foreign_database_is_refused_and_left_as_it_is(database_url: str) -> N
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE commits (sha text)")
     with pytest.raises(
-        InvalidInput, match=r"expected an empty database .*holds the tables 'commits'; give the catalogue"
+        InvalidInput, match=r"expected an empty database .*holds the tables 'commits'. Give the catalog"
     ):
         tm.open_catalog(database_url)
     with engine.begin() as connection:
@@ -529,18 +531,18 @@ def test_a_catalogue_comes_forward_by_steps_and_is_refused_by_an_older_release(
         assert is_right(catalog, table.uri, 2)
         with catalog.database.read() as connection:
             assert connection.execute(sa.select(MARKER.c.version)).scalar_one() == 3
-    with pytest.raises(Unsupported, match="the catalogue is of version 3, this release knows 1; upgrade"):
+    with pytest.raises(Unsupported, match=r"the catalog has version 3, but this release supports up to 1. Upgrade"):
         tm.open_catalog(database_url)
 
 
 @pytest.mark.parametrize(
     ("url", "kind", "says"),
     [
-        ("nonsense", InvalidInput, "is no URL of a database"),
-        ("mysql://root:secret@localhost/x", InvalidInput, "a catalogue is in SQLite or PostgreSQL"),
-        ("sqlite://", InvalidInput, "name a file"),
-        ("sqlite:////nowhere/at/all/catalog.db", NotFound, "there is no folder"),
-        ("postgresql://nobody:secret@127.0.0.1:1/x", Unavailable, "try again when the database can be reached"),
+        ("nonsense", InvalidInput, "is not the URL of a database"),
+        ("mysql://root:secret@localhost/x", InvalidInput, "a catalog is stored in SQLite or PostgreSQL"),
+        ("sqlite://", InvalidInput, "Name a file"),
+        ("sqlite:////nowhere/at/all/catalog.db", NotFound, "does not exist"),
+        ("postgresql://nobody:secret@127.0.0.1:1/x", Unavailable, "Try again when the database can be reached"),
     ],
 )
 def test_a_url_that_leads_nowhere_is_refused_without_its_password(
@@ -553,14 +555,14 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(
 
 def test_a_folder_is_no_catalogue(tmp_path: Path) -> None:
     with pytest.raises(
-        InvalidInput, match=f"this is a folder; name a file in it, as in sqlite:///{tmp_path}/catalog.db"
+        InvalidInput, match=f"this is a folder. Name a file in it, such as sqlite:///{tmp_path}/catalog.db"
     ):
         tm.open_catalog(f"sqlite:///{tmp_path}")
 
 
 def test_a_catalogue_that_has_to_be_there_is_not_made(database_url: str, tmp_path: Path) -> None:
     for place in (database_url, f"sqlite:///{tmp_path}/none.db"):
-        with pytest.raises(NotFound, match="there is no catalogue; make it with: tidemark catalog refresh"):
+        with pytest.raises(NotFound, match=r"the catalog does not exist. Create it with: tidemark catalog refresh"):
             tm.open_catalog(place, must_exist=True)
     assert not (tmp_path / "none.db").exists()
 

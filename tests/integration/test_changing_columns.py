@@ -1,4 +1,4 @@
-"""Columns are added, widened, renamed, dropped and relaxed without a rewrite: what readers and writers make of it."""
+"""Columns are added, widened, renamed, dropped and made nullable without a rewrite, for readers and for writers."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ import pyarrow.parquet as pq
 import pytest
 
 from pipelines.cli import main
-from storage_core.audit.audit import audit
-from storage_core.clock import SystemClock
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import OPERATION
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.fsck.check import fsck
-from storage_core.ids import SystemIds
-from storage_core.ingest import batch
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.change.declaration import TableDeclaration
+from storage_core.compact.execute import execute
+from storage_core.compact.work import OPERATION
 from storage_core.log.actions import CHANGED_COLUMNS_FEATURE
-from storage_core.objectstore.resolve import open_store
-from storage_core.region import merge as merging
-from storage_core.repair.repair import repair
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.maintain.repair import repair
 from storage_core.split.context import context_of
+from storage_core.store.resolve import open_store
+from storage_core.write.ingest import batch
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.region import merge as merging
 from tests.support import upkeep
+from tests.support.keyed_table import commit_merges
 from tests.support.merge_plan import plan
 from tidemark import Table, col
 
@@ -151,7 +151,7 @@ def test_a_name_that_comes_back_is_another_column(uri: str) -> None:
     assert rows(table) == expected
     assert rows(table, at=1) == [{"id": 1, "n": 5, "day": None, "text": "old"}]
     (file,) = files(table)
-    assert "text" not in file.schema_arrow.names  # the dropped column left with the compaction
+    assert "text" not in file.schema_arrow.names  # the compaction removed the dropped column
     table.rename_column("n", "other").rename_column("number", "n")
     assert [(row["n"], row["other"]) for row in rows(table)] == [(5, None), (6, "new")]
 
@@ -180,7 +180,7 @@ def test_what_is_known_of_a_column_never_prunes_by_another_that_had_its_name(uri
 
 
 def in_files(table: Table) -> list[dict[str, Any]]:
-    """The rows as DuckDB finds them in the files, by what the specification says of columns and nothing else."""
+    """Read the rows from the files with DuckDB, using only the rules for columns in the specification."""
     found: list[dict[str, Any]] = []
     for path in table.snapshot.splits:
         file = f"read_parquet('{table.store.local_path(path)}')"
@@ -191,7 +191,7 @@ def in_files(table: Table) -> list[dict[str, Any]]:
             stored, default = about.get("tidemark.storedName", name), about.get("tidemark.default")
             value = f'"{stored}"' if stored in there else "null" if default is None else f"'{default}'"
             chosen.append(f'({value})::{field["type"]} as "{name}"')
-        query = f"select {', '.join(chosen)} from {file}"  # a test's own
+        query = f"select {', '.join(chosen)} from {file}"  # the test itself chooses the names
         found += duckdb.connect().from_query(query).to_arrow_table().to_pylist()
     return sorted(found, key=lambda row: row["id"])
 
@@ -209,7 +209,7 @@ STEPS: list[Step] = [
     (lambda table: table.rename_column("text", "words"), lambda row: _renamed(row, text="words"), {"words": "many"}),
     (lambda table: table.add_column("text", "boolean"), lambda row: row | {"text": None}, {"text": True}),
 ]
-"""Changes of columns, what each makes of the rows before it, and what a row after it has."""
+"""Changes of columns, the effect of each change on earlier rows, and the additional values of later rows."""
 
 
 def _renamed(row: dict[str, Any], **names: str | None) -> dict[str, Any]:
@@ -410,7 +410,7 @@ def test_an_index_over_a_name_that_another_column_had_is_refused() -> None:
     index = {"name": "texts", "kind": "fulltext"}
     columns = {"id": "int!", "w": "string", "text": "string"}
 
-    with pytest.raises(InvalidInput, match="index 'texts' names 'text', the name that an earlier column had; rename"):
+    with pytest.raises(InvalidInput, match=r"index 'texts' names 'text', the name of an earlier column. Rename"):
         Table.declare(
             TableDeclaration.model_validate(
                 {**declared, "columns": columns, "indexes": [{**index, "columns": ["text"]}]}
@@ -446,15 +446,15 @@ def test_a_merge_that_was_planned_before_a_change_is_planned_again(uri: str) -> 
     done = [merging.execute(table.store, each, ids=SystemIds(), now_ms=0) for each in works]
     table.add_column("c", "int", default=3)
 
-    with pytest.raises(CommitConflict, match="plan again"):
-        merging.commit(table.log, planned, works, done)
+    with pytest.raises(CommitConflict, match=r"[Pp]lan again"):
+        commit_merges(table.log, planned, works, done)
 
     upkeep.merge(table)
     assert [row["c"] for row in rows(table.refresh())] == [3]
 
 
 def ingest(table: Table, spec: LandingSpec, meanwhile: Callable[[], object] = list) -> None:
-    """Ingest what has landed; `meanwhile` acts between the plan and the commit."""
+    """Ingest the landed files. `meanwhile` runs between the plan and the commit."""
     planned = table.log.snapshot()
     works = batch.plan(planned, spec, discover(spec), None)
     done = [batch.execute(table.store, each, context=context_of(planned), ids=SystemIds(), now_ms=1) for each in works]

@@ -20,15 +20,15 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.errors import InvalidInput
-from storage_core.formats import keys
-from storage_core.index.debt import IndexDebt
-from storage_core.ingest.quarantine import write_quarantine
-from storage_core.ingest.rejection import RejectedLine
+from pipelines.commands import upkeep
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats import keys
+from storage_core.index.catch_up import IndexDebt
+from storage_core.write.ingest.convert import RejectedLine, write_quarantine
 from tidemark import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-# What the installed `tidemark` runs; `pyproject.toml` is checked to say the same.
+# The entry point of the installed `tidemark`. A test checks that `pyproject.toml` has the same.
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *(
@@ -74,8 +74,8 @@ uri: warehouse/people
 columns: {id: long!, name: string}
 primary_key: id
 """
-OURS_FOR_HELP = 49
-"""Modules of Tidemark that help may load: the commands and the options that they share."""
+OURS_FOR_HELP = 54
+"""The number of Tidemark modules that help may load: commands, their shared options, and the list of steps."""
 ROWS: list[dict[str, object]] = [
     {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
     {"time": "2015-05-17T10:40:00Z", "status": 404, "path": "/missing page", "price": None, "load": "nan"},
@@ -93,7 +93,7 @@ REPORT = {
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """How a command ended: exit code, standard output, standard error."""
+    """The result of a command: exit code, standard output, standard error."""
 
     code: int
     out: str
@@ -126,9 +126,9 @@ def run(capfd: pytest.CaptureFixture[str]) -> Run:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with two declared tables, as the repository root is one."""
+    """Make a folder with two declared tables, like the repository root."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the workers that Spark starts from here
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # for the Spark workers that start from this process
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "events.yaml").write_text(EVENTS, encoding="utf-8")
@@ -138,7 +138,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def events(place: Path, run: Run) -> str:
-    """The name of a table that holds three rows in two windows, appended twice."""
+    """Make a table of three rows in two windows, appended twice, and return its name."""
     assert run("init").code == 0
     file = ndjson(place / "rows.ndjson", ROWS)
     for _ in range(2):
@@ -153,7 +153,7 @@ def ndjson(file: Path, rows: Sequence[Mapping[str, object]]) -> Path:
 
 
 def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
-    """The command as a process of its own."""
+    """Start the command in its own process."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     ended = subprocess.run(
         [*TIDEMARK, *arguments],
@@ -167,7 +167,7 @@ def start(*arguments: str, cwd: Path, stdin: str | None = None) -> Ended:
     return Ended(ended.returncode, ended.stdout, ended.stderr)
 
 
-# --- help and the entry point
+# Help and the entry point.
 
 
 def test_the_installed_command_is_this_one() -> None:
@@ -178,11 +178,21 @@ def test_the_installed_command_is_this_one() -> None:
 def test_help_names_every_command_and_each_command_explains_itself(run: Run) -> None:
     listed = run("--help").out
     assert all(f"\n  {name} " in listed for name in COMMANDS)
-    assert "..." not in listed.partition("Commands:")[2]  # no summary is cut off
+    assert "..." not in listed.partition("\nData:\n")[2]  # no summary is cut off
     for name in COMMANDS:
         ended = run(name, "--help")
         assert (ended.code, ended.err) == (0, "")
         assert "--json" in ended.out
+        assert f"\n\n  Example: tidemark {name} " in ended.out or f"\n\n  Example: tidemark {name}\n" in ended.out
+
+
+def test_help_lists_each_command_once_under_the_heading_of_its_group(run: Run) -> None:
+    sections = [each.splitlines() for each in run("--help").out.partition("\nData:")[2].split("\n\n")]
+    headings = ["Tables", "Maintenance", "Indexes and search", "History", "Services", "Development"]
+    assert [first for first, *_ in sections] == ["", *(f"{each}:" for each in headings)]
+    listed = [line.split()[0] for _, *lines in sections for line in lines]
+    assert len(listed) == len({*listed})
+    assert {*listed} >= {*COMMANDS, *upkeep.COMMANDS}
 
 
 def test_help_loads_little_of_ours_and_no_library_but_those_that_print_it() -> None:
@@ -206,7 +216,7 @@ def test_reading_the_declarations_loads_no_dagster(place: Path) -> None:
     assert ended.stdout.splitlines()[-1] == "False"
 
 
-# --- tables
+# Tables.
 
 
 def test_init_makes_all_declared_tables_once(place: Path, run: Run) -> None:
@@ -309,7 +319,7 @@ def test_init_says_when_it_changes_a_table_that_exists(place: Path, run: Run) ->
     assert (changed["status"], changed["version"]) == ("changed", 1)
     assert run("init", "events", "--json").one["status"] == "exists"
     file.write_text(file.read_text().replace("90d", "91d"))
-    assert "its settings are changed, at version 2" in run("init", "events").out
+    assert "its settings are changed at version 2" in run("init", "events").out
 
 
 def test_tables_shows_a_table_that_cannot_be_read_as_a_line_with_its_reason_among_the_others(
@@ -338,8 +348,8 @@ def test_tables_does_not_say_that_none_is_declared_where_one_is_broken(place: Pa
     for file in (place / "tables").glob("*.yaml"):
         file.write_text("name: broken\n")
     ended = run("tables")
-    assert (ended.code, "no table is declared" in ended.out) == (2, False)
-    assert "no declaration here is sound" in ended.out
+    assert (ended.code, "No table is declared" in ended.out) == (2, False)
+    assert "no declaration here is valid" in ended.out
 
 
 def test_init_makes_a_declared_table_at_another_place(place: Path, run: Run) -> None:
@@ -348,7 +358,7 @@ def test_init_makes_a_declared_table_at_another_place(place: Path, run: Run) -> 
     assert Table.open(str(place / "elsewhere")).snapshot.config.primary_key == ("id",)
 
 
-# --- rows in
+# Writing of rows.
 
 
 def test_append_adds_a_file_in_one_commit(place: Path, run: Run) -> None:
@@ -376,7 +386,7 @@ def test_append_takes_standard_input(events: str, place: Path) -> None:
 
 
 class _Interrupting(io.RawIOBase):
-    """Standard input of somebody who presses Ctrl-C."""
+    """A standard input that raises the interrupt of Ctrl-C."""
 
     def readable(self) -> bool:
         return True
@@ -419,7 +429,7 @@ def test_append_to_a_keyed_table_is_acknowledged_and_seen_by_get(place: Path, ru
     assert region.keys() == {"region_id", "epoch", "current_generation", "merged_generation"}
 
 
-# --- questions
+# Queries.
 
 
 def test_sql_prints_one_object_per_row_with_exact_values(events: str, run: Run) -> None:
@@ -526,7 +536,7 @@ def test_a_search_keeps_unpacked_segments_where_nobody_else_can_write(
     cache = place / "home" / ".cache" / "tidemark"
     assert cache.stat().st_mode & 0o777 == 0o700
     assert list(cache.iterdir())
-    monkeypatch.setenv("HOME", str(ndjson(place / "file", [])))  # a home in which nothing can be made
+    monkeypatch.setenv("HOME", str(ndjson(place / "file", [])))  # a home where no folder can be created
     assert run(*search).lines == found
 
 
@@ -564,7 +574,7 @@ def test_explain_shows_the_sources_of_a_search(events: str, run: Run) -> None:
     assert (plan["index"], plan["segments"], len(plan["scanned"])) == ("text", {}, 4)
 
 
-# --- what there is
+# Listings and descriptions.
 
 
 def test_describe_keeps_its_contract(events: str, run: Run) -> None:
@@ -627,7 +637,7 @@ def test_people_get_tables_of_metrics(events: str, run: Run, command: str) -> No
     assert len(ended.out.splitlines()) > 3
 
 
-# --- upkeep
+# Maintenance.
 
 
 @pytest.mark.usefixtures("place")
@@ -671,7 +681,7 @@ def test_gc_shows_and_then_deletes_what_nothing_needs(events: str, run: Run) -> 
     dry = run("gc", events, "--dry-run", "--json").lines
     assert dry[:-1] == [{"key": orphan, "reason": "orphan_split", "size": 30}]
     assert (dry[-1]["summary"]["status"], dry[-1]["summary"]["candidates"]) == ("planned", 1)
-    assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # within its horizon
+    assert run("gc", events, "--json").lines[-1]["summary"]["deleted"] == 0  # the objects are within the horizon
     assert path.exists()
     deleted = run("gc", events, "--horizon", "0s", "--json").lines
     assert (deleted[0]["deleted"], deleted[-1]["summary"]["deleted"]) == (True, 1)
@@ -683,7 +693,7 @@ def test_gc_shows_and_then_deletes_what_nothing_needs(events: str, run: Run) -> 
 def test_ingest_and_compact_run_as_jobs_and_report(place: Path, run: Run) -> None:
     for number in (1, 2):
         ndjson(place / "landing" / "events" / f"{number}.ndjson", ROWS)
-    done = run("ingest", "events", "--json").one  # a declared table is made first
+    done = run("ingest", "events", "--json").one  # this creates the declared table first
     assert done.keys() >= REPORT
     assert (done["status"], done["version"], done["rows_in"], done["splits_out"]) == ("committed", 1, 6, 4)
     assert run("ingest", "events", "--json").one["status"] == "nothing_to_do"
@@ -766,7 +776,7 @@ def test_search_cuts_documents_and_prints_the_columns_that_are_wanted(place: Pat
     found = run(*question, "--columns", "status,score", "--json").one
     assert list(found) == ["status", "score"]
     refused = run(*question, "--columns", "status,colour")
-    assert (refused.code, "there is no colour; an answer has time" in refused.err) == (2, True)
+    assert (refused.code, "unknown column 'colour'. The answer has time" in refused.err) == (2, True)
 
 
 @pytest.mark.usefixtures("place")
@@ -808,7 +818,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
     assert "2015-05-17T00:00" in run("describe", "events", "--all").out
 
 
-# --- bad input: a code that says what to do, one clear line, never a traceback
+# Invalid input: an exit code with a meaning, one clear line, and never a traceback.
 
 
 @pytest.mark.parametrize(
@@ -816,20 +826,20 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
     [
         (["sql", "nowhere", "select 1"], "neither a table declared in tables/*.yaml (declared: events, people)"),
         (["sql", "./nowhere", "select 1"], "there is no table here"),
-        (["sql", "people", "select 1"], "run: tidemark init people"),
+        (["sql", "people", "select 1"], "Run: tidemark init people"),
         (["sql", "events", "drop table t"], "select"),
         (["sql", "events", "select nothing from t"], "nothing"),
-        (["sql", "events", "select * from events"], "name events does not exist! A query calls the table t"),
+        (["sql", "events", "select * from events"], "name events does not exist! In a query, the table has the name t"),
         (["sql", "events", "select 1 a, 2 a"], "several columns called a"),
         (["sql", "events", "select 1", "--at", "9"], "version 9"),
         (["sql", "events", "select 1", "--at", "soon"], "there is no such tag"),
-        (["sql", "events", "select 1", "--at", "1.5"], "no version number, no ISO timestamp and no tag"),
+        (["sql", "events", "select 1", "--at", "1.5"], "not a version number, an ISO timestamp or the name of a tag"),
         (["sql", "events"], "SELECT"),
-        (["sql", "s3://key:secret@bucket/table", "select 1"], "credentials come from the environment"),
+        (["sql", "s3://key:secret@bucket/table", "select 1"], "Credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
-        (["search", "events", "x", "--index", "text", "--limit", "0"], "at least one row"),
+        (["search", "events", "x", "--index", "text", "--limit", "0"], "Give 1 or more"),
         (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "Syntax Error"),
-        (["search", "events", "x", "--index", "text", "--syntax", "no"], "ask for one of lenient, strict"),
+        (["search", "events", "x", "--index", "text", "--syntax", "no"], "must be one of lenient, strict"),
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),
@@ -837,9 +847,9 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["search", "events", "page", "--text", "page", "--index", "text"], "leave one of them out"),
         (["search", "events", "page", "--index", "text", "--explain", "--order-by", "time"], "--order-by"),
         (["search", "events", "page", "--index", "text", "--count", "--explain"], "--explain"),
-        (["search", "events", "--vector", "@tables/events.yaml"], "expected a file of numpy"),
+        (["search", "events", "--vector", "@tables/events.yaml"], "Give a NumPy file"),
         (["search", "events", "--vector", "@nowhere.npy"], "cannot be read: No such file"),
-        (["search", "events", "--vector", "0.1,0.2"], "no list of numbers as JSON"),
+        (["search", "events", "--vector", "0.1,0.2"], "not a JSON list of numbers"),
         (["describe", "events", "--at", "7"], "version 7"),
         (["files", "events", "--at", "-1"], "-1"),
         (["history", "events", "--limit", "0"], "--limit"),
@@ -854,15 +864,15 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["append", "events", "none.ndjson"], "no such file"),
         (["append", "events", "tables"], "is a folder"),
         (["append", "events", "tables/events.yaml"], "--format"),
-        (["append", "events", "tables/people.yaml", "--format", "parquet"], "nothing was appended"),
+        (["append", "events", "tables/people.yaml", "--format", "parquet"], "Nothing was appended"),
         (["ingest", "events", "--window", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "not both"),
-        (["ingest", "people"], "people.yaml: no landing place is declared; add landing: {uri: …, format: …}"),
+        (["ingest", "people"], "people.yaml: no landing place is declared. Add landing: {uri: …, format: …}"),
         (["ingest", "./warehouse/people-elsewhere"], "there is no table here"),
         (["compact", "events", "--all", "--window", "2015-05-17T10:00"], "not both"),
         (["compact", "events", "--from", "2015-05-17T11:00", "--to", "2015-05-17T10:00"], "not after"),
         (["compact", "events", "--window", "noon"], "noon"),
-        (["compact", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00: windows"),
-        (["ingest", "events", "--window", "2026-01-01T10:07"], "the one that holds it is 2026-01-01T10:00: windows"),
+        (["compact", "events", "--window", "2026-01-01T10:07"], "The one that holds it is 2026-01-01T10:00: windows"),
+        (["ingest", "events", "--window", "2026-01-01T10:07"], "The one that holds it is 2026-01-01T10:00: windows"),
         (["merge", "memory://here"], "memory"),
         (["checkpoint", "nowhere"], "nowhere"),
         (["catch-up", "events", "--index", "nope"], "nope"),
@@ -909,7 +919,7 @@ def test_a_failure_without_a_type_ends_with_1_and_keeps_the_contract(
     assert ended.err.endswith(f"tidemark: error: {message}\n")
 
 
-# --- as a process
+# The command as a process.
 
 
 def test_a_process_exits_with_the_code_and_prints_no_traceback(place: Path) -> None:
@@ -938,7 +948,7 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
     assert errors == b""
 
 
-# --- Dagster
+# Dagster.
 
 
 @pytest.mark.dagster
@@ -966,7 +976,7 @@ def test_a_backfill_prints_one_line_per_chunk_and_nothing_else(place: Path) -> N
     options = ["--table", "events", "--from", "2015-05-17T00:00", "--to", "2015-05-17T12:00", "--chunk", "6h", "--json"]
     ended = start("backfill", *options, cwd=place)
     assert ended.code == 0, ended.err
-    assert " - dagster - " not in ended.err  # its events, which drown the lines of the chunks
+    assert " - dagster - " not in ended.err  # Dagster's events would hide the lines of the chunks
     assert [(line["status"], line["number"], line["of"], line["windows"]) for line in ended.lines] == [
         ("done", 1, 2, 6),
         ("done", 2, 2, 6),
@@ -993,7 +1003,7 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
     place: Path, free_port: int
 ) -> None:
     port = free_port
-    for name in ("assets", "jobs", "dagster"):  # of the user, and none of ours
+    for name in ("assets", "jobs", "dagster"):  # packages of the user, not of Tidemark
         (place / name).mkdir()
         (place / name / "__init__.py").write_text("raise SystemExit('the package of the user was imported')\n")
     with subprocess.Popen(
@@ -1009,10 +1019,10 @@ def test_ui_serves_the_tables_of_any_folder_outlives_its_parts_and_ends_with_its
         try:
             assert process.stdout is not None
             history = (place / ".dagster").resolve()
-            assert process.stdout.readline() == f"Dagster starts (its history is in {history}); end it with Ctrl-C\n"
+            assert process.stdout.readline() == f"Dagster starts (its history is in {history}). End it with Ctrl-C.\n"
             while (
                 process.stdout.readline() != f"Dagster is open on http://127.0.0.1:{port}\n"
-            ):  # Dagster says things too
+            ):  # Dagster writes messages too
                 assert process.poll() is None
             assert _answers(port)
             answer = _requested(port, _WHAT_IT_SERVES)
@@ -1054,7 +1064,7 @@ def test_ui_that_is_interrupted_as_it_starts_ends_without_a_traceback(place: Pat
         while "code" not in _parts(process.pid):
             assert process.poll() is None
             time.sleep(0.05)
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         out, err = process.communicate()
     assert process.returncode == 0
     assert "Traceback" not in out + err
@@ -1074,7 +1084,7 @@ _PROGRAMS = {"code": " api grpc ", "daemon": " dagster._daemon ", "webserver": "
 
 
 def _parts(root: int) -> dict[str, int]:
-    """The processes below this one: that which has the code, the daemon and the webserver, as far as they are there."""
+    """Return the ids of the running descendants: code server, daemon and webserver."""
     listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True).stdout
     lines = [line.split(maxsplit=2) for line in listed.splitlines()]
     parents = {int(process): int(parent) for process, parent, *_ in lines}

@@ -1,4 +1,4 @@
-"""Clones: each side goes on by itself, with compaction and collection, and all versions read exactly."""
+"""Source and clone change independently, also by compaction and collection, and all versions return correct rows."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from jobs import ingest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.fsck.check import fsck
+from storage_core.data.steps import Ingest
 from storage_core.log import snapshot as snapshots
 from storage_core.log.actions import FEATURES, SHARED_FEATURE
-from storage_core.log.checkpoints.compact import has_compact_state
-from storage_core.log.log import TransactionLog
+from storage_core.log.job_run import run
+from storage_core.log.log import TransactionLog, has_compact_state, read_tags
 from storage_core.log.sharing import open_table_store
-from storage_core.objectstore.resolve import open_store
+from storage_core.maintain.check import fsck
+from storage_core.store.contract import Committed, IfAbsent
+from storage_core.store.resolve import open_store
 from tests.support import upkeep
 from tests.support.clock import ManualClock
 from tests.support.foreign_files import hashes
@@ -52,7 +52,7 @@ def given(first: int, last: int) -> list[dict[str, object]]:
 
 
 def filled(uri: str) -> tm.Table:
-    """A table of several versions, with segments, deleted rows and a compaction that moved rows."""
+    """Make a table of several versions with segments, deleted rows and a compaction that moved rows."""
     table = tm.Table.create(
         uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2", indexes=INDEXES, settings=NOW
     )
@@ -81,7 +81,7 @@ def found_by_search(uri: str) -> list[int]:
 
 
 def kept_up(uri: str) -> None:
-    """Compact, index, and collect all that nothing needs, twice."""
+    """Compact, index and checkpoint, then collect all unneeded objects in two runs."""
     table = tm.Table.open(uri)
     upkeep.compact(table)
     upkeep.catch_up(table.refresh())
@@ -140,6 +140,29 @@ def test_a_shallow_clone_writes_a_log_and_no_file_of_rows(tmp_path: Path) -> Non
     assert after == before, "a collector of the clone deletes nothing of the source"
 
 
+def test_the_tag_of_a_shallow_clone_never_expires_and_a_deep_clone_leaves_none(tmp_path: Path) -> None:
+    table = tm.Table.create(str(tmp_path / "source"), SCHEMA, settings=NOW)
+    table.append(given(0, 10))
+    done = table.clone(str(tmp_path / "shallow"))
+    table.clone(str(tmp_path / "deep"), deep=True)
+    [tag] = read_tags(table.store).by_name.values()
+    assert (tag.name, tag.expires_at_ms) == (done.tag, None)
+
+
+def test_a_clone_deletes_and_writes_nothing_in_its_source(tmp_path: Path) -> None:
+    source, new = str(tmp_path / "source"), str(tmp_path / "clone")
+    table = tm.Table.create(source, SCHEMA, settings=NOW)
+    table.append(given(0, 10))
+    table.clone(new)
+    (key,) = table.refresh().snapshot.splits
+    before = hashes(tmp_path / "source")
+    store = open_table_store(new)
+    assert store.get(key).data, "a file of the source"
+    assert list(store.delete([key])) == [key]
+    assert isinstance(store.put(key, b"mine", IfAbsent()), Committed)
+    assert (open_table_store(new).get(key).data, hashes(tmp_path / "source")) == (b"mine", before)
+
+
 def test_an_older_version_is_cloned_and_stays_though_its_splits_left_the_source(tmp_path: Path) -> None:
     source, new = str(tmp_path / "source"), str(tmp_path / "clone")
     table = tm.Table.create(source, SCHEMA, settings=NOW)
@@ -162,7 +185,10 @@ def test_without_its_tag_the_files_of_a_shallow_clone_are_collected_and_it_says_
     assert tag is not None
     table.untag(tag)
     kept_up(source)
-    with pytest.raises(tm.errors.TidemarkError, match=r"of which this is a shallow clone; was its tag there removed"):
+    with pytest.raises(
+        tm.errors.TidemarkError,
+        match=r"of which this is a shallow clone. Check whether the tag of the clone was removed there",
+    ):
         rows_of(new)
 
 
@@ -253,7 +279,7 @@ def test_a_place_that_holds_another_table_is_refused(tmp_path: Path) -> None:
     table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
     table.append(given(0, 10))
     tm.Table.create(str(tmp_path / "other"), SCHEMA)
-    with pytest.raises(tm.errors.InvalidInput, match="there is another table already"):
+    with pytest.raises(tm.errors.InvalidInput, match="another table exists here"):
         table.clone(str(tmp_path / "other"))
     with pytest.raises(tm.errors.InvalidInput, match="lies in the folder of the table"):
         table.clone(str(tmp_path / "source" / "inner"))
@@ -269,7 +295,7 @@ def test_a_clone_is_told_from_one_of_a_clone_that_has_the_same_version(tmp_path:
     clone.append(given(10, 30))
     assert (clone.version, table.version) == (1, 1)
     clone.clone(third)
-    with pytest.raises(tm.errors.InvalidInput, match="there is another table already"):
+    with pytest.raises(tm.errors.InvalidInput, match="another table exists here"):
         table.clone(third)
     assert clone.clone(third).commit_id == ""
     assert rows_of(third) == rows_of(clone) != rows_of(table)
@@ -281,7 +307,7 @@ def test_what_a_killed_shallow_clone_left_is_no_place_for_another(tmp_path: Path
     (tmp_path / "clone").mkdir()
     (tmp_path / "clone" / "_source.json").write_text('{"format":1,"uri":"file:///elsewhere"}')
     for deep in (False, True):
-        with pytest.raises(tm.errors.InvalidInput, match=r"holds _source\.json, which another clone left"):
+        with pytest.raises(tm.errors.InvalidInput, match=r"contains _source\.json, which an interrupted clone left"):
             table.clone(str(tmp_path / "clone"), deep=deep)
 
 
@@ -292,7 +318,7 @@ def test_other_bytes_at_the_place_of_a_deep_clone_say_to_take_another_place(tmp_
     there = tmp_path / "clone" / file.relative_to(tmp_path / "source")
     there.parent.mkdir(parents=True)
     there.write_bytes(b"other")
-    with pytest.raises(tm.errors.InvalidInput, match="has other bytes there; clone to an empty place"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"has other content at this key. Clone to an empty location"):
         table.clone(str(tmp_path / "clone"), deep=True)
 
 
@@ -341,17 +367,17 @@ def test_a_shallow_clone_sends_no_signed_request_to_a_service_that_nobody_chose(
     pointer = tmp_path / "clone" / "_source.json"
     pointer.chmod(0o644)
     pointer.write_text('{"format":1,"uri":"s3://bucket/table?endpoint=http://127.0.0.1:9"}')
-    with pytest.raises(tm.errors.InvalidInput, match=r"at http://127\.0\.0\.1:9, which is neither its own service"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"at http://127\.0\.0\.1:9. This is neither its own service"):
         rows_of(str(tmp_path / "clone"))
 
 
 @pytest.mark.parametrize(
     ("data", "error", "says"),
     [
-        (b"", tm.errors.Corrupt, "does not say where the source"),
-        (b'{"format":1,"uri":"fi', tm.errors.Corrupt, "does not say where the source"),
-        (b'{"format":1,"uri":7}', tm.errors.Corrupt, "does not say where the source"),
-        (b'{"format":2,"uri":"file:///elsewhere"}', tm.errors.Unsupported, "format 2, this release reads 1; upgrade"),
+        (b"", tm.errors.Corrupt, "not the place of the source"),
+        (b'{"format":1,"uri":"fi', tm.errors.Corrupt, "not the place of the source"),
+        (b'{"format":1,"uri":7}', tm.errors.Corrupt, "not the place of the source"),
+        (b'{"format":2,"uri":"file:///elsewhere"}', tm.errors.Unsupported, "format 2, this release reads 1. Upgrade"),
         (None, tm.errors.SnapshotExpired, "the store does not have it"),
     ],
 )
@@ -408,7 +434,7 @@ def test_the_command_makes_a_clone_and_says_what_keeps_it(tmp_path: Path, capfd:
     assert main(["clone", source, new]) == 0
     assert capfd.readouterr().out.endswith("is that clone already, nothing to do\n")
     assert main(["clone", source, f"{new}-deep", "--deep", "--version", "0"]) == 0
-    assert capfd.readouterr().out.endswith("0 rows in 0 splits; 0 bytes copied\n")
+    assert capfd.readouterr().out.endswith("0 rows in 0 splits, 0 bytes copied\n")
 
 
 @pytest.mark.parametrize("made", ["clone", "deep clone", "repair"])
@@ -420,8 +446,8 @@ def test_a_dry_run_of_ingest_plans_no_file_whose_rows_a_copy_of_the_table_has(tm
     declared.write_text(
         f"name: t\nuri: {tmp_path}/t\ncolumns: {{n: long}}\nlanding: {{uri: {tmp_path}/landing, format: ndjson}}\n"
     )
-    first = JobRequest(table_uri=f"{tmp_path}/t", declaration=str(declared))
-    assert ingest.run(first, Spark()).metrics.rows_out == 2
+    first = Ingest(table_uri=f"{tmp_path}/t", declaration=str(declared))
+    assert run(first, Spark()).metrics.rows_out == 2
     command = ["repair", "--into"] if made == "repair" else ["clone"]
     into = [
         command[0],
@@ -431,11 +457,11 @@ def test_a_dry_run_of_ingest_plans_no_file_whose_rows_a_copy_of_the_table_has(tm
         *(["--deep"] if made == "deep clone" else []),
     ]
     assert main(into) == 0
-    for landed in (tmp_path / "landing").iterdir():  # as in a copy of the folder
+    for landed in (tmp_path / "landing").iterdir():  # as after a copy of the folder
         landed.touch()
-    planned = JobRequest(table_uri=f"{tmp_path}/copy", declaration=str(declared), dry_run=True)
-    assert ingest.run(planned, Spark()).status == "nothing_to_do"
+    planned = Ingest(table_uri=f"{tmp_path}/copy", declaration=str(declared), dry_run=True)
+    assert run(planned, Spark()).status == "nothing_to_do"
     (tmp_path / "landing" / "1.ndjson").write_text('{"n": 7}\n')
     (tmp_path / "landing" / "new.ndjson").write_text('{"n": 9}\n')
-    report = ingest.run(planned, Spark())
+    report = run(planned, Spark())
     assert (report.status, report.details["files"]) == ("planned", 2)

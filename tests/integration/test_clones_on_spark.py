@@ -1,4 +1,4 @@
-"""The jobs on a shallow clone: their tasks find the files of the source, and write none there."""
+"""Jobs on a shallow clone: their tasks read the source's files and write no file into the source's folder."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from jobs import audit, catch_up, collect, compact
-from jobs.requests.audit import AuditRequest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Audit, options_for
+from storage_core.log.job_run import run
 from tests.support.foreign_files import hashes
 
 pytestmark = pytest.mark.spark
@@ -41,11 +40,10 @@ def test_a_shallow_clone_is_compacted_indexed_judged_and_collected_by_jobs(tmp_p
     tm.Table.open(new).delete("n % 10 = 3")
     left = [n for n in range(80) if n % 10 != 3]
 
-    request = JobRequest(table_uri=new, master=MASTER)
-    assert compact.run(request, spark).status == "committed"
-    assert catch_up.run(request, spark).status == "committed"
-    assert audit.run(AuditRequest(table_uri=new, master=MASTER), spark).details["clean"]
-    collect.run(request, spark)
+    for step in ("compact", "catch_up"):
+        assert run(options_for(step, table_uri=new, master=MASTER), spark).status == "committed"
+    assert run(Audit(table_uri=new, master=MASTER), spark).details["clean"]
+    run(options_for("collect", table_uri=new, master=MASTER), spark)
     assert (numbers(new), numbers(source)) == (left, list(range(80)))
     assert tm.Table.open(new).search_count("h1", index="hosts") == len([n for n in left if n % 3 == 1])
     assert len(tm.Table.open(new).files()) == 1

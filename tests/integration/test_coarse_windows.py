@@ -1,4 +1,4 @@
-"""Coarse windows, 2 to 24 hours: refused without their mark, and with it like any other window, from end to end."""
+"""Coarse windows of 2 to 24 hours: refused without `coarse_window: true`, and otherwise handled like any window."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from storage_core.compaction.execute import execute
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.compact.execute import execute
 from storage_core.log.actions import Action
 from storage_core.read.predicate import col
 from tests.support import merge_plan
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 HOUR = 3600
 HOURS = (2, 3, 4, 6, 8, 12, 24)
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-NOON = 1_431_864_000  # 2015-05-17T12:00Z, a start of each of these windows but the longest
+NOON = 1_431_864_000  # 2015-05-17T12:00Z, a window start for all but the longest window
 
 coarse = pytest.mark.parametrize("hours", HOURS)
 
@@ -50,7 +50,7 @@ def test_a_coarse_window_is_refused_without_its_mark_wherever_a_table_is_made(tm
 
 @pytest.mark.parametrize("window", ["5h", "7h", "9h", "48h", "90m"])
 def test_the_mark_admits_no_other_duration(tmp_path: Path, window: str) -> None:
-    with pytest.raises(InvalidInput, match="does not divide the hour"):
+    with pytest.raises(InvalidInput, match="does not divide an hour"):
         declared(tmp_path, window)
 
 
@@ -80,23 +80,23 @@ def test_rows_lie_in_windows_aligned_to_the_epoch_and_a_compaction_leaves_one_sp
 
 @coarse
 def test_a_coarse_window_leaves_at_its_own_end_plus_the_retention(tmp_path: Path, hours: int) -> None:
-    from storage_core.compaction.expiry import plan
+    from storage_core.compact.planner import plan_expiry
 
     table = Table.declare(declared(tmp_path, f"{hours}h", more="retention: 1d\n"))
     table.append([row(NOON, 1), row(NOON + hours * HOUR, 2)])
     due = (NOON // (hours * HOUR) + 1) * hours * HOUR + 24 * HOUR
     retention_ms = table.config.retention_ms
-    assert plan(table.snapshot, retention_ms=retention_ms, now_ms=due * 1000 - 1).splits == ()
-    assert len(plan(table.snapshot, retention_ms=retention_ms, now_ms=due * 1000).splits) == 1
+    assert plan_expiry(table.snapshot, retention_ms=retention_ms, now_ms=due * 1000 - 1).splits == ()
+    assert len(plan_expiry(table.snapshot, retention_ms=retention_ms, now_ms=due * 1000).splits) == 1
 
 
-# --- Dagster
+# Dagster.
 
 
 @pytest.mark.dagster
 @coarse
 def test_partitions_are_the_coarse_windows_also_those_before_1970(tmp_path: Path, hours: int) -> None:
-    from assets.partitions import partition_key, partitions_of, span_of
+    from assets.steps import partition_key, partitions_of, span_of
 
     seconds = hours * HOUR
     more = "partitions: {start: 2015-05-17T00:00, end: 2015-05-19T00:00}\n"
@@ -125,7 +125,7 @@ def test_chunks_of_a_backfill_hold_whole_coarse_windows(tmp_path: Path, hours: i
     found = chunks(declaration, "2015-05-17T00:00", "2015-05-21T00:00", chunk)
     assert {each.windows for each in found} == {windows}
     assert sum(each.windows for each in found) == 96 // hours
-    with pytest.raises(InvalidInput, match="does not hold whole windows"):
+    with pytest.raises(InvalidInput, match="does not contain whole windows"):
         chunks(declaration, "2015-05-17T00:00", "2015-05-21T00:00", "1h")
     with pytest.raises(InvalidInput, match="must be starts of windows"):
         chunks(declaration, "2015-05-17T01:00", "2015-05-21T00:00", chunk)

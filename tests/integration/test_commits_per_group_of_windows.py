@@ -1,4 +1,4 @@
-"""A compaction of many windows commits them in groups: what fails, or is killed, takes only its own windows along."""
+"""A compaction commits many windows in groups, and a failure or a kill affects only the windows of one group."""
 
 from __future__ import annotations
 
@@ -14,21 +14,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs import compact
-from jobs.compacting.group_plan import GroupLimits, grouped
-from jobs.compacting.window_groups import Executed, GroupsOutcome, compact_groups, settle
-from jobs.reports.report import report_of
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import WindowRange, window_name
-from jobs.running.run import JobRun
-from jobs.spark import tasks
 from jobs.spark.spark import Spark
-from storage_core.compaction import planner
-from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Corrupt, Fenced
-from storage_core.leases.lease import break_lease
+from storage_core.base.errors import Corrupt, Fenced
+from storage_core.compact import planner, steps
+from storage_core.compact.steps import Executed, GroupLimits, GroupsOutcome, compact_groups, grouped, settle
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.window_range import WindowRange, window_name
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import Compact
 from storage_core.log.actions import Remove
+from storage_core.log.job_run import JobRun, report_of, run
+from storage_core.log.lease import break_lease
 from storage_core.log.snapshot import Snapshot
 from tests.integration.halved_split import halve_split, repair
 from tests.support.merge_plan import plan
@@ -39,13 +35,13 @@ FIRST = int(START.timestamp())
 WINDOWS = [FIRST + 3600 * number for number in range(5)]
 IN_PAIRS = GroupLimits(windows=2)
 
-# The real job in a real process, which kills itself when it is about to make its second commit.
+# The real job in a real process, which kills itself just before its second commit.
 KILLED_JOB = """
 import os, signal, sys
 from functools import partial
-from jobs import compact
-from jobs.compacting.group_plan import GroupLimits
-from jobs.compacting.window_groups import compact_groups
+from storage_core.compact import steps
+from storage_core.compact.steps import GroupLimits, compact_groups
+from jobs.command import main
 from storage_core.log.log import TransactionLog
 commit, made = TransactionLog.commit, []
 def killed(self, *arguments, **named):
@@ -54,14 +50,14 @@ def killed(self, *arguments, **named):
         os.kill(os.getpid(), signal.SIGKILL)
     return commit(self, *arguments, **named)
 TransactionLog.commit = killed
-compact.compact_groups = partial(compact_groups, limits=GroupLimits(windows=2))
-compact.main(["--table-uri", sys.argv[1]])
+steps.compact_groups = partial(compact_groups, limits=GroupLimits(windows=2))
+main("compact", ["--table-uri", sys.argv[1]])
 """
 
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Five windows of two splits each; the fourth has by far the most rows."""
+    """Make a table of five windows with two splits each. The fourth window has by far the most rows."""
     schema = pa.schema(
         [pa.field("timestamp", pa.timestamp("us", "UTC"), nullable=False), pa.field("text", pa.string())]
     )
@@ -94,7 +90,7 @@ def splits_by_window(uri: str) -> list[int]:
 
 
 def executed(table: Table, planned: Sequence[CompactionTask]) -> list[Executed]:
-    return [Executed(task, tasks.compact({"table_uri": table.uri, "task": task.to_json()})) for task in planned]
+    return [Executed(task, steps.merge_splits({"table_uri": table.uri, "task": task.to_json()})) for task in planned]
 
 
 def everything(snapshot: Snapshot) -> list[CompactionTask]:
@@ -102,7 +98,7 @@ def everything(snapshot: Snapshot) -> list[CompactionTask]:
 
 
 def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group_are_committed(table: Table) -> None:
-    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
+    job, outcome = JobRun(Compact(table_uri=table.uri), Spark()), GroupsOutcome()
     with job.leased(everything, ["compact.all"]) as planned:
         merges = executed(table, planned)
         deleted = merges[1].task.inputs[0].path
@@ -118,7 +114,7 @@ def test_a_window_that_changed_meanwhile_fails_alone_and_the_others_of_its_group
 
 
 def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_ends_it(table: Table) -> None:
-    job, outcome = JobRun("compact", JobRequest(table_uri=table.uri), Spark()), GroupsOutcome()
+    job, outcome = JobRun(Compact(table_uri=table.uri), Spark()), GroupsOutcome()
     with job.leased(everything, ["compact.all"]) as planned:
         first, second, third = grouped(planned, IN_PAIRS)
         tokens = []
@@ -137,7 +133,7 @@ def test_every_commit_of_a_run_has_a_token_of_its_own_and_whoever_takes_over_end
 @pytest.mark.spark
 def test_groups_are_committed_as_they_end_and_a_damaged_window_fails_alone(table: Table, spark: Spark) -> None:
     expected, file = rows_of(table), halve_split(table, WINDOWS[1])
-    job = JobRun("compact", JobRequest(table_uri=table.uri), spark)
+    job = JobRun(Compact(table_uri=table.uri), spark)
     with job.leased(everything, ["compact.all"]) as planned:
         outcome = compact_groups(job, planned, IN_PAIRS)
     assert outcome.failed.keys() == {WINDOWS[1]}
@@ -156,8 +152,8 @@ def test_a_plan_in_parts_is_one_run_with_one_report(
 ) -> None:
     monkeypatch.setattr(planner, "PART_INPUTS", 4)
     expected, file = rows_of(table), halve_split(table, WINDOWS[1])
-    with pytest.raises(Corrupt, match=f"the windows {window_name(WINDOWS[1])} were not compacted") as refused:
-        compact.run(JobRequest(table_uri=table.uri), spark)
+    with pytest.raises(Corrupt, match=f"The windows {window_name(WINDOWS[1])} were not compacted") as refused:
+        run(Compact(table_uri=table.uri), spark)
     repair(file)
     report = report_of(refused.value)
     assert report is not None
@@ -174,24 +170,24 @@ def test_a_request_that_names_a_skipped_window_tries_it_again_and_a_repaired_one
 ) -> None:
     expected = rows_of(table)
     file = halve_split(table, WINDOWS[1])
-    every = JobRequest(table_uri=table.uri)
-    with pytest.raises(Corrupt, match=f"the windows {window_name(WINDOWS[1])} were not compacted") as refused:
-        compact.run(every, spark)
+    every = Compact(table_uri=table.uri)
+    with pytest.raises(Corrupt, match=f"The windows {window_name(WINDOWS[1])} were not compacted") as refused:
+        run(every, spark)
     report = report_of(refused.value)
     assert report is not None
     assert report.details["windows"] == [each for each in WINDOWS if each != WINDOWS[1]]
     assert [each["version"] for each in report.details["commits"]] == [report.version]  # type: ignore[attr-defined]
-    assert compact.run(every, spark).status == "nothing_to_do"
-    named = JobRequest(table_uri=table.uri, windows=WindowRange(WINDOWS[0], WINDOWS[4]))
-    scheduled = JobRequest(table_uri=table.uri, windows=named.windows, mode=Mode.POLICY)
-    assert compact.run(scheduled, spark).status == "nothing_to_do"
-    message = f"{file.name}.* were not compacted.*; no window was compacted; run: tidemark fsck, "
+    assert run(every, spark).status == "nothing_to_do"
+    named = Compact(table_uri=table.uri, windows=WindowRange(WINDOWS[0], WINDOWS[4]))
+    scheduled = Compact(table_uri=table.uri, windows=named.windows, mode=Mode.POLICY)
+    assert run(scheduled, spark).status == "nothing_to_do"
+    message = f"{file.name}.* were not compacted.*. No window was compacted. Run: tidemark fsck, "
     with pytest.raises(Corrupt, match=message):
-        compact.run(named, spark)
+        run(named, spark)
     (skip,) = Table.open(table.uri).snapshot.mergeskips.values()
     assert skip.skipCount == 2
     repair(file)
-    done = compact.run(named, spark)
+    done = run(named, spark)
     assert (done.status, done.details["windows"], done.details["windows_failed"]) == ("committed", [WINDOWS[1]], [])
     assert not Table.open(table.uri).snapshot.mergeskips
     assert rows_of(Table.open(table.uri)) == expected
@@ -206,7 +202,7 @@ def test_a_driver_that_is_killed_loses_no_group_that_was_committed(table: Table,
     left = sum(count == 2 for count in splits_by_window(table.uri))
     assert rows_of(Table.open(table.uri)) == expected
 
-    report = compact.run(JobRequest(table_uri=table.uri), spark)
+    report = run(Compact(table_uri=table.uri), spark)
 
     assert len(report.details["windows"]) == left  # type: ignore[arg-type]
     assert splits_by_window(table.uri) == [1] * 5

@@ -1,7 +1,7 @@
-"""A compaction on Spark beside everybody else: the row "compact" of the conflict table, cell by cell.
+"""A compaction on Spark with concurrent operations: the row "compact" of the conflict table, cell by cell.
 
-Somebody acts when the tasks of the compaction have written their splits and nothing is committed. What the table holds
-in the end is a model in plain Python, whoever won.
+The other operation commits after the tasks of the compaction have written their splits and before the compaction
+commits. A model in plain Python gives the expected rows for both outcomes of the race.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from typing import Any
 
 import pytest
 
-from jobs import compact, merge
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import WindowRange
-from jobs.spark.spark import Answer, Item, Spark
-from storage_core.audit.audit import audit
-from storage_core.declaration import load
-from storage_core.errors import CommitConflict
+from jobs.spark.spark import Spark
+from storage_core.base.errors import CommitConflict
+from storage_core.change.declaration import load
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.steps import Compact, Merge
 from storage_core.log.actions import Remove
+from storage_core.log.job_run import Answer, Item, JobReport, run
+from storage_core.maintain.audit import audit
 from storage_core.table import Table
 from tests.support.deleted_rows import delete_where
 
@@ -48,7 +47,7 @@ Act = Callable[[], object]
 
 
 class CommittedMeanwhile(Spark):
-    """Joins the session; somebody acts when the tasks are done, before the job goes on."""
+    """A launcher that joins the session and runs another operation between the tasks and the commit."""
 
     def __init__(self, act: Act) -> None:
         super().__init__(MASTER)
@@ -63,7 +62,7 @@ class CommittedMeanwhile(Spark):
 
 
 class Events:
-    """A table of two windows, of three splits each, and what its rows are."""
+    """A table of two windows with three splits each, and the model of its rows."""
 
     def __init__(self, folder: Path, *, keyed: bool = False) -> None:
         self._folder, self._keyed = folder, keyed
@@ -83,7 +82,7 @@ class Events:
         return {"at": at, "host": None if n % 11 == 0 else f"h{n % 5}", "n": n, "text": text}
 
     def append(self, numbers: Sequence[int], text: str = "first") -> None:
-        """Add rows, to the keyed table by a merge on Spark."""
+        """Add rows, on the keyed table by a merge on Spark."""
         rows = [self.row(n, text) for n in numbers]
         if self._keyed:
             with self.table.refresh().writer() as writer:
@@ -95,7 +94,7 @@ class Events:
         self.model |= dict.fromkeys(numbers, text)
 
     def delete(self, deleted: Callable[[int], bool]) -> None:
-        """Delete rows, of the keyed table by a merge on Spark."""
+        """Delete rows, on the keyed table by a merge on Spark."""
         numbers = [n for n in self.model if deleted(n)]
         if self._keyed:
             with self.table.refresh().writer() as writer:
@@ -108,14 +107,14 @@ class Events:
             del self.model[n]
 
     def merge(self, meanwhile: Act = list) -> JobReport:
-        return merge.run(JobRequest(table_uri=self.table.uri, master=MASTER), CommittedMeanwhile(meanwhile))
+        return run(Merge(table_uri=self.table.uri, master=MASTER), CommittedMeanwhile(meanwhile))
 
     def compact(self, meanwhile: Act = list, *, start: int | None = None) -> JobReport:
-        request = JobRequest(table_uri=self.table.uri, master=MASTER, windows=WindowRange(start=start))
-        return compact.run(request, CommittedMeanwhile(meanwhile))
+        request = Compact(table_uri=self.table.uri, master=MASTER, windows=WindowRange(start=start))
+        return run(request, CommittedMeanwhile(meanwhile))
 
     def check(self, *, splits: int) -> None:
-        """The rows are those of the model, each once, in so many splits that are what the log says."""
+        """Check that the table has each row of the model once, in this many splits that match the log."""
         table = Table.open(self.table.uri)
         rows = table.scan(["n", "text"]).to_arrow().to_pylist()
         assert {row["n"]: row["text"] for row in rows} == self.model
@@ -160,7 +159,7 @@ def test_a_keyed_merge_into_the_same_splits_wins_row_by_row(tmp_path: Path, spar
     def others() -> None:
         events.append(range(0, ROWS, 5), "replaced")
         events.delete(lambda n: n % 10 == 1)
-        events.append([5, 11, 2_000], "again")  # replaced before, deleted before, and new
+        events.append([5, 11, 2_000], "again")  # rows that were replaced earlier, deleted earlier, and new
 
     report = events.compact(others)
     assert report.status == "committed"
@@ -186,9 +185,9 @@ def test_a_merge_that_a_compaction_overtook_is_planned_again(tmp_path: Path, spa
 
 @pytest.mark.parametrize("rest", [0, 1], ids=["all of it", "one of two windows"])
 def test_of_two_compactions_one_wins_and_the_other_does_the_rest(events: Events, rest: int) -> None:
-    """They do not see each other's lease: it is that of the first window of a range."""
+    """The two compactions have different leases, because a lease belongs to the first window of a range."""
     start = FIRST + rest * WINDOW
-    with pytest.raises(CommitConflict, match=r"splits/.*: no longer live at version .* plan again"):
+    with pytest.raises(CommitConflict, match=r"splits/.*: no longer live at version .* Plan again"):
         events.compact(lambda: events.compact(start=start))
     events.check(splits=2)
     assert events.compact().status == "nothing_to_do"
@@ -217,7 +216,7 @@ def test_rows_that_a_restore_brings_back_are_not_lost(events: Events) -> None:
         events.table.refresh().restore(version - 1)
         events.model = model
 
-    with pytest.raises(CommitConflict, match="deleted rows of it were restored"):
+    with pytest.raises(CommitConflict, match="of its deleted rows were restored"):
         events.compact(restore)
     events.check(splits=6)
     assert events.compact().status == "committed"
@@ -226,7 +225,7 @@ def test_rows_that_a_restore_brings_back_are_not_lost(events: Events) -> None:
 
 @pytest.mark.parametrize("windows", [(FIRST,), (FIRST, FIRST + WINDOW)], ids=["a window", "everything"])
 def test_removed_windows_stay_removed(events: Events, windows: tuple[int, ...]) -> None:
-    """As retention removes them: whole, in one commit."""
+    """The windows are removed as retention does: completely, in one commit."""
 
     def expire() -> None:
         head = events.table.refresh().snapshot
@@ -251,7 +250,7 @@ def test_a_changed_sort_schema_wins_also_beside_deletes(events: Events) -> None:
     with pytest.raises(CommitConflict, match="sort schema"):
         events.compact(configure)
     events.check(splits=6)
-    assert events.compact().status == "committed"  # as they were sorted: splits keep their order
+    assert events.compact().status == "committed"  # splits keep their sort order
     events.check(splits=2)
     assert {add.sortSchema for add in events.table.refresh().snapshot.splits.values()} == {"host|timestamp/V2"}
 

@@ -1,8 +1,8 @@
-"""The driver of a compaction is killed at random moments, while its tasks work and while it commits.
+"""The driver of a compaction is killed at random moments, during its tasks and during its commits.
 
-`tests/e2e/test_killed_compaction.py` kills it just before and just after the commit; here nobody chooses the moment.
-Afterwards every window is as it was or as it should be, all in one step, and the next run finishes. What the dead left
-behind is collected once the horizon has passed. `TIDEMARK_SCALE` kills more often.
+`tests/e2e/test_killed_compaction.py` kills the driver just before and just after a commit. Here the moments are random.
+After a kill, every window is either unchanged or completely compacted, and the next run finishes the work. The
+collector removes the leftover objects after the horizon. `TIDEMARK_SCALE` increases the number of kills.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from random import Random
 
 import pytest
 
-from jobs import collect
-from jobs.requests.request import JobRequest, to_argv
-from jobs.spark.code_archive import ROOT
+from jobs.command import to_arguments
+from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.data.steps import Collect, Compact
+from storage_core.log.job_run import run
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
 from tests.support.copies import copy_into
 from tests.support.scale import scaled
 from tests.support.uneven_windows import WINDOWS, create, live_splits, rows_of, stored_splits
@@ -38,8 +39,8 @@ AN_HOUR_MS = 3_600_000
 
 @contextmanager
 def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """The job as a process, which is gone after the block."""
-    command = [sys.executable, "-m", "jobs.compact", *to_argv(JobRequest(table_uri=uri, master="local[2]"))]
+    """Start the job as a process, and end the process after the block."""
+    command = [sys.executable, "-m", "jobs", "compact", *to_arguments(Compact(table_uri=uri, master="local[2]"))]
     with log.open("wb") as output:
         process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=output)
         try:
@@ -50,14 +51,14 @@ def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_outputs(uri: str, wanted: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when so many splits more are stored than at first, or the job has ended."""
+    """Return when this many new splits are stored or the job has ended."""
     before = len(stored_splits(uri))
     while len(stored_splits(uri)) < before + wanted and process.poll() is None:
         time.sleep(0.005)
 
 
 def compacted(table: Table, inputs: set[str]) -> bool:
-    """Whether the table is compacted; when it is not, it is as it was. Nothing in between passes."""
+    """Return True if the table is compacted, and False if it is unchanged. Fail for any other state."""
     live = {add.path for add in live_splits(table)}
     if live == inputs:
         return False
@@ -80,7 +81,7 @@ def test_wherever_the_driver_is_killed_all_windows_are_compacted_or_none(tmp_pat
     expected, inputs = rows_of(Table.open(uri)), {add.path for add in live_splits(Table.open(uri))}
     for number in range(KILLS):
         with compaction(uri, tmp_path / f"{number}.log") as process:
-            wait_for_outputs(uri, random.randint(1, WINDOWS), process)  # before the first of them nothing can go wrong
+            wait_for_outputs(uri, random.randint(1, WINDOWS), process)  # no fault is possible before the first output
             time.sleep(random.uniform(0.0, LONGEST_S))
         table = Table.open(uri)
         assert rows_of(table) == expected
@@ -99,8 +100,8 @@ def assert_collected_after_the_horizon(table: Table, inputs: set[str]) -> None:
     expected = rows_of(table)
     live = {add.path for add in live_splits(table)}
     orphans = stored_splits(table.uri) - inputs - live
-    collect.run(JobRequest(table_uri=table.uri, horizon_ms=AN_HOUR_MS), Spark())
+    run(Collect(table_uri=table.uri, horizon_ms=AN_HOUR_MS), Spark())
     assert stored_splits(table.uri) == inputs | live | orphans, "they may be the work of a run that is under way"
-    collect.run(JobRequest(table_uri=table.uri, horizon_ms=0), Spark())
+    run(Collect(table_uri=table.uri, horizon_ms=0), Spark())
     assert stored_splits(table.uri) == inputs | live
     assert rows_of(Table.open(table.uri)) == expected

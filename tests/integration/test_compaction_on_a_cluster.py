@@ -1,12 +1,12 @@
-"""Compaction on a cluster of one master and two workers that share with the job an S3 store and nothing else.
+"""Compaction on a cluster of one master and two workers that share only an S3 store with the job.
 
-It runs here, on the cluster, and through a Spark Connect server on the cluster, and what comes out is the same to the
-byte. Three values in a split are drawn anew by whoever writes it, and are left out of the comparison: its own name, the
-id that the splits of one operation share, and the checksum, a checksum over both. All are of one length, so that every
-other byte of the file, pages and footer, is compared at its place; and of the log's actions all but the name, the time
-of writing, and the checksum of the whole file.
+The compaction runs in this process, on the cluster, and through a Spark Connect server on the cluster. The three
+results are equal to the byte, except for random values. Each split has three random values: its name, the id that the
+splits of one operation share, and a checksum of both. All three have a fixed length, so the test compares every other
+byte of pages and footer at its position. In the log's actions the test ignores the name, the time of writing and the
+checksum of the whole file.
 
-Then a second attempt of a task runs beside the first, and an executor is killed.
+Then a second attempt of a task runs concurrently with the first attempt, and an executor is killed.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs import collect
-from jobs.requests.request import JobRequest
 from jobs.spark import delta
-from jobs.spark.code_archive import ROOT
+from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
-from storage_core.declaration import load
-from storage_core.importing.delta import as_delta_has_it
-from storage_core.ingest.delta_progress import DeltaProgress, progress_txns
+from storage_core.change.declaration import load
+from storage_core.data.steps import Collect, Compact, Ingest
+from storage_core.interop.delta_import import as_delta_has_it
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.log.job_run import run
 from storage_core.split.metadata import PREFIX
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
+from storage_core.write.ingest.progress import DeltaProgress, progress_txns
 from tests.integration.job_command import run_command
 from tests.integration.troubled_compaction import lose_the_executor, side_by_side, straggle
 from tests.support.copies import copy_into
@@ -50,7 +50,7 @@ pytestmark = pytest.mark.spark
 
 SPECULATION = {
     "spark.speculation": "true",
-    "spark.speculation.quantile": "0.8",  # every small window is done before a second attempt at the large one
+    "spark.speculation.quantile": "0.8",  # all small windows end before a second attempt at the large one
     "spark.speculation.minTaskRuntime": "1s",
 }
 DRAWN = ("path", "operation_id", "seal")
@@ -65,7 +65,7 @@ def original() -> MemoryStore:
 
 @pytest.fixture(scope="module")
 def s3(_s3_server: S3Server) -> Iterator[S3Server]:
-    """The S3 server of all tests, and for those of this file an environment that lets in."""
+    """Return the S3 server of all tests, with its credentials in the environment for the tests of this file."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _s3_server.environment.items():
             patch.setenv(name, value)
@@ -86,14 +86,17 @@ def cluster(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def on_both(folder: Path) -> tuple[object, ...]:
-    """The job itself, but for a task per merge, the first two of them at once: each executor has one core."""
+    """Return the program that runs the job with one task per merge, the first two concurrently.
+
+    Each executor has one core.
+    """
     folder.mkdir()
     return ("tests.integration.troubled_compaction", side_by_side.__name__, folder, LARGE)
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """A table after its compaction, the report of it, and how many tasks ran on each executor."""
+    """A table after its compaction, the compaction's report, and the number of tasks per executor."""
 
     uri: str
     report: Mapping[str, Any]
@@ -104,17 +107,20 @@ class Compacted:
 def on_cluster(
     cluster: StandaloneCluster, original: MemoryStore, s3: S3Server, tmp_path_factory: pytest.TempPathFactory
 ) -> Compacted:
-    """Compacted by a driver of its own. It ends before the Connect server takes the cores of the cluster."""
+    """Compact the table with a separate driver, which ends before the Connect server takes the cluster's cores."""
     uri = copied(original, s3.uri(f"tables/{uuid4()}"))
-    request = JobRequest(table_uri=uri, master=cluster.master)
+    request = Compact(table_uri=uri, master=cluster.master)
     job = on_both(tmp_path_factory.mktemp("on") / "cluster")
     return Compacted(uri, run_command(request, cluster.driver_environment, *job), cluster.tasks())
 
 
 @pytest.fixture(scope="module")
 def copy_on_cluster(cluster: StandaloneCluster, on_cluster: Compacted, s3: S3Server) -> str:
-    """The compacted table copied by a session on the cluster, which ends before the Connect server as well."""
-    libraries = cluster.worker_environment["PYTHONPATH"]  # what plans on the driver runs with the workers' Python
+    """Copy the compacted table with a session on the cluster.
+
+    The session ends before the Connect server takes the cluster's cores.
+    """
+    libraries = cluster.worker_environment["PYTHONPATH"]  # code of the driver that plans uses the workers' Python
     return copied_in_spark(cluster.master, on_cluster.uri, s3, {**cluster.driver_environment, "PYTHONPATH": libraries})
 
 
@@ -131,11 +137,11 @@ def copied(original: MemoryStore, uri: str) -> str:
 
 
 def copied_in_spark(master: str, uri: str, s3: S3Server, environment: Mapping[str, str]) -> str:
-    """A copy of a table that the data source of Spark has made."""
+    """Copy a table with the Spark data source."""
     table = Table.open(uri)
     copy = Table.create(s3.uri(f"tables/{uuid4()}"), table.schema, time_column=table.config.time_column)
     program = [sys.executable, "-m", "tests.integration.copy_in_spark", master, uri, copy.uri]
-    found = {name: value for name, value in environment.items() if name != "PYTHONSAFEPATH"}  # which leaves out `tests`
+    found = {name: value for name, value in environment.items() if name != "PYTHONSAFEPATH"}  # excludes `tests`
     ended = subprocess.run(program, cwd=ROOT, env=found, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr[-4_000:]
     assert int(ended.stdout.splitlines()[-1]) == table.snapshot.rows
@@ -143,12 +149,12 @@ def copied_in_spark(master: str, uri: str, s3: S3Server, environment: Mapping[st
 
 
 def through_connect(server: str) -> dict[str, str]:
-    """The environment of a job that knows of a Connect server and nothing else, and has no Java to start."""
+    """Return the environment of a job that has a Connect server and no Java."""
     return {**os.environ, "SPARK_REMOTE": server, "JAVA_HOME": "/nowhere"}
 
 
 def outputs(uri: str) -> list[tuple[bytes, Add]]:
-    """The live splits as bytes and as actions, without what is drawn anew."""
+    """Return the live splits as bytes and as actions, without the random values."""
     store = open_store(uri)
     return [nameless(store.get(add.path).data, add) for add in live_splits(Table.open(uri))]
 
@@ -173,8 +179,8 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     expected = rows_of(Table.open(here))
     reports = [
         on_cluster.report,
-        run_command(JobRequest(table_uri=uri), through_connect(server), *on_both(tmp_path / "connect")),
-        run_command(JobRequest(table_uri=here, master="local[2]"), os.environ, "jobs.compact"),
+        run_command(Compact(table_uri=uri), through_connect(server), *on_both(tmp_path / "connect")),
+        run_command(Compact(table_uri=here, master="local[2]"), os.environ, "jobs", "compact"),
     ]
     results = [outputs(each) for each in (on_cluster.uri, uri, here)]
     assert len(results[0]) == WINDOWS
@@ -182,8 +188,9 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     assert all(rows_of(Table.open(each)) == expected for each in (on_cluster.uri, uri, here))
     assert {report["rows_out"] for report in reports} == {expected.total()}
     assert sum(on_cluster.tasks.values()) == WINDOWS, "a task per merge, and none besides"
-    # The large window waits for a small one, so tasks begin on both. Where they end, a second attempt decides.
-    # Of the copy that ran between the two compactions nothing is asked: its tasks may fit on one executor.
+    # The large window's task waits for a small window's task, so tasks start on both executors. A second attempt
+    # decides where they end. The copy that ran between the two compactions has no condition, because all of its tasks
+    # may fit on one executor.
     spread = executors_by_application(cluster.begun_tasks())
     first, *between, last = sorted(spread)
     assert len(between) == 1
@@ -206,21 +213,21 @@ def test_versions_of_a_delta_table_on_s3_land_through_connect(server: str, s3: S
     columns = deltalake.Schema([deltalake.Field("id", deltalake.schema.PrimitiveType("long"))])
     there = deltalake.DeltaTable.create(place, columns, storage_options=options)
     table = Table.declare(load(str(file)))
-    reached = DeltaProgress(table_id=str(there.metadata().id), next_version=1)  # of which no row was to come
+    reached = DeltaProgress(table_id=str(there.metadata().id), next_version=1)  # version 0 has no rows to land
     table.log.commit(table.snapshot, progress_txns(reached, 1), operation="INGEST")
     for first in (0, 4):
         rows = pa.table({"id": range(first, first + 4)})
         deltalake.write_deltalake(place, rows, mode="append", storage_options=options)
     deltalake.DeltaTable(place, storage_options=options).delete("id < 2 OR id = 5")
-    request = JobRequest(table_uri=table.uri, declaration=str(file))
-    assert run_command(request, through_connect(server), "jobs.ingest")["details"]["versions"] == [1, 3]
+    request = Ingest(table_uri=table.uri, declaration=str(file))
+    assert run_command(request, through_connect(server), "jobs", "ingest")["details"]["versions"] == [1, 3]
     assert sorted(table.refresh().scan().to_arrow()["id"].to_pylist()) == [2, 3, 4, 6, 7]
 
 
 def test_of_two_attempts_at_a_task_that_both_end_one_is_committed(server: str, uri: str, tmp_path: Path) -> None:
     expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
     trouble = ("tests.integration.troubled_compaction", straggle.__name__, tmp_path, LARGE)
-    report = run_command(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    report = run_command(Compact(table_uri=uri), through_connect(server), *trouble)
     second = (tmp_path / "attempt 2").read_text(encoding="utf-8").splitlines()
     assert (tmp_path / "attempt 1").exists(), "both wrote their files"
     assert len(second) == WINDOWS, "the small windows did not wait for the large one"
@@ -233,7 +240,7 @@ def test_a_task_whose_executor_is_lost_is_done_again(
     expected, inputs = rows_of(Table.open(uri)), stored_splits(uri)
     lost = sum(cluster.tasks("ExecutorLostFailure").values())
     trouble = ("tests.integration.troubled_compaction", lose_the_executor.__name__, tmp_path, LARGE)
-    report = run_command(JobRequest(table_uri=uri), through_connect(server), *trouble)
+    report = run_command(Compact(table_uri=uri), through_connect(server), *trouble)
     assert sum(cluster.tasks("ExecutorLostFailure").values()) > lost, "an executor was lost with a task"
     assert_one_commit_and_orphans_for_the_collector(uri, expected, inputs, report)
 
@@ -248,6 +255,6 @@ def assert_one_commit_and_orphans_for_the_collector(
     assert len(live) == WINDOWS
     orphans = stored_splits(uri) - inputs - live
     assert orphans, "what the other attempt wrote"
-    collected = collect.run(JobRequest(table_uri=uri, horizon_ms=0), Spark())
+    collected = run(Collect(table_uri=uri, horizon_ms=0), Spark())
     assert collected.details["deleted_keys"] == sorted(orphans)
     assert rows_of(Table.open(uri)) == expected

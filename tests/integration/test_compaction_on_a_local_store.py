@@ -7,23 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.compaction.debt import window_debts
-from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import choose
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import CommitConflict
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict
+from storage_core.compact.debt import window_debts
+from storage_core.compact.execute import execute
+from storage_core.compact.planner import choose
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Action, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.schema import to_schema_string
+from storage_core.maintain.audit import audit
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.rewrite import Rewrite
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import Rewrite, sort_and_write
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.ids import SeededIds
 from tests.support.merge_plan import plan
@@ -134,7 +133,7 @@ def test_of_two_compactions_of_the_same_inputs_one_is_committed(
 def test_a_compaction_is_not_committed_over_a_later_removal_of_its_input(
     store: LocalStore, log: TransactionLog, ingested: Snapshot
 ) -> None:
-    """Lesson 26: what another commit took out of the table does not come back."""
+    """Lesson 26: rows that another commit removed from the table do not come back."""
     results = [execute(store, operation, ids=SystemIds(), now_ms=2) for operation in plan(ingested)]
     deleted = results[0].removes[0].path
     log.commit(ingested, [Remove(path=deleted, deletionTimestamp=3)], operation="DELETE")

@@ -1,4 +1,4 @@
-"""The program that compares what Tidemark makes of foreign files with a second reader counts each way in once."""
+"""The program that compares foreign files with a second reader counts each kind of import once."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""Threads write, flush, merge, sort, compact, collect and read one table at each level: a model judges what they saw.
+"""Threads write, flush, merge, sort, compact, collect and read one table, and a model checks the results of all reads.
 
-The history is recorded as it happens; `TIDEMARK_SCALE` lets it happen for longer.
+The test runs at each consistency level and records the history while it happens. `TIDEMARK_SCALE` makes the test run
+longer.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ from contextlib import suppress
 from pathlib import Path
 from random import Random
 
-from storage_core.errors import CommitConflict
-from storage_core.ids import SystemIds
-from storage_core.objectstore.local import LocalStore
-from storage_core.region.options import WriterOptions
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict
+from storage_core.store.local import LocalStore
+from storage_core.write.region.records import WriterOptions
 from tests.integration.threaded_writer import collected
 from tests.simulation.recorded_calls import WAYS, Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
 from tests.support.clock import START_MS, ManualClock
@@ -36,7 +37,7 @@ def keys_of(name: str) -> list[str]:
 
 
 def in_threads(acts: list[Act], enough: Callable[[], bool]) -> None:
-    """Repeat each act in a thread of its own until it is enough; the first failure is raised."""
+    """Repeat each act in its own thread until `enough` returns True, and raise the first failure."""
     failures: list[BaseException] = []
 
     def work(number: int, act: Act) -> None:
@@ -58,7 +59,7 @@ def in_threads(acts: list[Act], enough: Callable[[], bool]) -> None:
 
 
 def writing(ledger: Ledger, table: KeyedTable, name: str) -> tuple[Act, Act]:
-    """The act of the thread that writes to a region and reads what it wrote, and that of one that flushes it."""
+    """Return two acts: one writes to a region and reads its own writes, the other flushes the region."""
     writer = RecordedWriter(ledger, table, name, WriterOptions(flush_rows=40))
     view, keys = opened(table), keys_of(name)
 
@@ -93,7 +94,7 @@ def reading(ledger: Ledger, table: KeyedTable, session: str) -> Act:
 
 
 def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
-    """The acts of a merger, a sorter, a compactor and a collector, which leave most of the time to the others."""
+    """Return the acts of a merger, a sorter, a compactor and a collector, which mostly pause."""
 
     def now_and_then(act: Callable[[], object]) -> Act:
         def maintain(random: Random) -> None:
@@ -112,7 +113,7 @@ def maintaining(ledger: Ledger, table: KeyedTable) -> list[Act]:
 
 
 def saw_everything(history: History) -> bool:
-    """Whether there were reads of every level, and flushes and merges."""
+    """Return True if the history has reads of every level, flushes and merges."""
     levels = {read.level for read in [*history.reads]}
     return levels == {*Level} and {mark.level for mark in [*history.marks]} == {Level.COMMITTED, Level.SNAPSHOT}
 

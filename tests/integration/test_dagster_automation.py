@@ -1,4 +1,8 @@
-"""One switch per table: which tables sensor and schedules look after, and whether these start by themselves (0171)."""
+"""One switch per table for the sensor and the schedules.
+
+The switch selects the tables that the sensor and the schedules maintain. It also decides whether the sensor and the
+schedules are on by default.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +22,14 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.definition_metadata import AUTOMATION_TAG, code_version
 from assets.launcher import PipesLauncher
+from assets.metadata import AUTOMATION_TAG, code_version
 from pipelines.catalog import build_definitions
 from pipelines.housekeeping import DEAD_RUNS
-from pipelines.raw_logs import read_raw_logs
-from pipelines.report.written import REPORT_PATH
-from pipelines.tables import read_tables
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput
+from pipelines.report import REPORT_PATH
+from pipelines.tables import read_raw_logs, read_tables
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import load
 from tests.support.many_tables import declare_tables, land_line
 from tidemark import Table
 from tidemark.dagster import TableComponent, component_definitions
@@ -49,9 +52,9 @@ def instance(kept_instance: DagsterInstance) -> DagsterInstance:
 
 
 def declared(root: Path, *said: str) -> Path:
-    """Declare a table for each text, which is added to its declaration; a file landed for each."""
+    """Declare one table per text, with the text added to its declaration and one landed file."""
     folder = declare_tables(root, len(said) + 1)
-    (folder / "t000.yaml").unlink()  # which is keyed: nothing lands there
+    (folder / "t000.yaml").unlink()  # the table is keyed, so no file lands there
     for number, text in enumerate(said, 1):
         file = folder / f"t{number:03}.yaml"
         file.write_text(f"{file.read_text()}{text}\n")
@@ -62,7 +65,7 @@ def declared(root: Path, *said: str) -> Path:
 
 
 def definitions(folder: Path, *, others: bool = False) -> Definitions:
-    """`others` adds what Dagster has beside the upkeep: the report, the SQL catalog and the alerts."""
+    """Return the definitions. `others` adds the report, the SQL catalog and the alerts."""
     raw_logs, report = read_raw_logs(folder), REPORT_PATH if others else None
     return build_definitions(
         read_tables(folder), PipesLauncher(), raw_logs=raw_logs, report=report, catalog=others, alerts=others
@@ -70,14 +73,14 @@ def definitions(folder: Path, *, others: bool = False) -> Definitions:
 
 
 def started(repository: RepositoryDefinition) -> set[str]:
-    """What runs until somebody stops it, beside the sensor that always does."""
+    """Return the sensors and schedules that run by default, without the sensor that always runs."""
     schedules = {each.name for each in repository.schedule_defs if each.default_status is DefaultScheduleStatus.RUNNING}
     sensors = {each.name for each in repository.sensor_defs if each.default_status is DefaultSensorStatus.RUNNING}
     return schedules | sensors - {DEAD_RUNS}
 
 
 def asked(repository: RepositoryDefinition, instance: DagsterInstance) -> list[str]:
-    """The tables that the sensor and the schedule of collections ask for, in the order of their names."""
+    """Return the sorted names of the tables that the sensor and the collection schedule request."""
     with build_sensor_context(instance, repository_def=repository, sensor_name="upkeep_sensor") as context:
         found = repository.get_sensor_def("upkeep_sensor").evaluate_tick(context).run_requests or []
     with build_schedule_context(instance, repository_def=repository, scheduled_execution_time=HALF_PAST_THREE) as at:

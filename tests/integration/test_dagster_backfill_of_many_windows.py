@@ -1,8 +1,7 @@
-"""Dagster's own backfill of many short windows: runs by day, a damaged window is the only failed partition, and done
-again alone.
+"""Dagster's own backfill of many short windows runs once per day. One damaged window fails and is repeated alone.
 
-What Dagster's daemon does at each of its ticks is done here in this process; runs and jobs are processes of their own.
-It takes a day of 15-minute windows and one window more; `TIDEMARK_SCALE` makes it so many days and one window.
+The test executes the ticks of Dagster's daemon in this process. Runs and jobs have their own processes. The table has
+one day of 15-minute windows and one more window. `TIDEMARK_SCALE` sets the number of days.
 """
 
 from __future__ import annotations
@@ -20,9 +19,8 @@ from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import ModuleTarget
 from dagster._daemon.backfill import execute_backfill_iteration
 
-from assets.partitions import partition_key, partitions_of, span_of
-from assets.steps import asset_key
-from storage_core.declaration import TableDeclaration, load
+from assets.steps import asset_key, partition_key, partitions_of, span_of
+from storage_core.change.declaration import TableDeclaration, load
 from tests.integration.halved_split import halve_split, repair
 from tests.support.scale import scaled
 from tidemark import Table
@@ -31,7 +29,7 @@ PER_RUN = 96
 WINDOWS = max(PER_RUN, scaled(PER_RUN)) + 1
 RUNS = -(-WINDOWS // PER_RUN)
 
-# A code server, two runs and their jobs are one Python each: on a busy machine that takes minutes.
+# A code server, two runs and their jobs are Python processes, which take minutes on a busy machine.
 pytestmark = [
     pytest.mark.dagster,
     pytest.mark.spark,
@@ -72,7 +70,7 @@ def names() -> list[str]:
 
 @pytest.fixture
 def table(declaration: TableDeclaration) -> Table:
-    """Two splits of one row in each window."""
+    """Make a table with two splits of one row in each window."""
     created = Table.declare(declaration)
     for batch in range(2):
         created.append(
@@ -87,7 +85,7 @@ def table(declaration: TableDeclaration) -> Table:
 @pytest.fixture
 def workspace(checkout: Path, history: Mapping[str, object]) -> Iterator[WorkspaceProcessContext]:
     (checkout / "history").mkdir()
-    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}  # runs begin at once
+    coordinator = {"module": "dagster._core.run_coordinator", "class": "DefaultRunCoordinator"}  # starts runs at once
     settings = {"telemetry": {"enabled": False}, "run_coordinator": coordinator, **history}
     target = ModuleTarget("pipelines.definitions", None, str(checkout), "pipelines.definitions")
     with (

@@ -1,4 +1,4 @@
-"""A code server, the database or the daemon dies while runs wait or work: real ones, each a process of its own."""
+"""A real code server, database or daemon process dies while runs are queued or executing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ defs = Definitions(assets=[parted, counted], jobs=jobs, resources={"tables": tab
 
 @contextmanager
 def code_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """A code server in its own process, which answers when the block begins."""
+    """Start a code server in its own process, and enter the block when the server answers."""
     where = ["--python-file", "short_jobs.py", "--port", str(port), "--log-level", "error"]
     with subprocess.Popen([sys.executable, "-m", "dagster", "api", "grpc", *where]) as process:
         try:
@@ -89,7 +89,7 @@ def code_server(port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def folder(tmp_path: Path, history: object, monkeypatch: pytest.MonkeyPatch) -> Path:
-    del history  # the environment says where it is
+    del history  # the environment contains the location
     settled = home(tmp_path)
     (tmp_path / "short_jobs.py").write_text(CODE)
     monkeypatch.setenv("DAGSTER_HOME", str(settled))
@@ -98,7 +98,7 @@ def folder(tmp_path: Path, history: object, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def request_backfill(workspace: WorkspaceProcessContext) -> str:
-    """Request one of an asset and return its id."""
+    """Request a backfill of an asset and return its id."""
     backfill = PartitionBackfill.from_asset_partitions(
         backfill_id="of_parted",
         asset_graph=workspace.create_request_context().asset_graph,
@@ -133,7 +133,7 @@ def test_runs_and_backfills_wait_for_a_killed_code_server_and_go_on_when_it_is_b
     ):
 
         def tick(seconds: float, workspace: WorkspaceProcessContext) -> None:
-            """Let the queue work as it does this long after now."""
+            """Let the queue work as if this many seconds had passed."""
             assert not [
                 each for each in queue.run_iteration(workspace, fixed_iteration_time=time.time() + seconds) if each
             ]
@@ -166,7 +166,7 @@ def test_runs_and_backfills_wait_for_a_killed_code_server_and_go_on_when_it_is_b
 
 @contextmanager
 def daemon(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
-    """Dagster's daemon in its own process, which looks after runs every second."""
+    """Start Dagster's daemon in its own process. The daemon monitors runs every second."""
     settings = folder / SETTINGS.name
     quick = {"poll_interval_seconds": 1, "free_slots_after_run_end_seconds": 1}
     monitored = yaml.safe_load(settings.read_text())
@@ -184,14 +184,14 @@ def daemon(folder: Path, port: int) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for(found: Callable[[], T | None]) -> T:
-    """What is found when it is there."""
+    """Wait until `find` returns something, and return it."""
     while (here := found()) is None:
         time.sleep(0.1)
     return here
 
 
 def worker(folder: Path, number: int) -> psutil.Process | None:
-    """The process of the run that has begun as the first, the second, and so on."""
+    """Return the process of the run with this number in the order of their starts."""
     began = [each.read_text() for each in sorted(folder.glob("began-*"), key=lambda each: each.stat().st_mtime)]
     return psutil.Process(int(began[number])) if len(began) > number and began[number] else None
 
@@ -204,7 +204,7 @@ def test_a_run_whose_database_or_daemon_is_killed_ends_well_or_is_tried_again_an
     with code_server(free_port), DagsterInstance.from_config(str(folder)) as instance:
 
         def looked() -> str | None:
-            """Which daemon has looked after runs last."""
+            """Return the id of the daemon that last monitored the runs."""
             found = instance.get_daemon_heartbeats().get("MONITORING")
             return found.daemon_id if found else None
 
@@ -213,10 +213,10 @@ def test_a_run_whose_database_or_daemon_is_killed_ends_well_or_is_tried_again_an
             process = wait_for(lambda: worker(place, 0))
             postgres.kill()
             go.touch()
-            process.wait()  # which cannot say how it has ended
+            process.wait()  # its exit code is not available
             go.unlink()
             postgres.start()
-            process = wait_for(lambda: worker(place, 1))  # so the place of the first in the pool is free
+            process = wait_for(lambda: worker(place, 1))  # the first run's slot in the pool is free
             before = looked()
             killed.kill()
         with daemon(folder, free_port):

@@ -1,4 +1,4 @@
-"""Dagster's own commands and daemon, from the repository root, with the jobs in subprocesses as users run them."""
+"""Dagster's own commands and daemon, started from the repository root, with jobs in subprocesses."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dagster import AssetKey, DagsterInstance
 from pipelines.instance import home, open_instance
 from tidemark import Table
 
-# A daemon, its code server, a run and its job are one Python each: on a busy machine that takes minutes.
+# A daemon, its code server, a run and its job are Python processes, which take minutes on a busy machine.
 pytestmark = [pytest.mark.dagster, pytest.mark.spark, pytest.mark.timeout(1200)]
 
 Land = Callable[..., Path]
@@ -37,7 +37,7 @@ mutation($keys: [String!]) {
 
 @pytest.fixture
 def environment(checkout: Path, history: object) -> dict[str, str]:
-    del history  # the environment says where it is
+    del history  # the environment contains the location
     return {**os.environ, "DAGSTER_HOME": str(home(checkout))}
 
 
@@ -59,7 +59,7 @@ def daemon(environment: dict[str, str], output: Path) -> Iterator[None]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            with suppress(ProcessLookupError):  # what is left of its session: itself, its code server, a run
+            with suppress(ProcessLookupError):  # the remaining processes: daemon, code server, a run
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -128,4 +128,4 @@ def test_a_backfill_of_a_job_makes_one_run_per_window_whatever_its_assets_take_a
     with open_instance(checkout / ".dagster") as instance:
         runs = instance.get_runs()
     assert sorted(run.tags["dagster/partition"] for run in runs) == sorted(HOURS)
-    assert {run.status.value for run in runs} == {"QUEUED"}  # no daemon is there to start them
+    assert {run.status.value for run in runs} == {"QUEUED"}  # no daemon runs that could start them

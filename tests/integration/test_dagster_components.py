@@ -1,4 +1,4 @@
-"""Components of projects made with `dg`: a `defs.yaml` declares what a file of `tables/` or `raw_logs/` does."""
+"""Components of projects made with `dg`: a `defs.yaml` has the same effect as a file in `tables/` or `raw_logs/`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import pytest
 import yaml
 from dagster import (
     DagsterInstance,
+    DefaultSensorStatus,
     Definitions,
     JobDefinition,
     ScheduleDefinition,
@@ -27,22 +28,21 @@ from dagster import (
 )
 from dagster.components.core.package_entry import discover_entry_point_package_objects
 from dagster.components.testing.utils import DefsFolderSandbox, create_defs_folder_sandbox
-from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # gRPC has no types
 
 from assets.launcher import PipesLauncher
-from jobs import distribute
-from jobs.requests.distribute import DistributeRequest, parse, parser
-from jobs.requests.request import to_argv
+from jobs.command import from_arguments, to_arguments
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
-from pipelines.raw_logs import read_raw_logs
-from pipelines.tables import read_tables
-from storage_core.errors import InvalidInput
-from storage_core.raw_log.limits import RawLimits
+from pipelines.tables import read_raw_logs, read_tables
+from storage_core.base.errors import InvalidInput
+from storage_core.data.steps import Distribute
+from storage_core.log.job_run import run
+from storage_core.write.raw_log.records import RawLimits
 from tidemark import RawLog, RawStore, Table
 from tidemark.dagster import RawLogComponent, TableComponent, component_definitions
 
-# What Dagster itself calls to read a `defs.yaml`.
+# The function that Dagster calls to read a `defs.yaml`.
 pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated:DeprecationWarning")]
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +59,7 @@ def sandbox() -> Iterator[DefsFolderSandbox]:
 
 
 def declare(sandbox: DefsFolderSandbox, kind: str, name: str, attributes: object) -> Path:
-    """Write the `defs.yaml` of a component of ours."""
+    """Write the `defs.yaml` of a Tidemark component."""
     folder = sandbox.defs_folder_path / name
     folder.mkdir()
     (folder / "defs.yaml").write_text(yaml.safe_dump({"type": f"tidemark.dagster.{kind}", "attributes": attributes}))
@@ -67,7 +67,7 @@ def declare(sandbox: DefsFolderSandbox, kind: str, name: str, attributes: object
 
 
 def names_in(defs: Definitions) -> dict[str, list[str]]:
-    """Everything that Dagster is shown, by kind."""
+    """Return the names of all definitions in Dagster, by kind."""
     repository = defs.get_repository_def()
     graph = repository.asset_graph
     return {
@@ -89,7 +89,7 @@ def test_components_make_what_the_files_of_tables_and_raw_logs_make(sandbox: Def
         for file in (ROOT / folder).glob("*.yaml"):
             declare(sandbox, kind, f"{folder}_{file.stem}", yaml.safe_load(file.read_text()))
     tables = read_tables(ROOT / "tables")
-    files = build_definitions(tables, PipesLauncher(), raw_logs=read_raw_logs(ROOT / "tables"))
+    files = build_definitions(tables, PipesLauncher(), raw_logs=read_raw_logs(ROOT / "tables"), alerts=True)
     of_files = names_in(files)
     for kind in ("jobs", "schedules", "sensors"):
         of_files[kind] = [f"tidemark_{each}" for each in of_files[kind] if not each.startswith("__")]
@@ -143,6 +143,25 @@ def test_the_sensor_of_components_asks_for_runs_of_their_jobs(tmp_path: Path, in
     assert repository.get_job("tidemark_ingest").name == "tidemark_ingest"
 
 
+def test_components_have_the_sensors_of_alerts_which_start_with_their_automation(
+    tmp_path: Path, instance: DagsterInstance
+) -> None:
+    heard = tmp_path / "heard"
+    (tmp_path / "alerts.yaml").write_text(f"receivers: [{{command: [touch, {heard}]}}]\n")
+    (tmp_path / "warehouse").mkdir()
+    (tmp_path / "warehouse" / "events").write_text("not a table")
+    late = TableComponent(**EVENTS, freshness="1h", automation="on")
+    repository = component_definitions(late, root=tmp_path).get_repository_def()
+    sensors = {each.name: each for each in repository.sensor_defs}
+    assert sensors["tidemark_alerts_failed_runs"].default_status is DefaultSensorStatus.RUNNING
+    assert sensors["tidemark_alerts_late_tables"].default_status is DefaultSensorStatus.RUNNING
+    name = "tidemark_alerts_late_tables"
+    with build_sensor_context(instance, repository_def=repository, sensor_name=name) as context:
+        skipped = sensors[name].evaluate_tick(context)
+    assert skipped.skip_message == "1 table behind or unreadable, 1 alert sent"
+    assert heard.exists()
+
+
 def test_a_template_is_filled_in_and_what_is_none_stays_text(
     sandbox: DefsFolderSandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +183,8 @@ def test_a_template_is_filled_in_and_what_is_none_stays_text(
         assert declaration.uri == "s3://bucket/w/log"
         assert declaration.landing.null_values == ("1", "-")
         assert declaration.landing.pattern == pattern
-        # A number of seconds, as in a file: not what the field is in.
-        assert (declaration.window, declaration.gc.settings()["version_retention_ms"]) == (3600, 86_400_000)
+        # The value is in seconds as in a file, not in the unit of the field.
+        assert (declaration.window, declaration.config().version_retention_ms) == (3600, 86_400_000)
         places = {str(each.metadata["dagster/uri"]) for each in defs.resolve_all_asset_specs()}
         assert places == {"s3://bucket/w/log"}
 
@@ -189,10 +208,13 @@ def test_assets_have_the_owners_and_tags_of_their_declaration() -> None:
 @pytest.mark.parametrize(
     ("fields", "found"),
     [
-        ({"window": "1h"}, "field `window`: a windowed table needs a time_column"),
-        ({"sort_shema": "n"}, "field `sort_shema`: is not a field that a declaration has; check its spelling"),
-        ({"columns": None}, "field `columns`: is missing; add it"),
-        ({"columns": {True: "int"}, "primary_key": "on"}, "field `primary_key`: 'on' is not among the columns True"),
+        ({"window": "1h"}, "field `window`: window needs a time_column"),
+        ({"sort_shema": "n"}, "field `sort_shema`: is not a field that a declaration has. Check its spelling"),
+        ({"columns": None}, "field `columns`: is missing. Add it"),
+        (
+            {"columns": {True: "int"}, "primary_key": "on"},
+            "field `primary_key`: primary_key: unknown column 'on'. The table has ['True']",
+        ),
         ({"uri": object()}, "a declaration has text, numbers, lists and mappings"),
     ],
 )
@@ -220,7 +242,7 @@ def test_a_project_without_dg_loads_components_too() -> None:
     assert "events/compacted" in names_in(alone)["assets"]
     both = names_in(component_definitions(TableComponent(**EVENTS), RawLogComponent(**RAW)))
     assert "landing/distributed > events/compacted" in both["edges"]
-    with pytest.raises(InvalidInput, match="no TableComponent declares events; add it to the project"):
+    with pytest.raises(InvalidInput, match=r"no TableComponent declares events\. Add it to the project"):
         build_defs_for_component(RawLogComponent(**RAW))
 
 
@@ -237,19 +259,24 @@ def test_dg_lists_the_components_with_the_schema_of_their_fields() -> None:
 
 
 def test_the_schema_of_a_component_takes_what_people_write_and_no_other_field() -> None:
-    """`dg check yaml` judges a `defs.yaml` by this schema before it loads the component."""
+    """`dg check yaml` validates a `defs.yaml` with this schema before it loads the component."""
     of_table, of_raw_log = (
         Draft202012Validator(each.get_model_cls().model_json_schema()) for each in (TableComponent, RawLogComponent)
     )
     for folder, judge in (("tables", of_table), ("raw_logs", of_raw_log)):
         for file in (ROOT / folder).glob("*.yaml"):
             judge.validate(yaml.safe_load(file.read_text()))
-    index = {"name": "meaning", "kind": "vector", "columns": ["n"], "clusters": 4}
+    index = {"name": "meaning", "kind": "vector", "columns": ["n"], "nprobe": 4}
     short = {**LANDED, "window": "1h", "primary_key": "n", "publish": "delta", "automation": True, "indexes": [index]}
     of_table.validate({**short, "columns": {"n": "int!", "t": {"type": "timestamp", "nullable": False}}})
     of_table.validate({**short, "upkeep": {"priority": "{{ env.PRIORITY }}"}, "gc": {"retention": "30d"}})
     of_raw_log.validate({**RAW, "stores": ["raw/main", {"uri": "raw/copy", "mandatory": False}]})
-    faults: list[dict[str, Any]] = [{"colums": {}}, {"landing": {"url": "landing"}}, {"columns": {"n": {"typ": "int"}}}]
+    faults: list[dict[str, Any]] = [
+        {"indexes": [{**index, "clusters": 4}]},
+        {"colums": {}},
+        {"landing": {"url": "landing"}},
+        {"columns": {"n": {"typ": "int"}}},
+    ]
     for wrong in faults:
         assert not of_table.is_valid({**LANDED, **wrong}), wrong
 
@@ -259,16 +286,16 @@ def test_a_job_takes_what_components_declare_in_the_place_of_files(tmp_path: Pat
     raw, table = RawLogComponent(**RAW), TableComponent(**EVENTS)
     repository = component_definitions(raw, table, root=tmp_path).get_repository_def()
     assert repository.get_schedule_def("tidemark_distribute_schedule").cron_schedule == "*/15 * * * *"
-    request = DistributeRequest(raw_log=raw.text, tables=(table.text,), root=str(tmp_path))
-    assert parse(parser("").parse_args(to_argv(request))) == request
+    request = Distribute(raw_log=raw.text, tables=(table.text,), root=str(tmp_path))
+    assert from_arguments("distribute", to_arguments(request)) == request
     with RawLog([RawStore(str(tmp_path / "raw" / "main"))], limits=RawLimits(segment_ms=1)) as log:
         for first in (0, 10):
             log.append("events", pa.table({"n": pa.array(range(first, first + 10), pa.int32())}))
-    distribute.run(request, spark)
+    run(request, spark)
     assert Table.open(str(tmp_path / "warehouse" / "events")).snapshot.rows == 20
 
 
-# Without the libraries that are not needed, in a project that has modules of the names of ours.
+# Run without unneeded libraries, in a project whose modules have the names of Tidemark's packages.
 PROJECT = """
 import sys
 class Finder:

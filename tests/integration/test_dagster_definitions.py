@@ -1,4 +1,4 @@
-"""What Dagster is shown and what storage asks for, without running a job."""
+"""The definitions that Dagster loads and the runs that storage state requests, without running a job."""
 
 from __future__ import annotations
 
@@ -10,30 +10,25 @@ from pathlib import Path
 
 import pytest
 import yaml
-from dagster import (
-    AssetKey,
-    DagsterInstance,
-    DagsterRun,
-    Definitions,
-)
+from dagster import AssetKey, DagsterInstance, DagsterRun, Definitions
 from dagster._core.instance import InstanceRef
 from dagster._core.storage.tags import TagType, get_tag_type
 from dagster._core.utils import make_new_run_id
 
-from assets.due_runs import OBSERVABLE_JOBS, DueRun, TableInputs, due_run
-from assets.launcher import JobName, PipesLauncher
-from assets.partitions import contiguous, partition_key, partitions_of, span_of
+from assets.launcher import PipesLauncher
 from assets.run_tags import REASON
+from assets.steps import contiguous, partition_key, partitions_of, span_of
+from jobs.due_runs import TableInputs, due_run
 from pipelines.backfill import Chunk, chunks
 from pipelines.catalog import build_definitions
-from pipelines.environment import LOG_LEVEL
 from pipelines.instance import SETTINGS, home, open_instance
-from pipelines.runs.dead import process_tags
-from pipelines.runs.requests import reason_tags
-from pipelines.tables import load_tables, tables_folder
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import InvalidInput
-from storage_core.region.sorting import DEFAULT_TERMS
+from pipelines.runs import process_tags, reason_tags
+from pipelines.tables import LOG_LEVEL, load_tables, tables_folder
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.data.steps import OBSERVABLE
+from storage_core.log.job_run import DueRun
+from storage_core.write.region.generation_write import DEFAULT_TERMS
 from tidemark import Table
 
 pytestmark = pytest.mark.dagster
@@ -68,7 +63,7 @@ def line_at(instant: dt.datetime) -> str:
     return f'10.0.0.1 - - [{instant:%d/%b/%Y:%H:%M:%S} +0000] "GET / HTTP/1.1" 200 5 "-" "test"'
 
 
-# --- definitions ------------------------------------------------------------------------------------------------------
+# Definitions.
 
 
 def test_every_table_has_its_assets_and_every_step_its_job(checkout: Path) -> None:
@@ -208,7 +203,7 @@ def test_the_instance_uses_the_settings_of_the_package_or_those_put_into_its_fol
     assert folder == checkout / ".dagster"
     assert settings.resolve() == SETTINGS
     settings.unlink()
-    settings.symlink_to(Path("..") / "dagster.yaml")  # as older checkouts have it
+    settings.symlink_to(Path("..") / "dagster.yaml")  # the layout of older checkouts
     assert home(checkout, {}) == folder
     assert settings.resolve() == SETTINGS
     assert yaml.safe_load(settings.read_text())["python_logs"] == {"python_log_level": "INFO"}
@@ -230,7 +225,7 @@ def test_dagster_in_the_root_and_our_commands_keep_one_history_by_equal_settings
     of_root = yaml.safe_load((checkout / "dagster.yaml").read_text())
     assert {name: each for name, each in of_root.items() if name not in places} == yaml.safe_load(SETTINGS.read_text())
     assert of_root["telemetry"] == {"enabled": False}
-    # What `dagster dev` without DAGSTER_HOME makes: a folder that it removes, with the settings of where it runs.
+    # `dagster dev` without DAGSTER_HOME makes a temporary folder with the settings of the current folder.
     reference = InstanceRef.from_dir(str(tmp_path_factory.mktemp("removed")), config_dir=str(checkout))
     run = DagsterRun(job_name="job", run_id=make_new_run_id())
     with DagsterInstance.from_ref(reference) as theirs:
@@ -256,11 +251,11 @@ def test_a_folder_for_the_instance_is_made_where_it_is_missing_or_refused_by_nam
     assert home(checkout, {"DAGSTER_HOME": str(missing)}) == missing
     assert missing.is_dir()
     file = checkout / "tables" / "access_log.yaml"
-    with pytest.raises(InvalidInput, match=rf"{file}.* cannot hold the history of Dagster .*; set DAGSTER_HOME"):
+    with pytest.raises(InvalidInput, match=rf"{file}.* cannot contain the history of Dagster .* Set DAGSTER_HOME"):
         home(checkout, {"DAGSTER_HOME": str(file / "under a file")})
 
 
-# --- partitions -------------------------------------------------------------------------------------------------------
+# Partitions.
 
 
 def test_partitions_are_the_declared_windows(checkout: Path) -> None:
@@ -280,7 +275,7 @@ def test_the_window_that_is_open_now_has_a_partition(checkout: Path) -> None:
     keys = partitions_of(span).get_partition_keys(current_time=now)
 
     assert len(keys) <= 40_000
-    assert len(keys) > 40_000 - 96  # less than a day is lost to the even start
+    assert len(keys) > 40_000 - 96  # the aligned start loses less than a day
     assert keys[0].endswith("T00:00")
     assert keys[-1] == partition_key(int(now.timestamp()) // 900 * 900) == partition_key(span.newest)
 
@@ -301,8 +296,8 @@ def test_a_backfill_is_cut_into_chunks(checkout: Path) -> None:
 @pytest.mark.parametrize(
     ("start", "end", "chunk", "message"),
     [
-        ("2015-05-16T23:00", "2015-05-18T00:00", "1d", r"--from 2015-05-16T23:00 is .* give 2015-05-17T00:00 or later"),
-        ("2015-05-17T00:00", "2999-01-01T00:00", "1d", r"--to 2999-01-01T00:00 is .* give \d{4}-\S+ at most"),
+        ("2015-05-16T23:00", "2015-05-18T00:00", "1d", r"--from 2015-05-16T23:00 is .* Give 2015-05-17T00:00 or later"),
+        ("2015-05-17T00:00", "2999-01-01T00:00", "1d", r"--to 2999-01-01T00:00 is .* Give \d{4}-\S+ at most"),
         ("2015-05-18T00:00", "2015-05-17T00:00", "1d", "--to 2015-05-17T00:00 is not after --from 2015-05-18T00:00"),
         ("2015-05-18T00:00", "2015-05-18T00:00", "1d", "--to 2015-05-18T00:00 is not after --from 2015-05-18T00:00"),
         ("2015-05-17T00:30", "2015-05-18T00:00", "1d", "starts of windows"),
@@ -318,17 +313,17 @@ def test_a_backfill_outside_the_partitions_is_refused(
         chunks(access_log(checkout), start, end, chunk)
 
 
-# --- what storage asks for --------------------------------------------------------------------------------------------
+# Run requests from the state of storage.
 
 
-def due(job: JobName, declaration: TableDeclaration) -> DueRun | None:
+def due(job: str, declaration: TableDeclaration) -> DueRun | None:
     return due_run(job, TableInputs.of(declaration))
 
 
 def test_a_table_without_landed_files_asks_for_nothing(checkout: Path) -> None:
     for file in ("access_log", "planes"):
         inputs = TableInputs.of(load(checkout / "tables" / f"{file}.yaml"))
-        assert [due_run(job, inputs) for job in sorted(OBSERVABLE_JOBS)] == [None] * len(OBSERVABLE_JOBS)
+        assert [due_run(job, inputs) for job in sorted(OBSERVABLE)] == [None] * len(OBSERVABLE)
     assert not (checkout / "warehouse").exists()
 
 
@@ -352,7 +347,7 @@ def test_an_index_that_the_table_does_not_have_yet_is_asked_for(checkout: Path) 
     assert found is not None
     assert found.indexes == (other,)
     assert f"{other} is new" in found.reason
-    Table.declare(declaration)  # as the run does first
+    Table.declare(declaration)  # the run does this first
     assert due("catch_up", declaration) is None
 
 

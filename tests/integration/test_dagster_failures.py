@@ -1,4 +1,7 @@
-"""A run that fails says in one line what, where and what to do, whatever it failed of; each is a run that did."""
+"""The error of a failed run states fault, object and action in one line, for every kind of failure.
+
+Each case is a run that really failed.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult
 
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
-from pipelines.runs.failed import last_failures_in, said_by
+from pipelines.failed import last_failures_in, said_by
 from pipelines.tables import read_tables
 from tidemark import Table
 
@@ -21,7 +24,7 @@ COLUMNS = "columns: {n: long}\n"
 
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Two declared tables: `events`, and `copies`, whose rows land from what `events` publishes."""
+    """Declare two tables: `events`, and `copies`, whose rows land from the published `events`."""
     (tmp_path / "tables").mkdir()
     events = f"name: events\nuri: {tmp_path}/events\n{COLUMNS}publish: delta\n"
     copies = f"name: copies\nuri: {tmp_path}/copies\n{COLUMNS}landing: {{uri: {tmp_path}/events, format: delta}}\n"
@@ -46,7 +49,7 @@ def said(result: ExecuteInProcessResult) -> str:
     (failure,) = result.get_step_failure_events()
     shown = failure.step_failure_data.user_failure_data
     assert shown is not None
-    assert shown.description == said_by(failure)  # one line, and all of it
+    assert shown.description == said_by(failure)  # the complete error in one line
     return said_by(failure)
 
 
@@ -60,7 +63,7 @@ def test_a_job_that_is_killed_before_it_can_say_anything(
         patched.setattr(sys, "executable", str(killed))
         line = said(run(root, instance, "events", "checkpointed", "checkpoint"))
     assert line.startswith(
-        "error: jobs.checkpoint ended without a word, mostly killed for lack of memory; its output is"
+        "error: the job checkpoint ended without a report, mostly because memory ran out. Its output is"
     )
     assert line.endswith("and the next run does the rest: External execution process failed with code -9")
     assert last_failures_in(instance, ["events"])["events"].message == line

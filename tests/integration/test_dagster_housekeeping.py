@@ -1,4 +1,4 @@
-"""Dagster's own history: what is purged of it and what stays, and who ends the runs of processes that were killed."""
+"""The purge of Dagster's history: the kept and removed records. Runs whose process was killed are marked as failed."""
 
 from __future__ import annotations
 
@@ -26,16 +26,18 @@ from dagster._core.storage.dagster_run import FINISHED_STATUSES
 from dagster._core.utils import make_new_run_id
 
 from assets.run_tags import PROCESS
-from jobs.process.holder import holder_of
 from pipelines.automation import Automation
+from pipelines.failed import said_by
 from pipelines.housekeeping import DEAD_RUNS, build_housekeeping, build_purge_job
-from pipelines.runs.at_work import AtWork
-from pipelines.runs.failed import said_by
+from pipelines.runs import AtWork
+from storage_core.base.process import holder_of
 
 pytestmark = [pytest.mark.dagster, pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)]
 
 
-DYING = "import sys; sys.path[:0] = [sys.argv[1]]; from jobs.process.holder import holder_of; print(holder_of(None))"
+DYING = (
+    "import sys; sys.path[:0] = [sys.argv[1]]; from storage_core.base.process import holder_of; print(holder_of(None))"
+)
 
 
 @asset
@@ -54,7 +56,7 @@ def instance(kept_instance: DagsterInstance) -> DagsterInstance:
 
 
 def made(instance: DagsterInstance, name: str, partition: str | None = None) -> str:
-    """The run that made an asset, and wrote logs."""
+    """Add a run that materialized an asset and wrote logs."""
     found = {"whole": whole, "parted": parted}[name]
     return materialize([found], instance=instance, partition_key=partition).run_id
 
@@ -109,7 +111,7 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
         return instance.add_run(run).run_id
 
     lost, alive, elsewhere = started({PROCESS: dead}), started({PROCESS: holder_of(None)}), started({})
-    retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run in whose place it is
+    retry = started({PROCESS: dead}, parent=lost)  # with the tags of the run that it retries
     repository = Definitions.merge(build_housekeeping(Automation())).get_repository_def()
     sensor = repository.get_sensor_def(DEAD_RUNS)
 
@@ -128,4 +130,4 @@ def test_the_runs_of_a_killed_process_are_ended_and_no_others(instance: DagsterI
     (ended,) = instance.get_records_for_run(lost, of_type=DagsterEventType.RUN_FAILURE).records
     event = ended.event_log_entry.dagster_event
     assert event is not None
-    assert "what it committed stays, and the next run does the rest" in said_by(event)
+    assert "Committed work is kept, and the next run does the rest" in said_by(event)

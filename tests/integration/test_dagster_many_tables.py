@@ -1,4 +1,4 @@
-"""Five hundred tables in Dagster: few definitions, few requests where nothing is to be done, and few runs elsewhere."""
+"""Five hundred tables in Dagster: few definitions, few runs, and few requests for tables without pending work."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from dagster import (
 )
 from dagster._core.utils import make_new_run_id
 
-from assets.granted import granted_bytes
 from assets.launcher import InProcessLauncher, PipesLauncher
+from assets.run_tags import granted_bytes
 from jobs.spark.spark import Spark
 from pipelines.automation import UPKEEP_SENSOR, Automation
 from pipelines.catalog import build_definitions
 from pipelines.jobs import assets_of_jobs
-from pipelines.runs.at_work import AtWork
+from pipelines.runs import AtWork
 from pipelines.schedules import CHECKED_AT_ONCE, build_schedules
 from pipelines.tables import read_tables
-from pipelines.upkeep.grouping import MOST_TABLES, SMALL_BYTES
 from pipelines.upkeep.sensor import Bounds, Upkeep
-from storage_core.clock import SystemClock
-from storage_core.compaction.next_run import owed
-from storage_core.compaction.policy import Mode
-from storage_core.declaration import TableDeclaration, load
-from storage_core.objectstore.local import LocalStore
+from pipelines.upkeep.wanted import MOST_TABLES, SMALL_BYTES
+from storage_core.base.clock import SystemClock
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.compact.debt import owed
+from storage_core.data.settings.layout import Mode
+from storage_core.store.local import LocalStore
 from tests.support.many_tables import declare_tables, land_line
 from tests.support.old_regions import make_old
 from tidemark import Table
@@ -47,11 +47,11 @@ pytestmark = pytest.mark.dagster
 
 TABLES = 500
 REQUESTS_OF_A_CHECK = 5
-"""What opening a small table takes."""
+"""The number of requests that open a small table."""
 
 
 class Hurried:
-    """A clock that somebody moves on."""
+    """A clock that the test can advance."""
 
     def __init__(self) -> None:
         self.added_ms = 0
@@ -65,7 +65,7 @@ class Hurried:
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """What local stores are asked, by place; everything is answered as ever."""
+    """Count the requests of local stores by location. The answers are unchanged."""
     found: Counter[str] = Counter()
     for name in ("get", "head", "list", "browse", "put"):
         asked = getattr(LocalStore, name)
@@ -83,7 +83,7 @@ def declared(root: Path, count: int) -> list[TableDeclaration]:
 
 
 class Ticks:
-    """One sensor, tick after tick, each beginning where the last one ended."""
+    """One sensor with consecutive ticks, each of which starts with the cursor of the last tick."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Ticks:
         self._cursor: str | None = None
 
     def tick(self) -> list[str]:
-        """Return what was asked for, the most urgent first."""
+        """Return the requested tables, the most urgent first."""
         return [each for request in self.runs() for each in asked(request)]
 
     def runs(self) -> list[RunRequest]:
@@ -122,7 +122,7 @@ def test_five_hundred_tables_have_as_few_jobs_schedules_and_sensors_as_one(tmp_p
     names = [name for name in repository.job_names if not name.startswith("__")]
     assert len(repository.asset_graph.get_all_asset_keys()) > 4 * TABLES
     assert (len(names), len(repository.schedule_defs), len(repository.sensor_defs)) == (10, 3, 2)
-    compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # of different partitions
+    compacted = repository.get_job("compact").asset_layer.executable_asset_keys  # the two have different partitions
     assert len(set(compacted)) == TABLES
 
 
@@ -134,11 +134,11 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
         Table.declare(each)
     absent = len(tables[10:])
     ticks = Ticks(instance, tables)
-    assert ticks.tick() == []  # what a new table has no state of waits for the time of checkpoints
+    assert ticks.tick() == []  # a new table has no state yet and waits for its checkpoint time
     for _ in range(4):
         requests.clear()
         assert ticks.tick() == []
-        # On a local disk two probes more show that a table is not there, and no folder of a log is listed for it.
+        # On a local disk, two more probes find that a table does not exist, and no folder of a log is listed.
         assert sum(requests.values()) <= len(tables) + 2 * absent
     landed = next(each for each in tables if each.landing)
     land_line(landed)
@@ -154,7 +154,7 @@ def test_rows_of_a_silent_writer_are_merged_once_its_idle_time_is_over_and_no_lo
     tmp_path: Path, instance: DagsterInstance, requests: Counter[str]
 ) -> None:
     keyed = next(each for each in declared(tmp_path, 1) if each.primary_key)
-    table = Table.declare(keyed).checkpoint()  # else its time may come while the clock moves on
+    table = Table.declare(keyed).checkpoint()  # otherwise, a checkpoint could become due when the clock advances
     with table.writer() as writer:
         writer.put([{"id": "a", "n": 1}])
     ticks = Ticks(instance, [keyed])
@@ -196,7 +196,7 @@ def test_small_tables_share_a_run_of_a_step_and_what_is_large_or_urgent_waits_fo
         large.truncate(2 * SMALL_BYTES)
     Table.declare(tables[1]).append([{"timestamp": dt.datetime.now(dt.UTC), "status": 1, "message": "m"}])
     ticks = Ticks(instance, tables)
-    ticks.clock.added_ms = 5_400_000  # the cron lines of other steps have come
+    ticks.clock.added_ms = 5_400_000  # the cron lines of the other steps are due now
     runs = ticks.runs()
     assert [(each.job_name, len(asked(each))) for each in runs] == [
         ("ingest", MOST_TABLES),
@@ -215,7 +215,7 @@ def test_debt_in_many_tables_is_one_run(in_debt: int, tmp_path: Path, instance: 
     ticks.runs()
     for each in [each for each in tables if each.landing][:in_debt]:
         land_line(each)
-    found = ticks.runs() or ticks.runs()  # each second look at an idle table is at its landing place
+    found = ticks.runs() or ticks.runs()  # every second tick on an idle table checks its landing location
     assert [len(asked(each)) for each in found] == [in_debt]
 
 
@@ -335,7 +335,7 @@ def test_of_many_tables_in_one_run_one_fails_with_one_line_and_only_that_one_res
     for file in Path(tables[2].uri).rglob("*"):
         if file.is_file():
             file.write_bytes(b"torn")
-    with Spark() as spark:  # which checkpoints do not start
+    with Spark() as spark:  # checkpoints do not start Spark
         job = build_definitions(found, InProcessLauncher(spark)).resolve_job_def("checkpoint")
         result = job.execute_in_process(instance=instance, raise_on_error=False)
     (failure,) = result.get_step_failure_events()

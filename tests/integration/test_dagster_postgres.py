@@ -1,4 +1,4 @@
-"""The settings of a Dagster instance whose history is in PostgreSQL. What it does there, the other tests say."""
+"""The settings of a Dagster instance whose history is in PostgreSQL. Other tests check its behaviour."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from pipelines.environment import POSTGRES
-from pipelines.instance import SETTINGS, home
-from pipelines.postgres_history import PostgresHistory, database_url
-from storage_core.errors import InvalidInput
+from pipelines.instance import SETTINGS, PostgresHistory, database_url, home
+from pipelines.tables import POSTGRES
+from storage_core.base.errors import InvalidInput
 
 pytestmark = pytest.mark.dagster
 
@@ -26,7 +25,7 @@ def test_settings_follow_the_environment_and_never_hold_the_url(tmp_path: Path) 
     assert "s3cret" not in settings.read_text()
     assert home(tmp_path, SECRET) == tmp_path / ".dagster"
     assert settings.stat().st_mtime_ns == written
-    stored = {"storage": {"custom": {"module": "pipelines.postgres_history", "class": "PostgresHistory", "config": {}}}}
+    stored = {"storage": {"custom": {"module": "pipelines.instance", "class": "PostgresHistory", "config": {}}}}
     assert yaml.safe_load(settings.read_text()) == yaml.safe_load(SETTINGS.read_text()) | stored
     assert yaml.safe_load(SETTINGS.read_text())["telemetry"] == {"enabled": False}
 
@@ -40,7 +39,7 @@ def test_a_file_of_the_users_own_stays_and_must_name_the_database(tmp_path: Path
     settings = home(tmp_path, {}) / "dagster.yaml"
     settings.unlink()
     settings.write_text("telemetry: {enabled: false}\n")
-    with pytest.raises(InvalidInput, match=rf"{POSTGRES} is set, but .*dagster\.yaml is a file of your own"):
+    with pytest.raises(InvalidInput, match=rf"{POSTGRES} is set, but .*dagster\.yaml is your own file"):
         home(tmp_path, SECRET)
     own = "storage: {postgres: {postgres_url: {env: ELSEWHERE}}}\n"
     settings.write_text(own)
@@ -53,7 +52,7 @@ def test_what_is_no_url_of_postgresql_is_refused_without_repeating_it(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(POSTGRES, url)
-    with pytest.raises(InvalidInput, match=f"{POSTGRES} is .*set it to postgresql://") as refused:
+    with pytest.raises(InvalidInput, match=f"{POSTGRES} is .*Set it to postgresql://") as refused:
         PostgresHistory.from_config_value(None, {})
     assert "s3cret" not in str(refused.value)
 

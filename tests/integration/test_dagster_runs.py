@@ -25,7 +25,8 @@ from dagster import (
     build_sensor_context,
 )
 
-from assets.index_health import INDEX_METADATA
+from assets.checks import INDEX_METADATA
+from assets.failures import TABLE_METADATA
 from assets.launcher import MOST_DEATHS, InProcessLauncher, PipesLauncher
 from assets.metadata import METADATA, PARTITION_METADATA, PREDICTED, PREDICTED_BYTES, PREDICTED_OF_PARTITION
 from assets.run_tags import ALL_WINDOWS, COMPACT_STATE, MODE_TAG, RANGE_END, RANGE_START, STATE_TAG, WINDOWS_TAG
@@ -33,11 +34,10 @@ from jobs.spark.spark import Spark
 from pipelines.backfill import backfill
 from pipelines.catalog import build_definitions
 from pipelines.tables import load_tables
-from storage_core.clock import SystemClock
-from storage_core.declaration import load
-from storage_core.formats.keys import version_key
+from storage_core.base.clock import SystemClock
+from storage_core.change.declaration import load
+from storage_core.data.formats.keys import version_key
 from tidemark import Table
-from tidemark.io_manager.metadata import TABLE_METADATA
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 
@@ -53,13 +53,8 @@ def defs(checkout: Path, spark: Spark) -> Definitions:
 
 
 @pytest.fixture
-def instance(kept_instance: DagsterInstance) -> DagsterInstance:
-    return kept_instance
-
-
-@pytest.fixture
 def landed(land: Land) -> None:
-    """300 real lines in two files, the second one with a line that is none; all in the hours from 10 to 13."""
+    """Land 300 real lines in two files, all between 10:00 and 13:59. The second file has one invalid line."""
     land("a.log", 0, 200)
     land("b.log", 200, LINES, more=("no log line",))
 
@@ -88,7 +83,7 @@ def run(
 
 
 def metrics(result: ExecuteInProcessResult, asset: str) -> dict[str, object]:
-    """Of all partitions of the run together."""
+    """Return the metrics of the asset over all partitions of the run."""
     (event,) = result.asset_observations_for_node(asset.replace("/", "__"))
     return {name: value.value for name, value in event.metadata.items()}
 
@@ -116,13 +111,13 @@ def execute(defs: Definitions, instance: DagsterInstance, request: RunRequest) -
 
 
 def asked(request: RunRequest) -> list[str]:
-    """Each table of the run, with the step."""
+    """Return each table of the run request with the step."""
     keys = [*(request.asset_selection or ()), *(each.asset_key for each in request.asset_check_keys or ())]
     return [f"{name} {request.job_name}" for name in dict.fromkeys(key.path[0] for key in keys)]
 
 
 class Hours:
-    """A clock that moves on by hours, so that each cron line of steps has come."""
+    """A clock that the test advances by hours, so that each cron line of steps becomes due."""
 
     def __init__(self) -> None:
         self.hours = 0
@@ -135,7 +130,7 @@ class Hours:
 
 
 def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
-    """One tick of everything that asks, at 3:30 and at 3:45."""
+    """Evaluate one tick of the sensor and of the schedules at 3:30 and 3:45."""
     repository = defs.get_repository_def()
     sensor = repository.get_sensor_def("upkeep_sensor")
     with build_sensor_context(instance=instance, repository_def=repository, sensor_name=sensor.name) as context:
@@ -151,8 +146,8 @@ def tick(defs: Definitions, instance: DagsterInstance) -> list[RunRequest]:
 
 @pytest.mark.usefixtures("landed")
 @pytest.mark.parametrize("history", ["sqlite", "postgresql"], indirect=True)
-def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, instance: DagsterInstance) -> None:
-    result = run(defs, instance, "backfill", tags=HOURS)
+def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, kept_instance: DagsterInstance) -> None:
+    result = run(defs, kept_instance, "backfill", tags=HOURS)
 
     ingested, compacted = metrics(result, "access_log/ingested"), metrics(result, "access_log/compacted")
     of_whole = METADATA | TABLE_METADATA | PREDICTED
@@ -167,7 +162,7 @@ def test_a_ranged_run_ingests_and_compacts_with_all_metrics(defs: Definitions, i
     checks = {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
     audited = dict.fromkeys(("tw_windows", "cs_scopes", "mc_merges", "ss_splits"), True)
     assert checks == {"no_rejected_lines": False, **audited}
-    keys = instance.get_materialized_partitions(AssetKey(["access_log", "compacted"]))
+    keys = kept_instance.get_materialized_partitions(AssetKey(["access_log", "compacted"]))
     assert keys == {f"2015-05-17T{hour}:00" for hour in (10, 11, 12, 13)}
 
 
@@ -212,7 +207,9 @@ def test_rejected_lines_count_once_and_keep_their_check_red_until_they_are_remov
         (metadata,) = shown
         details = metadata["details"].value
         rejected = details["rejected"] if isinstance(details, dict) and "rejected" in details else 0
-        assert (check.description or "").endswith("" if check.passed else "look with: tidemark quarantine access_log")
+        assert (check.description or "").endswith(
+            "" if check.passed else "Show them with: tidemark quarantine access_log"
+        )
         return rejected, check.passed, check.metadata["in_quarantine"].value
 
     assert ingest("2015-05-17T10:00") == (1, False, 1)
@@ -255,7 +252,7 @@ def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
     run(defs, instance, "checkpoint")
     before = {asset: metrics_of(asset) for asset in ("ingested", "compacted", "checkpointed")}
     assert sum(map(int, map(str, before["ingested"].values()))) == LINES
-    again = run(defs, instance, "backfill", tags=HOURS)  # both steps run: what is idle holds back nothing
+    again = run(defs, instance, "backfill", tags=HOURS)  # both steps run, because an idle step does not block another
     assert [metrics(again, f"access_log/{each}")["status"] for each in ("ingested", "compacted")] == [
         "nothing_to_do"
     ] * 2
@@ -265,7 +262,7 @@ def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
     assert metrics(idle, "access_log/checkpointed")["status"] == "nothing_to_do"
     assert {asset: metrics_of(asset) for asset in before} == before
 
-    # Dagster's own backfills end well only if their runs materialize all that they were asked for.
+    # Dagster's own backfills succeed only if their runs materialize everything that was requested.
     of_backfill = {"dagster/backfill": "again"}
     filled = run(defs, instance, "backfill", tags={**HOURS, **of_backfill})
     for asset in ("ingested", "compacted"):
@@ -280,7 +277,7 @@ def test_a_run_with_nothing_to_do_leaves_the_metrics_of_the_one_that_did_it(
 
 @pytest.mark.usefixtures("landed")
 def test_storage_is_asked_until_there_is_nothing_left_to_do(
-    checkout: Path, spark: Spark, instance: DagsterInstance
+    checkout: Path, spark: Spark, kept_instance: DagsterInstance
 ) -> None:
     clock = Hours()
     defs = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark), clock)
@@ -290,12 +287,12 @@ def test_storage_is_asked_until_there_is_nothing_left_to_do(
     requested: list[set[str]] = []
     while not requested or requested[-1] - {f"{name} collect" for name in ("access_log", "planes")}:
         clock.hours += 2
-        requests = tick(defs, instance)
+        requests = tick(defs, kept_instance)
         every = [each for request in requests for each in asked(request)]
         requested.append(set(every))
         assert len(every) == len(requested[-1]), "one trigger per step"
         for request in requests:
-            execute(defs, instance, request)
+            execute(defs, kept_instance, request)
         assert len(requested) < 8, f"it never comes to rest: {requested}"
 
     assert {"access_log ingest", "planes merge"} <= requested[0]
@@ -308,7 +305,7 @@ def test_storage_is_asked_until_there_is_nothing_left_to_do(
 
 
 def test_late_rows_are_settled_by_the_run_that_brings_the_fresh_ones_and_their_files_are_read_once(
-    checkout: Path, spark: Spark, instance: DagsterInstance, land: Land
+    checkout: Path, spark: Spark, kept_instance: DagsterInstance, land: Land
 ) -> None:
     file = checkout / "tables" / "access_log.yaml"
     text = file.read_text(encoding="utf-8") + "\nlate_data: {policy: quarantine, acceptance_window: 1h}\n"
@@ -323,45 +320,45 @@ def test_late_rows_are_settled_by_the_run_that_brings_the_fresh_ones_and_their_f
         land(f"{number}.log", more=tuple(rows))
     defs = build_definitions(load_tables(checkout / "tables"), InProcessLauncher(spark))
 
-    (request,) = [each for each in tick(defs, instance) if each.job_name == "ingest"]
-    result = execute(defs, instance, request)
+    (request,) = [each for each in tick(defs, kept_instance) if each.job_name == "ingest"]
+    result = execute(defs, kept_instance, request)
 
     done = metrics(result, "access_log/ingested")
     assert (done["rows_in"], done["rows_out"], done["rows_late_quarantined"]) == (93, 3, 90)
     assert len(metrics_by_partition(result, "access_log/ingested")) == 1
-    assert [each for each in tick(defs, instance) if each.job_name == "ingest"] == []
+    assert [each for each in tick(defs, kept_instance) if each.job_name == "ingest"] == []
 
 
 def test_what_waits_is_not_asked_for_again_nor_what_failed_a_moment_ago(
-    defs: Definitions, instance: DagsterInstance, land: Land
+    defs: Definitions, kept_instance: DagsterInstance, land: Land
 ) -> None:
     land("a.log", 0, 200)
-    (request,) = tick(defs, instance)
+    (request,) = tick(defs, kept_instance)
     assert (asked(request), request.run_key, request.partition_key) == (["access_log ingest"], None, None)
     assert request.tags["dagster/priority"] == "10"
     job = defs.resolve_job_def("ingest")
-    waiting = instance.create_run_for_job(job, asset_selection=frozenset(request.asset_selection or ()))
+    waiting = kept_instance.create_run_for_job(job, asset_selection=frozenset(request.asset_selection or ()))
     land("b.log", 200, 210)
-    assert tick(defs, instance) == []
-    instance.report_run_failed(waiting)
-    assert tick(defs, instance) == []
-    instance.delete_run(waiting.run_id)
-    assert [asked(each) for each in tick(defs, instance)] == [["access_log ingest"]]
+    assert tick(defs, kept_instance) == []
+    kept_instance.report_run_failed(waiting)
+    assert tick(defs, kept_instance) == []
+    kept_instance.delete_run(waiting.run_id)
+    assert [asked(each) for each in tick(defs, kept_instance)] == [["access_log ingest"]]
 
 
 def test_the_sensor_asks_for_compaction_where_storage_shows_debt(
-    defs: Definitions, instance: DagsterInstance, land: Land
+    defs: Definitions, kept_instance: DagsterInstance, land: Land
 ) -> None:
     for name, last in (("a.log", 200), ("late.log", 50)):
         land(name, 0, last)
-        run(defs, instance, "ingest", tags=HOURS)
+        run(defs, kept_instance, "ingest", tags=HOURS)
 
     def compactions() -> list[RunRequest]:
-        return [each for each in tick(defs, instance) if each.job_name == "compact"]
+        return [each for each in tick(defs, kept_instance) if each.job_name == "compact"]
 
     (request,) = compactions()
     assert request.tags["tidemark/reason"] == "2 splits to compact"
-    result = execute(defs, instance, request)
+    result = execute(defs, kept_instance, request)
     assert list(metrics_by_partition(result, "access_log/compacted")) == ["2015-05-17T10:00"]
     assert compactions() == []
 
@@ -414,9 +411,9 @@ def test_a_change_of_the_window_begins_new_partitions_and_every_row_is_there_onc
 
 @pytest.mark.usefixtures("landed")
 def test_losing_the_storage_of_dagster_loses_history_and_nothing_else(
-    checkout: Path, defs: Definitions, instance: DagsterInstance
+    checkout: Path, defs: Definitions, kept_instance: DagsterInstance
 ) -> None:
-    run(defs, instance, "backfill", tags=HOURS)
+    run(defs, kept_instance, "backfill", tags=HOURS)
     version = Table.open("warehouse/access_log").version
     shutil.rmtree(checkout / "history")
 
@@ -464,23 +461,23 @@ def test_a_failed_job_fails_the_step_with_its_kind_and_message(defs: Definitions
 
 def test_a_job_that_fails_in_a_subprocess_says_why(checkout: Path, instance: DagsterInstance) -> None:
     defs = build_definitions(load_tables(checkout / "tables"), PipesLauncher(checkout))
-    file = checkout / "tables" / "access_log.yaml"  # edited after Dagster loaded it
+    file = checkout / "tables" / "access_log.yaml"  # edited after Dagster loaded the file
     file.write_text(file.read_text(encoding="utf-8").replace("window: 1h", "window: 7m"), encoding="utf-8")
 
     result = run(defs, instance, "ingest", tags=HOURS, ok=False)
 
     assert len(failures(result)) == 1
     assert failures(result)[0].startswith("invalid_input: ")
-    assert "access_log.yaml:20: field `window`" in failures(result)[0]
+    assert "access_log.yaml:21: field `window`" in failures(result)[0]
 
 
 def kill_jobs(count: int) -> None:
-    """Kill so many processes of jobs that this process starts, one after the other."""
+    """Kill the next job processes that this process starts, one after the other, up to this number."""
     killed: set[str] = set()
     while len(killed) < count:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)
         for process, parent, command in (line.split(maxsplit=2) for line in listed.stdout.splitlines()):
-            if parent == str(os.getpid()) and "-m jobs." in command and process not in killed:
+            if parent == str(os.getpid()) and "-m jobs" in command and process not in killed:
                 killed.add(process)
                 os.kill(int(process), signal.SIGKILL)
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What `dagster definitions validate` makes of declarations that are not sound."""
+"""The output of `dagster definitions validate` for invalid declarations."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelines.cli import main
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
 
 pytestmark = pytest.mark.dagster
 

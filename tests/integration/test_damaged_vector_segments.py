@@ -1,4 +1,4 @@
-"""Damage in each part of a segment of vectors: the answer stays right, or the error is typed and names the segment."""
+"""If any part of a vector index segment is damaged, the answer is still correct, or a typed error names the segment."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats import bundle
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import bundle
+from storage_core.data.rows.vectors import Floats, column_of, vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import segments
-from storage_core.index.vector import layout, segment, training
+from storage_core.index.vector import layout, segment
 from storage_core.log.actions import IndexSegment
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.vectors import Floats, column_of, vector_type
-from storage_core.search import base, ranged
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.read.search import base, sources
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.indexed_table import IndexedTable
 from tests.support.searching import search
 
@@ -33,12 +33,12 @@ PARTS = (layout.HEAD, layout.CLUSTERS, layout.ROWS, layout.CODEBOOK, layout.BLOC
 
 @pytest.fixture(params=["by ranges", "whole"])
 def table(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> IndexedTable:
-    """A table of which a segment has 55 clusters; a search looks into all of them."""
-    for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
+    """Make a table with a segment of 55 clusters, all of which a search reads."""
+    for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**12)
     if request.param == "by ranges":
-        monkeypatch.setattr(ranged, "WHOLE_SEGMENT_BYTES", 2**12)
+        monkeypatch.setattr(sources, "WHOLE_SEGMENT_BYTES", 2**12)
         monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
         monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
     table = IndexedTable(MemoryStore("damaged"), TableConfig(indexes=(INDEX,)), schema=SCHEMA)
@@ -93,7 +93,7 @@ def test_a_segment_that_is_cut_costs_no_answer(table: IndexedTable, length: int)
 
 
 def forged(files: Mapping[str, bytes], name: str) -> dict[str, bytes]:
-    """The files with another content of one, of which all checksums are right."""
+    """Replace the content of one file and make all checksums match."""
     changed = dict(files)
     match name:
         case layout.HEAD:
@@ -114,7 +114,7 @@ def test_a_forged_part_gives_the_right_answer_or_a_typed_error(table: IndexedTab
     files = segments.build(table.store, add, INDEX, SCHEMA)
     sound = segments.write(table.store, files, definition=INDEX, covers=add.path, rows=ROWS, ids=table.ids)
     said = {"index": INDEX.name, segments.DEFINITION: segments.fingerprint_of(INDEX), "split": add.path}
-    packed = bundle.pack(forged(files, name), identity=segments.segment_id(sound), properties=said)
+    packed = bundle.pack_bundle(forged(files, name), identity=segments.segment_id(sound), properties=said)
     table.store.put(sound.path, packed.data, Overwrite())
     action = replace(sound, size=len(packed.data), xxh3=packed.xxh3, footerOffset=packed.footer_offset)
     table.log.commit(snapshot, [action], operation="INDEX")

@@ -1,4 +1,4 @@
-"""Rows that deletion vectors hide appear nowhere, and all others everywhere: one table, every way to read it."""
+"""Every way to read one table returns all rows except those that deletion vectors hide."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.compaction import execute as compaction
-from storage_core.errors import Corrupt, SnapshotExpired
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.gc.collect import collect
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import Corrupt, SnapshotExpired
+from storage_core.compact import execute as compaction
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
 from storage_core.log.deletion_vector import VectorStorage
-from storage_core.objectstore.contract import Overwrite
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import Overwrite
 from storage_core.table import Table
 from tests.support import merge_plan
 from tests.support.deleted_rows import delete_places, delete_where
@@ -49,7 +50,7 @@ def _fresh(uri: str, schema: pa.Schema = SCHEMA, indexes: tuple[IndexDefinition,
 
 @pytest.fixture(params=["local", "memory"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    """A table of several windows whose vectors, and whose splits with a segment, are of both kinds."""
+    """Make a table of several windows whose first rows have an index segment, on a disk or in memory."""
     uri = str(tmp_path / "t") if request.param == "local" else f"memory://deleted-{tmp_path.name}"
     found = _fresh(uri)
     found.append([_row(n) for n in range(ROWS)])
@@ -72,7 +73,7 @@ def _is_dead(n: int) -> bool:
 
 @pytest.fixture
 def marked(table: Table) -> Table:
-    """Every third row of the first windows is deleted, and a few of the others."""
+    """Delete every third row of the first windows and a few other rows, with inline deletion vectors."""
     delete_where(table.log, lambda row: _is_dead(row["n"]))
     kinds = {add.deletionVector.storage for add in table.refresh().snapshot.splits.values() if add.deletionVector}
     assert kinds == {VectorStorage.INLINE}
@@ -131,7 +132,7 @@ def test_a_segment_built_over_deleted_rows_finds_the_same(marked: Table) -> None
 
 def test_changes_show_each_deleted_row_once_as_a_delete(marked: Table) -> None:
     version = marked.version
-    delete_where(marked.log, lambda row: row["n"] in (1, 3, 4))  # 3 is gone already
+    delete_where(marked.log, lambda row: row["n"] in (1, 3, 4))  # row 3 is already deleted
     marked.refresh()
     dead = [n for n in range(ROWS + 500) if _is_dead(n)]
     first, second = (marked.changes(start, start + 1).read_all() for start in (version - 1, version))
@@ -213,7 +214,7 @@ def test_the_collector_takes_a_vector_that_no_version_names(tmp_path: Path) -> N
     config = TableConfig(
         time_column="at", window_seconds=900, checkpoint_interval=1, version_retention_ms=0, gc_horizon_ms=0
     )
-    for note in ("one", "two"):  # the second checkpoint is the base, and does not name the older vector
+    for note in ("one", "two"):  # the second checkpoint is the base and does not name the older deletion vector
         metadata = table.snapshot.metadata
         changed = type(metadata)(
             id=metadata.id,
@@ -244,5 +245,5 @@ def test_a_damaged_or_vanished_vector_is_an_error_for_every_reader(tmp_path: Pat
                 read()
     table.store.delete([key])
     for read in readers:
-        with pytest.raises(SnapshotExpired, match=r"\.dv|read changes from"):
+        with pytest.raises(SnapshotExpired, match=r"\.dv|Read changes from"):
             read()

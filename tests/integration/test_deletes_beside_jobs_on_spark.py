@@ -1,7 +1,7 @@
-"""`delete` beside every job that changes splits on Spark: what is deleted stays so, and nothing is there twice.
+"""A `delete` runs concurrently with each Spark job that changes splits. No deleted row returns, and no row is doubled.
 
-Two deletes, of which each finds rows of the other, are committed side by side when the tasks of a job are done and
-nothing of it is committed.
+Two concurrent deletes, each of which matches rows of the other, commit after the tasks of a job have finished and
+before the job commits.
 """
 
 from __future__ import annotations
@@ -13,16 +13,15 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import tidemark as tm
-from jobs import catch_up, compact, ingest, merge
-from jobs.requests.request import JobRequest
-from jobs.spark.spark import Answer, Item, Spark
-from storage_core.audit.audit import audit
-from storage_core.declaration import load
+from jobs.spark.spark import Spark
+from storage_core.change.declaration import load
+from storage_core.data.steps import RunOptions, options_for
+from storage_core.log.job_run import Answer, Item, run
+from storage_core.maintain.audit import audit
 
 pytestmark = pytest.mark.spark
 
@@ -40,7 +39,7 @@ indexes: [{{name: by_kind, kind: bitmap, columns: [kind]}}]
 
 
 class Meanwhile(Spark):
-    """Joins the session; somebody acts once when the tasks of a job are done, before it goes on."""
+    """A launcher that joins the session and runs an operation once after the tasks, before the job goes on."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)
@@ -59,12 +58,12 @@ def _row(n: int) -> dict[str, object]:
     return {"at": f"2024-02-29T{10 + n // 60 % 2:02}:{n % 60:02}:00Z", "n": n, "kind": f"k{n % 5}"}
 
 
-def _declared(root: Path, more: str) -> tuple[tm.Table, JobRequest]:
+def _declared(root: Path, more: str) -> tuple[tm.Table, Callable[[str], RunOptions]]:
     path = root / "events.yaml"
     path.write_text(DECLARATION.format(root=root, more=more.format(root=root)), encoding="utf-8")
     (root / "landing").mkdir()
     table = tm.Table.declare(load(path))
-    return table, JobRequest(table_uri=table.uri, declaration=str(path), master=MASTER)
+    return table, partial(options_for, table_uri=table.uri, declaration=str(path), master=MASTER)
 
 
 def _land(root: Path, numbers: Sequence[int]) -> None:
@@ -73,7 +72,7 @@ def _land(root: Path, numbers: Sequence[int]) -> None:
 
 
 def _deleted(uri: str, *, gone: int) -> None:
-    """Two deletes at the same time, of which each row is deleted by one."""
+    """Run two concurrent deletes and check that exactly one of them deletes each row."""
 
     def delete(condition: str) -> int:
         return tm.Table.open(uri).delete(condition).rows
@@ -96,35 +95,33 @@ def _require(table: tm.Table, numbers: Sequence[int]) -> None:
     assert audit(found.store, found.snapshot).violations == ()
 
 
-@pytest.mark.parametrize("job", [compact, catch_up, ingest], ids=lambda job: job.__name__.rpartition(".")[2])
-def test_two_deletes_beside_a_job_are_neither_undone_nor_done_twice(
-    tmp_path: Path, spark: Spark, job: ModuleType
-) -> None:
-    table, request = _declared(tmp_path, "landing: {{uri: {root}/landing, format: ndjson}}")
+@pytest.mark.parametrize("job", ["compact", "catch_up", "ingest"])
+def test_two_deletes_beside_a_job_are_neither_undone_nor_done_twice(tmp_path: Path, spark: Spark, job: str) -> None:
+    table, of = _declared(tmp_path, "landing: {{uri: {root}/landing, format: ndjson}}")
     for first in range(0, ROWS, 100):
         _land(tmp_path, range(first, first + 100))
-        assert ingest.run(request, spark).status == "committed"
+        assert run(of("ingest"), spark).status == "committed"
     left = _left()
-    if job is ingest:
+    if job == "ingest":
         _land(tmp_path, range(ROWS, ROWS + 100))
         left += [*range(ROWS, ROWS + 100)]
-    assert job.run(request, Meanwhile(partial(_deleted, table.uri, gone=ROWS - len(_left())))).status == "committed"
+    assert run(of(job), Meanwhile(partial(_deleted, table.uri, gone=ROWS - len(_left())))).status == "committed"
     _require(table, left)
-    for after in (catch_up, compact):
-        after.run(request, spark)
+    for after in ("catch_up", "compact"):
+        run(of(after), spark)
         _require(table, left)
 
 
 def test_two_deletes_beside_a_merge_are_neither_undone_nor_done_twice(tmp_path: Path, spark: Spark) -> None:
-    table, request = _declared(tmp_path, "primary_key: [n, at]")
+    table, of = _declared(tmp_path, "primary_key: [n, at]")
     for first in range(0, ROWS, 150):
         with table.refresh().writer() as writer:
             writer.put([_typed(n) for n in range(first, first + 150)])
             writer.flush()
         if first == 0:
-            assert merge.run(request, spark).status == "committed"
-    assert merge.run(request, Meanwhile(partial(_deleted, table.uri, gone=ROWS - len(_left())))).status == "committed"
-    while merge.run(request, spark).status == "committed":
+            assert run(of("merge"), spark).status == "committed"
+    assert run(of("merge"), Meanwhile(partial(_deleted, table.uri, gone=ROWS - len(_left())))).status == "committed"
+    while run(of("merge"), spark).status == "committed":
         pass
     _require(table, _left())
 

@@ -1,4 +1,4 @@
-"""How many requests of a read wait for one another, off a local disk: latencies add up along these waves only."""
+"""The number of sequential round trips of a read from a remote store. Only sequential round trips add up latency."""
 
 from __future__ import annotations
 
@@ -9,14 +9,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.formats.generation_manifest import BLOOM_FILE
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.data.formats.region_manifest import BLOOM_FILE
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.search import base
-from storage_core.split import row_groups
+from storage_core.read.search import base
+from storage_core.split import metadata
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import open_store
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import drop_copies
 from tests.support.upkeep import catch_up
@@ -29,8 +28,8 @@ GENERATIONS = 10
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some kilobytes are read by ranges."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    """Make small splits be read by ranges."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
 
@@ -44,7 +43,7 @@ def opened(uri: str) -> tuple[Table, Waves]:
 
 @pytest.fixture
 def lines() -> tuple[Table, Waves]:
-    """Four splits of two row groups; one word is in one line of them."""
+    """Make a table with four splits of two row groups, where one word occurs in one row."""
     uri = f"memory://{uuid4()}"
     schema = pa.schema([("n", pa.int64()), ("line", pa.string()), ("v", pa.int64())])
     table = Table.create(uri, schema, indexes=[{"name": "text", "kind": "fulltext", "columns": ["line"]}])
@@ -66,7 +65,7 @@ READS = {
 def test_a_query_waits_for_footers_and_then_for_column_chunks(lines: tuple[Table, Waves], text: str) -> None:
     table, waves = lines
     query, expected = READS[text]
-    for number in (2, 1):  # the footers are held then
+    for number in (2, 1):  # the footers are cached then
         with waves.followed():
             assert table.sql(query).to_pylist() == [{"n": expected}]
         assert waves.number == number
@@ -122,7 +121,7 @@ def test_a_search_by_a_bitmap_opens_more_and_more_segments_at_a_time() -> None:
     assert len(table.files()) == splits
     with waves.followed():
         assert table.search("common", index="kinds", limit=2).column("n").to_pylist() == [1, 2]
-    assert len(waves.requests) == 1 + 1 + 1  # of one split: its segment, its footer, the row group of the first
+    assert len(waves.requests) == 1 + 1 + 1  # per split: segment, footer, first row group
 
 
 def test_records_of_generations_are_read_side_by_side() -> None:
@@ -142,12 +141,15 @@ def test_records_of_generations_are_read_side_by_side() -> None:
 
 WAVES = 5
 HINT, MANIFEST, NEXT_VERSION, BOUNDARY = 1, 2, 3, 4
-"""What a lookup waits for: the hint; the manifest and its log; the next version; the boundary of the collector."""
+"""The four round trips of a lookup: (1) hint, (2) manifest and its log, (3) next version, (4) boundary."""
 
 
 @pytest.fixture
 def keyed() -> str:
-    """Even numbers in a split of two row groups that is read by ranges; the last tenth of them also in generations."""
+    """Make a keyed table with even numbers in a split that is read by ranges and has two row groups.
+
+    The last tenth of the numbers is also in generations.
+    """
     uri = f"memory://{uuid4()}"
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
     table = Table.create(uri, schema, primary_key="id")
@@ -161,7 +163,7 @@ def keyed() -> str:
 
 
 def flush_newer(uri: str, *, entries: int = 2) -> None:
-    """A tenth of the rows once more, in as many generations of several entries each, over one range of keys."""
+    """Write a tenth of the rows again, in several generations with several entries each, over one key range."""
     table = Table.open(uri)
     newer = np.append(np.arange(0, 2 * ROWS, 20), 2 * ROWS - 2)
     with table.writer() as writer:
@@ -173,7 +175,7 @@ def flush_newer(uri: str, *, entries: int = 2) -> None:
 
 
 def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[int, str]]]:
-    """The value of the key, and the wave and the last part of the key of each request."""
+    """Return the value of the key, and for each request its round trip and the last part of the object's key."""
     with waves.followed():
         row = table.get(key)
     return None if row is None else row["v"], sorted((wave, key.split("/")[-1]) for wave, _, key in waves.requests)
@@ -183,7 +185,7 @@ def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[
 def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_one(keyed: str, generations: int) -> None:
     if generations:
         flush_newer(keyed)
-    head = 7  # the hint, the manifest and that none follows, two of the log, the next version, the boundary
+    head = 7  # hint, manifest and its missing successor, two of the log, the next version, the boundary
     table, waves = opened(keyed)
     value, requests = looked_up(table, waves, 2)
     assert value is not None
@@ -194,7 +196,7 @@ def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_on
     assert (len(requests), waves.number) == (head + 2, WAVES - 1)
     if generations:
         table, waves = opened(keyed)
-        value, requests = looked_up(table, waves, 180)  # the last but one of its generation
+        value, requests = looked_up(table, waves, 180)  # the last row but one of its generation
         assert value == 180 + 9
         assert (len(requests), waves.number) == (head + 2, WAVES - 1)  # the key index, and the entry
         table, waves = opened(keyed)
@@ -203,10 +205,13 @@ def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_on
 
 
 def test_volatile_sources_are_asked_before_the_head_whatever_is_asked_beside_them(keyed: str) -> None:
-    """A flush or merge in between gives duplicates and never a gap: log and manifest come before the version."""
+    """The read requests log and manifest before the version.
+
+    A flush or merge in between therefore never causes a gap.
+    """
     flush_newer(keyed)
     for table, waves in (opened(keyed), opened(keyed)):
-        for first in (MANIFEST, HINT):  # what is kept is looked at beside the hint
+        for first in (MANIFEST, HINT):  # cached data is checked together with the hint
             with waves.followed():
                 table.get(2)
             kinds = [(wave, key) for wave, _, key in waves.requests]
@@ -230,7 +235,7 @@ def test_a_lookup_of_a_table_that_stays_open_asks_only_what_may_change_and_for_t
     table, waves = opened(keyed)
     for key in (2, 3, 180):
         table.get(key)
-    head, waits = 6, 3  # the hint, that no manifest follows, two of the log; the next version; the boundary
+    head, waits = 6, 3  # requests of three round trips
     assert looked_up(table, waves, 3)[0] is None
     assert (len(waves.requests), waves.number) == (head, waits)
     assert looked_up(table, waves, 2)[0] is not None
@@ -268,11 +273,14 @@ def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_f
     assert len([key for _, _, key in waves.requests if key.endswith(BLOOM_FILE)]) == 1
     table, waves = opened(keyed)
     assert looked_up(table, waves, 0 + 20)[0] == 21
-    assert waves.number <= 9  # the manifests, the filters of one, two, four and three generations, index and entry
+    assert waves.number <= 9  # five round trips for manifests and filters, then index and entry
 
 
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:
-    """Of the recorder: what a thread did for another work is not what this one waited for."""
+    """This tests the recorder.
+
+    The requests that a thread makes for other work do not count as round trips of this work.
+    """
     _, waves = lines
 
     def ask(key: str) -> int:

@@ -1,4 +1,4 @@
-"""The cache of a user, over S3: what one process read, and a checksum vouches for, the next one does not fetch."""
+"""A process reads from the disk cache the data on S3 that an earlier process fetched and a checksum protects."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.clock import SystemClock
-from storage_core.formats.keys import parse
-from storage_core.ids import SystemIds
-from storage_core.split import vectors
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.data.formats.keys import parse
+from storage_core.split import hidden_rows
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
@@ -41,7 +40,7 @@ from tidemark import Table
 print(len(Table.open(sys.argv[1]).files()))
 """
 OPEN = ["get last_checkpoint", "get state", "get version", "list"]
-"""Of the hint, of the state that it names, that no version is new, and what lies beyond."""
+"""Requests for the hint, its state, the missing next version, and the listing after this version."""
 MANIFESTS = ["get manifest"] * 2
 
 
@@ -54,7 +53,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def uri(s3_server: S3Server) -> str:
-    """A table of a large and a small split."""
+    """Make a table of a large and a small split."""
     uri = s3_server.uri(f"cached/{uuid4()}")
     random = np.random.default_rng(1)
     rows = pa.table({name: random.integers(0, 2**62, ROWS) for name in "abc"})
@@ -65,7 +64,7 @@ def uri(s3_server: S3Server) -> str:
 
 
 def process(program: str, uri: str) -> list[int]:
-    """The numbers that a new process prints."""
+    """Run the program in a new process and return the numbers that it prints."""
     ended = subprocess.run(
         [sys.executable, "-c", program, uri], cwd=ROOT, env={**os.environ}, capture_output=True, text=True, check=True
     )
@@ -87,7 +86,7 @@ def test_the_next_process_fetches_nothing_of_a_split(uri: str, cache: Path, s3_s
 
 
 def requested(server: S3Server, uri: str) -> list[str]:
-    """What was asked of a table since the last reset: the kinds of requests and objects."""
+    """Return the requests to a table since the last reset, as kinds of requests and objects."""
     root = urlsplit(uri).path + "/"
     found = []
     for each in server.front.seen:
@@ -108,7 +107,7 @@ def cache_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[s
 def test_the_next_process_opens_a_table_without_its_manifests(
     uri: str, s3_server: S3Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nothing vouches for the state and the versions after it, so they are asked for."""
+    """The process requests the state and the versions after it, because no checksum for them is stored elsewhere."""
     table = Table.open(uri)
     table.log.checkpoint(table.snapshot)
     table.append(pa.table({name: [1] for name in "abc"}))
@@ -137,7 +136,7 @@ def test_the_next_process_opens_a_table_without_its_manifests(
 def test_a_lookup_of_the_next_process_fetches_nothing_that_a_manifest_vouches_for(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Bloom filters, key indexes, stored deletion vectors and records that were distributed or sorted."""
+    """The cached kinds are Bloom filters, key indexes, stored deletion vectors, and distributed or sorted records."""
     uri = s3_server.uri(f"cached/{uuid4()}")
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64())])
     table = Table.create(uri, schema, primary_key="id")
@@ -152,13 +151,13 @@ def test_a_lookup_of_the_next_process_fetches_nothing_that_a_manifest_vouches_fo
     def asked() -> list[str]:
         s3_server.front.reset()
         opened = Table.open(uri)
-        for key in (1, 2, 4, 6, 8):  # none, deleted in the base, sorted, in the newest generation, in the base
+        for key in (1, 2, 4, 6, 8):  # missing, deleted in the base, sorted, in the newest generation, in the base
             assert opened.get(key) == (None if key in (1, 2) else {"id": key, "v": key})
         assert opened.scan(["id"], consistency="committed").to_arrow().num_rows == 999
         return requested(s3_server, uri)
 
-    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
-    monkeypatch.setattr("storage_core.region.manifest.COPIED_BYTES", 0)  # a filter that is copied is not fetched
+    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
+    monkeypatch.setattr("storage_core.write.region.manifest.COPIED_BYTES", 0)  # disable copies of filters
     flush([*range(0, 2_000, 2)])
     keyed.merge()
     with table.writer() as writer:

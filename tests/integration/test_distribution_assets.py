@@ -1,4 +1,4 @@
-"""The asset of a raw log in a real Dagster instance: what it shows, what it checks, and when it is asked for."""
+"""The asset of a raw log in a real Dagster instance: its metadata, its checks, and the requests for its runs."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from assets.launcher import InProcessLauncher
 from assets.metadata import METADATA
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
-from pipelines.distribution import waiting_chunks
-from pipelines.raw_logs import read_raw_logs
-from pipelines.tables import read_tables
-from storage_core.leases.lease import acquire
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
+from pipelines.housekeeping import waiting_chunks
+from pipelines.tables import read_raw_logs, read_tables
+from storage_core.log.lease import acquire
 from storage_core.table import Table
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
@@ -29,7 +27,7 @@ TABLE = "name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n"
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two tables and a raw log of four chunks, of which one record fits no table."""
+    """Make two tables and a raw log of four chunks, with one record that fits no table."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "raw_logs").mkdir()
     for name in ("a", "b"):
@@ -117,7 +115,7 @@ def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_c
     result = materialized(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__distributed")
-    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are no debt of windows
+    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are not work of windows
     assert event.metadata["gaps"].value == 1
     skipped = waiting_chunks(raw_log)
     assert isinstance(skipped, SkipReason)

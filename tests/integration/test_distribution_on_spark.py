@@ -1,4 +1,4 @@
-"""A raw log distributed on Spark: many tables at once, each record once, whoever races, is killed or runs again."""
+"""A raw log is distributed on Spark to many tables, and each record arrives once despite races, kills and retries."""
 
 from __future__ import annotations
 
@@ -14,22 +14,20 @@ from typing import Any
 
 import pytest
 
-from jobs import distribute
-from jobs.reports.report import report_of
-from jobs.requests.distribute import DistributeRequest
-from jobs.requests.request import to_argv
-from jobs.spark.code_archive import ROOT
+from jobs.command import to_arguments
+from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from pipelines.raw_logs import read_raw_logs
-from storage_core.declaration import load
-from storage_core.errors import Held
-from storage_core.leases.lease import acquire
-from storage_core.objectstore.local import LocalStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
+from pipelines.tables import read_raw_logs
+from storage_core.base.errors import Held
+from storage_core.change.declaration import load
+from storage_core.data.steps import Distribute
+from storage_core.log.job_run import report_of, run
+from storage_core.log.lease import acquire
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.rejected_lines import rejected_lines
@@ -42,7 +40,7 @@ PER_TABLE = 20
 SECOND = 1_000
 
 
-def declare(root: Path, tables: list[str]) -> DistributeRequest:
+def declare(root: Path, tables: list[str]) -> Distribute:
     (root / "tables").mkdir()
     (root / "raw_logs").mkdir()
     for name in tables:
@@ -51,11 +49,14 @@ def declare(root: Path, tables: list[str]) -> DistributeRequest:
             f"name: {name}\nuri: warehouse/{name}\ncolumns:\n  n: long!\n  text: string\n{key}"
         )
     (root / "raw_logs" / "all.yaml").write_text("name: all\nstores: [raw]\n")
-    return read_raw_logs(root / "tables").named("all").request
+    return read_raw_logs(root / "tables").named("all").options(Distribute)
 
 
 def produce(root: Path, tables: list[str], *, seed: int = 1) -> int:
-    """Write twenty rows per table and, one in twenty, a record that no table takes; return how many of those."""
+    """Write twenty rows per table and return the number of invalid records.
+
+    One record in twenty is a record that no table accepts.
+    """
     records = [
         RawRecord(table=name, fields={"n": number, "text": f"{name} {number}"})
         for number in range(PER_TABLE)
@@ -83,8 +84,8 @@ def numbers(root: Path, name: str) -> list[int]:
 
 
 def records_in_regions(root: Path, name: str) -> int:
-    from storage_core.region import generation
-    from storage_core.region.manifest import read_latest, region_of
+    from storage_core.write.region import generation
+    from storage_core.write.region.manifest import read_latest, region_of
 
     table = Table.open(str(root / "warehouse" / name))
     manifest = read_latest(table.store, region_of(table.snapshot.table_id))
@@ -98,19 +99,19 @@ def test_twenty_tables_get_their_rows_once_and_bad_records_are_quarantined(tmp_p
     request = declare(tmp_path, tables)
     bad = produce(tmp_path, tables)
     assert bad == len(tables) * PER_TABLE // 20
-    done = distribute.run(request, spark)
+    done = run(request, spark)
     assert done.status == "committed"
     assert (done.metrics.rows_in, done.metrics.rows_out) == (len(tables) * PER_TABLE + bad, 20 * PER_TABLE)
     assert {name: numbers(tmp_path, name) for name in tables} == {name: list(range(PER_TABLE)) for name in tables}
     assert [records_in_regions(tmp_path, name) for name in KEYED] == [PER_TABLE] * len(KEYED)
     reasons = Counter(each["reason"] for each in rejected_lines(LocalStore(tmp_path / "raw")))
-    assert reasons == {"'nobody' is no table of this raw log": bad // 2}
+    assert reasons == {"'nobody' is not a table of this raw log": bad // 2}
     found = [each for name in tables for each in rejected_lines(LocalStore(tmp_path / "warehouse" / name))]
     assert len(found) == bad // 2
     assert all("does not fit the type int64" in each["reason"] for each in found)
     assert done.details["rejected"] == bad
     versions = {name: Table.open(str(tmp_path / "warehouse" / name)).version for name in tables}
-    again = distribute.run(request, spark)
+    again = run(request, spark)
     assert (again.status, again.metrics.rows_in) == ("nothing_to_do", 0)
     assert {name: Table.open(str(tmp_path / "warehouse" / name)).version for name in tables} == versions
 
@@ -129,8 +130,8 @@ def test_two_distributors_at_once_and_one_that_is_killed_distribute_once(tmp_pat
         time.sleep(0.002)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    distribute.run(request, spark)
-    assert distribute.run(request, spark).status == "nothing_to_do"
+    run(request, spark)
+    assert run(request, spark).status == "nothing_to_do"
     for name in APPEND[:3]:
         assert numbers(tmp_path, name) == sorted([*range(PER_TABLE)] * 2)
     for name in KEYED[:2]:
@@ -146,7 +147,7 @@ def test_a_table_that_another_run_distributes_into_is_held_and_the_others_get_th
     table = Table.declare(load(request.tables[0]).below(tmp_path))
     lease = acquire(table.log, table.snapshot, "distribute.all", "somebody@elsewhere")
     with pytest.raises(Held, match=r"distribute\.all of .* is held by somebody") as held:
-        distribute.run(request, spark)
+        run(request, spark)
     assert held.value.exit_code == 3
     done = report_of(held.value)
     assert done is not None
@@ -154,9 +155,9 @@ def test_a_table_that_another_run_distributes_into_is_held_and_the_others_get_th
     assert json.loads(done.to_json())["details"]["tables"].keys() == {APPEND[1]}
     assert (numbers(tmp_path, APPEND[0]), numbers(tmp_path, APPEND[1])) == ([], list(range(PER_TABLE)))
     lease.release()
-    assert distribute.run(request, spark).metrics.rows_out == PER_TABLE
+    assert run(request, spark).metrics.rows_out == PER_TABLE
     assert numbers(tmp_path, APPEND[0]) == list(range(PER_TABLE))
-    assert distribute.run(request, spark).status == "nothing_to_do"
+    assert run(request, spark).status == "nothing_to_do"
 
 
 def test_the_command_names_a_gap_and_passes_it_on_request(
@@ -191,14 +192,14 @@ def test_a_broken_table_declaration_leaves_its_rows_waiting(tmp_path: Path, spar
     file = tmp_path / "tables" / f"{APPEND[1]}.yaml"
     sound = file.read_text()
     file.write_text("name: [\n")
-    done = distribute.run(request, spark)
+    done = run(request, spark)
     assert list(done.details["left_out"]) == [APPEND[1]]  # type: ignore[call-overload]  # a mapping
     assert numbers(tmp_path, APPEND[0]) == list(range(PER_TABLE))
     file.write_text(sound)
-    distribute.run(request, spark)
+    run(request, spark)
     assert numbers(tmp_path, APPEND[1]) == list(range(PER_TABLE))
 
 
-def _started(request: DistributeRequest) -> subprocess.Popen[bytes]:
-    command = [sys.executable, "-m", "jobs.distribute", *to_argv(replace(request, master="local[1]"))]
+def _started(request: Distribute) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "jobs", "distribute", *to_arguments(replace(request, master="local[1]"))]
     return subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)

@@ -1,4 +1,4 @@
-"""The example project: two assets downstream of a table, on a real instance, by partition and by a range."""
+"""The example project on a real instance: two assets downstream of a table, run by partition and by range."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from assets.run_tags import RANGE_END, RANGE_START
 from tidemark import Table
 from tidemark.dagster import TableComponent
 
-# What Dagster itself calls to read a `defs.yaml`.
+# The function that Dagster calls to read a `defs.yaml`.
 pytestmark = [pytest.mark.dagster, pytest.mark.filterwarnings("ignore:`parse_obj_as` is deprecated:DeprecationWarning")]
 
 PROJECT = Path(__file__).resolve().parents[2] / "examples" / "downstream"
@@ -31,7 +31,7 @@ def warehouse(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def project(warehouse: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Definitions]:
-    """The project as `dagster dev` loads it, with its tables in the warehouse, and jobs of its two assets."""
+    """Load the project as `dagster dev` does, with its tables in the warehouse and jobs for its two assets."""
     monkeypatch.setenv("WAREHOUSE", str(warehouse))
     loaded = importlib.import_module("examples.downstream.definitions").defs()
     jobs = [define_asset_job("both", ["visits", "visitors"]), define_asset_job("visits_only", "visits")]
@@ -69,7 +69,7 @@ def test_two_assets_downstream_of_a_table_follow_it_by_partition_and_by_range(
     run("visitors_only")
     assert rows_of(warehouse / "visitors") == [("ada", 2, 3), ("bob", 1, 1)]
 
-    run("tidemark_checkpoint")  # in a process of its own, as every job of the upkeep
+    run("tidemark_checkpoint")  # in its own process, as every maintenance job
     assert Table.open(clicks.uri).snapshot.checkpoint_version is not None
 
     clicks.append([click(2, 5, "eve", 9)])
@@ -81,6 +81,6 @@ def test_two_assets_downstream_of_a_table_follow_it_by_partition_and_by_range(
 
 
 def _clicks(warehouse: Path) -> Table:
-    """The table, made as its component declares it."""
+    """Make the table with the declaration of its component."""
     attributes = yaml.safe_load((PROJECT / "defs" / "clicks" / "defs.yaml").read_text())["attributes"]
     return Table.declare(TableComponent(**attributes | {"uri": str(warehouse / "clicks")}).declaration)

@@ -16,9 +16,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.spark.spark import Spark
-from storage_core.rows.sort_order import OrderColumn, SortOrder
-from storage_core.split.encode import FileWriter
-from storage_core.split.encodings import Encoding, candidates
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder
+from storage_core.split.encode import Encoding, FileWriter, candidates
 
 pytestmark = pytest.mark.spark
 
@@ -43,7 +42,7 @@ Read = Callable[[Path], pa.Table]
 
 
 def _encoded() -> tuple[pa.Table, dict[str, Encoding]]:
-    """One column per type and encoding, the values of which every seventh is null, and a row number to sort by."""
+    """Return one column per type and encoding, with every seventh value null, and a row number to sort by."""
     columns: dict[str, pa.Array] = {"row": pa.array(range(ROWS), pa.int64())}
     encodings: dict[str, Encoding] = {}
     for index, (type_, value) in enumerate(VALUES.items()):
@@ -52,7 +51,7 @@ def _encoded() -> tuple[pa.Table, dict[str, Encoding]]:
             name = f"c{index}_{encoding.lower()}"
             columns[name], encodings[name] = values, encoding
     vectors = [None if row % 7 == 0 else [row / 8, -row, 0.1] for row in range(ROWS)]
-    columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), 3))  # whose encoding is nobody's choice
+    columns["vector"] = pa.array(vectors, pa.list_(pa.float32(), 3))  # its encoding is fixed
     return pa.table(columns), encodings
 
 
@@ -103,7 +102,7 @@ def test_delta_rs_reads_every_encoding(written: tuple[Path, pa.Table]) -> None:
 
 
 def test_the_file_really_has_every_encoding(written: tuple[Path, pa.Table]) -> None:
-    """Without this the tests above could read defaults."""
+    """Without this check, the tests above might read only default encodings."""
     group = pq.read_metadata(written[0] / "split.parquet").row_group(0)
     found = {
         group.column(index).path_in_schema: set(group.column(index).encodings) for index in range(group.num_columns)

@@ -1,4 +1,4 @@
-"""What `explain` foretells of a read is what the read does: splits, row groups, bytes and requests."""
+"""`explain` predicts the splits, row groups, bytes and requests of the real read."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
-from storage_core.objectstore.contract import Overwrite
-from storage_core.split import row_groups, vectors
+from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.split import hidden_rows, metadata
+from storage_core.store.contract import Overwrite
 from tests.support.deleted_rows import delete_where
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
@@ -27,8 +27,8 @@ SPLITS = 2
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some kilobytes have several row groups and are read by ranges."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    """Give small splits several row groups, and read them by ranges."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**13)
 
 
@@ -49,7 +49,7 @@ def uri(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def table(uri: str) -> Table:
-    """Two splits of six row groups, and a small one."""
+    """Make a table of two splits with six row groups each, and a small split."""
     return filled(uri)
 
 
@@ -61,7 +61,7 @@ def filled(uri: str) -> Table:
     return Table.open(uri)
 
 
-# What is left of the splits and of the row groups of those that are read by ranges, and the columns.
+# The remaining splits, the remaining row groups of splits read by ranges, and the columns.
 QUERIES: dict[str, tuple[int, int, Sequence[str]]] = {
     "select sum(c3) from t": (3, 12, ["c3"]),
     "select sum(c3) from t where n between 1100 and 1200": (1, 1, ["n", "c3"]),
@@ -81,7 +81,7 @@ def test_a_query_makes_the_requests_and_fetches_the_bytes_that_are_foretold(tabl
     plan = table.explain(text)
     found = plan["t"]
     assert (len(plan.splits), found.row_groups, list(found.columns)) == (splits, groups, list(columns))
-    for _ in range(2):  # explaining keeps nothing that a read would need
+    for _ in range(2):  # explain does not cache data for later reads
         assert table.explain(text) == plan
     before, read = table.store.requests["get"], table.store.bytes_read
     table.sql(text).to_arrow()
@@ -125,7 +125,7 @@ def test_on_a_local_disk_the_engine_reads_the_files_without_a_request(tmp_path: 
 def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
     for uri, requests in ((str(tmp_path / "t"), 1), (f"memory://{uuid4()}", 3)):
         made = filled(uri)
         delete_where(made.log, lambda row: row["n"] % 7 == 0)
@@ -138,7 +138,7 @@ def test_stored_deletion_vectors_are_requests_on_a_local_disk_too(
 def test_a_table_that_stays_open_has_the_deletion_vectors_of_local_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(vectors, "INLINE_BYTES", 0)
+    monkeypatch.setattr(hidden_rows, "INLINE_BYTES", 0)
     table = filled(str(tmp_path / "t"))
     for rest in (0, 1):
         delete_where(table.log, partial(_has_rest, rest))
@@ -161,7 +161,7 @@ def test_a_stored_deletion_vector_is_one_request_at_every_level_of_consistency(
 ) -> None:
     planned, made = list[int](), list[int]()
     for inline_bytes in (2**20, 0):
-        monkeypatch.setattr(vectors, "INLINE_BYTES", inline_bytes)
+        monkeypatch.setattr(hidden_rows, "INLINE_BYTES", inline_bytes)
         rows = wide().select(["n", "c0"])
         schema = pa.schema([pa.field("n", pa.int64(), nullable=False), rows.schema.field("c0")])
         table = Table.create(f"memory://{uuid4()}", schema, primary_key="n")

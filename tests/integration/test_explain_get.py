@@ -1,4 +1,4 @@
-"""What `explain_get` foretells of a lookup is what the lookup does: regions, generations, row groups and requests."""
+"""`explain_get` predicts the regions, generations, row groups and requests of the real lookup."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.errors import InvalidInput
-from storage_core.region.manifest import region_of
-from storage_core.split import row_groups
+from storage_core.base.errors import InvalidInput
+from storage_core.split import metadata
+from storage_core.write.region.manifest import region_of
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import drop_copies
 from tests.support.s3_server import S3Server
@@ -23,13 +23,16 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()
 ROWS = 2_000
 GENERATIONS = 4
 HEAD = 7
-"""Requests for the region, its log and the newest version, of a table that was just opened."""
+"""Requests for the region, its log and the newest version, for a newly opened table."""
 
 
 @pytest.fixture(params=["memory", "s3"])
 def uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Even numbers in a split of two row groups that is read by ranges, and every fourth of them in a generation."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    """Make a keyed table with even numbers in a split that is read by ranges.
+
+    The split has two row groups. Every fourth number is also in a generation.
+    """
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     if request.param == "memory":
         return filled(f"memory://{uuid4()}")
@@ -68,7 +71,7 @@ def test_it_tells_what_each_step_leaves_and_the_requests_that_follow(
     uri: str, key: int, filters: int, newer: int, groups: int, requests: int
 ) -> None:
     table = Table.open(uri)
-    for _ in range(2):  # it keeps nothing
+    for _ in range(2):  # explain caches nothing
         plan = table.explain_get(key)
         (region,) = plan.regions
         assert region.region_id == region_of(table.snapshot.table_id)
@@ -103,7 +106,7 @@ def test_a_row_of_the_log_leaves_the_base_out(uri: str) -> None:
         plan = Table.open(uri).explain_get(2)
         assert (plan.regions[0].log_entries, plan.base.newer_records) == (1, 1)
         assert [step.name for step in plan.base.steps] == ["newer records"]
-        assert plan.requests == made(Table.open(uri), 2) == HEAD + 2  # with the entry, which needs another look
+        assert plan.requests == made(Table.open(uri), 2) == HEAD + 2  # with the entry, which needs one more request
 
 
 def test_the_command_prints_it_and_its_json_has_the_fields_of_the_specification(

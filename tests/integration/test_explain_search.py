@@ -1,4 +1,4 @@
-"""What `explain_search` says of a search before it is run, and what only a run can tell."""
+"""The report of `explain_search` before a search runs, and the values that only a run can report."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.engine.sandbox.pool import end_all
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.index.vector import layout, segment, training
-from storage_core.objectstore.meter import RequestMeter
-from storage_core.search import vectors
-from storage_core.search.plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.engine.sandbox.process import end_all
+from storage_core.index.vector import layout, segment
+from storage_core.read.search import vectors
+from storage_core.read.search.plan import FilterPlan, IndexPlan, SearchPlan, SourcePlan
+from storage_core.store.meter import RequestMeter
 from storage_core.table import Table
 from tests.support.damage import Damage, damage
 from tests.support.upkeep import catch_up, merge
@@ -39,7 +39,10 @@ _names = itertools.count()
 
 
 def rows_of(first: int, last: int) -> list[dict[str, Any]]:
-    """Every second row is odd, every third has the tide, and the nearest to the origin has the least id."""
+    """Return rows where every second tag is "odd" and every third body is "tide".
+
+    The row with the smallest id is the nearest to the origin.
+    """
     return [
         {
             "id": id_,
@@ -52,7 +55,7 @@ def rows_of(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def indexed(counts: Sequence[int] = (20,), *, later: int = 10, **settings: Any) -> Table:
-    """Return a table of splits with segments, and one of `later` rows without."""
+    """Return a table whose first splits have segments, with `later` rows without a segment."""
     uri = f"memory://explain-search-{next(_names)}"
     table = Table.create(uri, SCHEMA, indexes=[NEAR, WORDS, TAGS], **settings)
     ends = list(itertools.accumulate(counts))
@@ -66,7 +69,7 @@ def indexed(counts: Sequence[int] = (20,), *, later: int = 10, **settings: Any) 
 
 
 def ways(plan: SearchPlan) -> list[list[tuple[str, int, str]]]:
-    """Of each index its sources: where, how many rows, and how."""
+    """Return the sources of each index: location, number of rows, and method."""
     return [sorted((each.place, each.rows, each.how) for each in index.sources) for index in plan.indexes]
 
 
@@ -176,13 +179,13 @@ def test_full_text_asks_the_filter_of_hits_only() -> None:
     table = indexed((30,), later=0)
     (index,) = table.explain_search("tide", index="words", filter="id > 3", analyze=True).indexes
     assert (index.judged, index.met) == (10, 8)
-    assert [each.how for each in index.sources] == ["segment"]  # its statistics are of all rows
+    assert [each.how for each in index.sources] == ["segment"]  # its statistics cover all rows
 
 
 def clustered(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """A table with one segment of vectors in clusters."""
+    """Make a table with one vector index segment in clusters."""
     monkeypatch.setattr(layout, "FLAT_BYTES", 2**10)
-    for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
+    for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**10)
     monkeypatch.setattr(vectors, "FEW_ROWS", 100)
@@ -203,7 +206,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
         return found
 
     before = source("id < 100")
-    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # a run decides
+    assert (before.how, before.exact_up_to, before.matching) == ("segment", 100, None)  # only a run can decide this
     assert before.clusters is not None
     assert before.clusters > 32
     few = source("id < 100", analyze=True)
@@ -219,7 +222,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     lines = str(table.explain_search(vector=[0.1] * 4, filter="id < 101", analyze=True))
     assert f" of {before.clusters} clusters" in lines
     assert "exactly, as the filter leaves at most 100" in str(few)
-    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # of 10, 40 and 160 rows
+    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # windows of 10, 40 and 160 rows
     assert windows.ranked == 40 + 160 + 640
 
 
@@ -336,8 +339,8 @@ def _cut(path: Path) -> None:
     [
         (lambda path: path.write_text("junk"), "it begins with b'junk'"),
         (lambda path: path.write_bytes(b""), "it begins with b''"),
-        (_pickled, "it holds objects of Python"),
-        (_cut, "it is cut or damaged"),
+        (_pickled, "it contains Python objects"),
+        (_cut, "it is truncated or damaged"),
         (lambda path: path.mkdir(), "cannot be read"),
     ],
     ids=["junk", "empty", "objects", "cut", "folder"],
@@ -351,5 +354,5 @@ def test_a_file_that_is_no_vector_is_refused_with_what_was_expected_and_what_to_
     assert main(["search", str(tmp_path / "t"), "--vector", f"@{path}"]) == 2
     error = capsys.readouterr().err.replace("\n", " ")
     assert message in error
-    assert "expected a file of numpy (.npy) with one vector" in error
+    assert "Give a NumPy file (.npy) with one vector" in error
     assert "pickle" not in error

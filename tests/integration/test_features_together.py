@@ -1,4 +1,4 @@
-"""Features over one table: clones of partitioned tables and of those that raw logs feed, statements, forgetting."""
+"""Combinations of features on one table: clones, partitions, raw logs, statements and erasure."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.audit.audit import audit
-from storage_core.forget.report import ForgetReport
-from storage_core.fsck.check import fsck
 from storage_core.log.actions import Txn
 from storage_core.log.sharing import open_table_store
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import union
-from storage_core.raw_log.raw_log import RawLog
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.maintain.forget_report import ForgetReport
+from storage_core.store.resolve import open_store
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.writer import RawLog
 from tests.support import upkeep
 from tests.support.clock import ManualClock
 
@@ -46,7 +46,10 @@ def given(first: int, last: int) -> list[dict[str, Any]]:
 
 
 def partitioned(uri: Path | str) -> tm.Table:
-    """Two windows in eight partitions, compacted and indexed, then more splits, and deleted rows in both."""
+    """Make a table of two windows in eight partitions, compacted and indexed, with later splits.
+
+    Both the compacted and the later splits have deleted rows.
+    """
     table = tm.Table.create(
         str(uri),
         SCHEMA,
@@ -77,7 +80,7 @@ def searched(table: tm.Table, word: str, wanted: str) -> list[int]:
 
 
 def kept_up(table: tm.Table) -> None:
-    """Compact, index, and collect all that nothing needs."""
+    """Compact, index, and collect all unneeded objects."""
     upkeep.compact(table.refresh())
     upkeep.catch_up(table.refresh())
     upkeep.checkpoint(table)
@@ -155,7 +158,7 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
 
 
 def collected(table: tm.Table) -> None:
-    """Collect until nothing is left that nothing needs: a state first, then what only it named."""
+    """Collect three times, so that a removed state's objects are removed in the next run."""
     for _ in range(3):
         upkeep.collect(table.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
 

@@ -1,18 +1,18 @@
-"""A follower of the tail that is slower than merges, sorts and the collector (`read.tail.Tail`)."""
+"""A reader that follows the tail more slowly than merges, sorts and the collector work (`read.describe.Tail`)."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats import keys
-from storage_core.gc.collect import collect
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.tail import CollectedEntries, Tail, TailRecord
-from storage_core.region import wal
-from storage_core.region.repartition import change_regions
-from storage_core.region.spec import first_specs
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.read.describe import CollectedEntries, Tail, TailRecord
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import wal
+from storage_core.write.region.repartition import change_regions
+from storage_core.write.region.spec import first_specs
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import PLANES, KeyedTable
 

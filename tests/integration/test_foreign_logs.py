@@ -1,4 +1,4 @@
-"""`tidemark describe` and `tidemark files` on logs that Tidemark did not write: each dialect that is in use."""
+"""`tidemark describe` and `tidemark files` on logs that other systems wrote, for each dialect in use."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from storage_core.errors import Unsupported
-from storage_core.formats.keys import json_checkpoint_key, last_checkpoint_key, version_key
+from storage_core.base.errors import Unsupported
+from storage_core.data.formats.keys import json_checkpoint_key, last_checkpoint_key, version_key
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.local import LocalStore
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.local import LocalStore
 from tests.support.foreign_logs import put_hint, put_state
 from tests.support.log_tables import split
 
@@ -71,7 +71,10 @@ def _versions(store: LocalStore, encode: Callable[[str], bytes], count: int = 3)
 
 
 def _states_are_commits(store: LocalStore) -> None:
-    """Version 0 is the only version file; the hint is stale; the state holds metadata and a registry apart."""
+    """Write a log whose only version file is version 0 and whose hint is stale.
+
+    The state has metadata, and a schema registry as a separate field.
+    """
     _versions(store, _plain, 1)
     put_state(store, 1, [LIVE[0]], manifest="manifests/manifest-1.avro")
     put_state(
@@ -111,7 +114,7 @@ def test_a_log_of_others_is_described_and_its_files_are_listed(
 def test_a_sound_log_of_others_is_clean_and_a_lost_file_of_it_is_named(
     dialect: str, deep: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Their names need not be hashes, a state may be a commit, and nobody is told to move a live file away."""
+    """File names need not be hashes, a state can be a commit, and no advice recommends moving a live file."""
     store = LocalStore(tmp_path / "table")
     DIALECTS[dialect](store)
     sizes = {path: add.size for path, add in TransactionLog(store).snapshot().splits.items()}

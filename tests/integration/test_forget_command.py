@@ -1,4 +1,4 @@
-"""`tidemark forget` and the job, on tables in a folder whose every file is read at the end."""
+"""`tidemark forget` and its job on tables in a folder, with a check of every file at the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from jobs import forget
+from jobs.command import main as job_main
 from pipelines.cli import main
-from storage_core.declaration import load
-from storage_core.forget import landed
-from storage_core.ingest.parse import parse_blocks
-from storage_core.objectstore.local import LocalStore
+from storage_core.change.declaration import load
+from storage_core.maintain import forget as landed
+from storage_core.store.local import LocalStore
+from storage_core.write.ingest.batch import parse_blocks
 from tests.support.forgetting import CANARY, WHERE, places_of
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("person", pa.string())])
@@ -27,7 +27,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """A table that retains nothing for long, with a person in two of its splits."""
+    """Make a table with zero retention and the person's rows in two of its splits."""
     table = tm.Table.create(
         str(tmp_path / "people"), SCHEMA, settings={"gc.retention": "0s", "gc.horizon": "0s"}, time_column=None
     )
@@ -39,7 +39,7 @@ def uri(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command with `--json` and return what it printed, line by line; it has to end with `code`."""
+    """Run a command with `--json`, check that it ends with `code`, and return its output lines as objects."""
 
     def run(*words: str, code: int = 0) -> list[dict[str, Any]]:
         capsys.readouterr()
@@ -73,7 +73,7 @@ def test_it_says_what_holds_the_rows_until_the_collector_has_taken_it(run: Run, 
 @pytest.mark.parametrize("command", ["forget", "delete"])
 def test_a_condition_of_no_text_is_none(run: Run, uri: str, command: str) -> None:
     (failed,) = run(command, uri, "--where", "", code=2)
-    assert f"{command} needs a condition; for every row of the table say so" in failed["message"]
+    assert f"{command} needs a condition. For every row of the table, write" in failed["message"]
 
 
 def test_people_are_told_why_each_object_is_there(run: Run, uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,7 +102,7 @@ def test_people_get_a_summary_by_reason_and_day_and_the_landed_files_that_hold_t
         table.append([{"id": number, "person": CANARY}])
     assert main(["forget", "people", "--where", WHERE]) == 0
     shown = capsys.readouterr().out
-    assert "versions that are retained need them" in shown
+    assert "retained versions need them" in shown
     assert "landing/both.ndjson" in shown
     assert "landing/bad.ndjson" in shown
     assert "landing/ann.ndjson" not in shown
@@ -132,11 +132,11 @@ def test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_
 
 
 def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
-    assert forget.main(["--table-uri", uri, "--where", WHERE, "--json"]) == 0
+    assert job_main("forget", ["--table-uri", uri, "--where", WHERE, "--json"]) == 0
     report = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (report["job"], report["status"], report["rows_in"], report["splits_in"]) == ("forget", "committed", 2, 2)
     assert report["details"]["held"]
-    assert forget.main(["--table-uri", uri, "--where", WHERE, "--report", "--json"]) == 0
+    assert job_main("forget", ["--table-uri", uri, "--where", WHERE, "--report", "--json"]) == 0
     again = json.loads(capfd.readouterr().out.splitlines()[-1])
     assert (again["status"], again["details"]["is_clean"]) == ("planned", False)
 

@@ -1,6 +1,7 @@
-"""A person asks to be forgotten: their rows leave the table at once, and every store as the collector goes.
+"""Erasure on request removes the rows from the table at once, and from every store as the collector proceeds.
 
-At every stage each object of every store is read, decoded whatever it is, and compared with what the report says.
+At every stage the test reads each object of every store, decodes it in its own format, and compares the content with
+the report.
 """
 
 from __future__ import annotations
@@ -11,16 +12,15 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.forget.forget import MOST_STATES
-from storage_core.forget.raw import unknown_writers
-from storage_core.forget.report import KeptBy
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.formats.quarantine_entry import QuarantinedRows
-from storage_core.quarantine import read_entries
-from storage_core.region.spec import first_specs
-from storage_core.settings.late_data import LateData
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import LateData, TableConfig
+from storage_core.maintain.forget import MOST_STATES, unknown_writers
+from storage_core.maintain.forget_report import KeptBy
+from storage_core.write.late_rows import read_entries
+from storage_core.write.region.spec import first_specs
 from tests.support.changed_rows import require_sound
 from tests.support.forgetting import (
     APPENDED,
@@ -38,7 +38,7 @@ from tests.support.waves import WavesStore
 
 
 def _appended() -> Forgetful:
-    """The person is in the base, indexes, older versions, quarantine and a raw log on three stores."""
+    """Make a table with the person in base, indexes, older versions, quarantine and a raw log on three stores."""
     made = Forgetful.create(APPENDED)
     table = made.opened()
     table.append(made.rows(range(10)) + made.rows([100, 101], CANARY))
@@ -58,7 +58,7 @@ def _appended() -> Forgetful:
 
 
 def _keyed() -> Forgetful:
-    """The person is in the base, generations, the log of a region, and superseded by other rows of the same key."""
+    """Make a keyed table with the person in base, generations, a region's log and superseded rows."""
     made = Forgetful.create(KEYED)
     table = made.opened()
     table.append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
@@ -72,13 +72,13 @@ def _keyed() -> Forgetful:
     with made.opened().writer() as writer:
         writer.put(made.rows([30, 31]) + made.rows([130], CANARY))
         writer.patch({"id": 100, "note": f"of {CANARY}"})
-        writer.put(made.rows([121]))  # that key is somebody else by now
+        writer.put(made.rows([121]))  # the key belongs to somebody else by now
     made.reject(f'{{"id": 7, "person": "{CANARY}"}}')
     return made
 
 
 def _sorted_in_regions() -> Forgetful:
-    """A keyed table of three regions, whose generations were sorted, some of them merged."""
+    """Make a keyed table of three regions with sorted generations, some of which are merged."""
     regions = first_specs([{"source": "id", "transform": "bucket", "n": 3}], SCHEMA)
     made = Forgetful.create(replace(KEYED, region_specs=regions), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
@@ -92,7 +92,7 @@ def _sorted_in_regions() -> Forgetful:
 
 
 def _in_json_checkpoints() -> Forgetful:
-    """Every version is checkpointed as JSON, in parts; one row was deleted before."""
+    """Make a table with a JSON checkpoint in parts at every version and one earlier deleted row."""
     made = Forgetful.create(replace(APPENDED, checkpoint_format="json-multipart", checkpoint_interval=1), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
     made.opened().append(made.rows(range(20, 25)) + made.rows([110], CANARY))
@@ -103,7 +103,7 @@ def _in_json_checkpoints() -> Forgetful:
 
 
 def _in_renamed_columns() -> Forgetful:
-    """The column of the person had another name when some rows were written, and another has that name now."""
+    """Make a table where the person's column was renamed and another column now has its old name."""
     made = Forgetful.create(replace(APPENDED, sort_schema=None, indexes=()), raw_stores=0)
     made.opened().append(made.rows(range(10)) + made.rows([100, 101], CANARY))
     made.opened().rename_column("person", "who")
@@ -114,7 +114,7 @@ def _in_renamed_columns() -> Forgetful:
 
 
 def _retained(made: Forgetful, where: str = WHERE) -> None:
-    """Wait for the retention, and collect until nothing more goes."""
+    """Advance the clock past retention and horizon, and collect, until nothing more is removed."""
     for _ in range(6):
         made.clock.now += RETENTION_MS + HORIZON_MS
         made.collect()
@@ -161,7 +161,7 @@ def test_it_is_so_however_the_table_is_kept(make: Callable[[], Forgetful]) -> No
 def test_it_is_done_when_the_report_said_that_it_can_be() -> None:
     made = _appended()
     held = made.opened().forget(WHERE, raw_logs=[made.raw]).report.held
-    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # which go by a shorter horizon here
+    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # they have a shorter horizon
     reports = []
     while made.clock.now < last_ms + HORIZON_MS:
         made.clock.now += HORIZON_MS
@@ -273,7 +273,7 @@ def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> No
     made.opened().append(made.rows(range(3, 6)) + made.rows([100], CANARY))
     assert _times_until_nothing_is_asked(made) == (1 if states <= MOST_STATES else 2)
     made.opened().append(made.rows(range(10, 14)))
-    made.keyed.compact()  # what was clean and is in a state behind the commit: nobody can look into it once it is gone
+    made.keyed.compact()  # a later state has other objects, which cannot be checked after their removal
     made.opened().checkpoint()
     made.clock.now += RETENTION_MS + HORIZON_MS
     for _ in range(2):
@@ -318,7 +318,7 @@ def _times_until_nothing_is_asked(made: Forgetful) -> int:
 
 
 def _of_many_windows(windows: int) -> Forgetful:
-    """Each row was in a split of its own, which left."""
+    """Make a table where an overwrite removed all rows, each of which had its own split."""
     made = Forgetful.create(replace(APPENDED, indexes=()), raw_stores=0)
     hours = range(3600, 3600 * (windows + 1), 3600)
     made.opened().append(made.rows(hours) + made.rows([1], CANARY))
@@ -356,7 +356,7 @@ def test_a_forget_reads_what_only_it_reads_once() -> None:
 def test_of_a_keyed_table_only_records_without_a_row_are_looked_at_again_when_keys_are_known() -> None:
     made = Forgetful.create(replace(KEYED, indexes=()), raw_stores=0)
     with made.opened().writer() as writer:
-        writer.patch({"id": 100, "note": "a patch"})  # of a key that no row before it has
+        writer.patch({"id": 100, "note": "a patch"})  # no earlier row has this key
         for number in range(10):
             writer.put(made.rows([number]))
         writer.put([row(100, CANARY)])

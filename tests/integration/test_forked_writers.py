@@ -1,6 +1,6 @@
-"""A process with an open writer forks: no row that anybody was told is durable is lost, and the copy writes nothing.
+"""After a fork, a process with an open writer loses no acknowledged row, and the child's writer writes nothing.
 
-A program of its own runs every scenario, for fork() and the threads of a test run do not mix (decision 0087).
+A separate program runs every scenario, because fork() is unsafe with the threads of a test run (decision 0011).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.ids import SystemIds
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import union
-from storage_core.region.spec import first_specs
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import SystemIds
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.resolve import open_store
+from storage_core.write.raw_log.history import union
+from storage_core.write.region.spec import first_specs
 from tests.support.keyed_table import PLANES, KeyedTable, seats
 from tests.support.s3_server import S3Server
 
@@ -44,7 +44,7 @@ SCENARIOS: Mapping[str, TableConfig | None] = {
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What one process was told: keys of acknowledged rows, kinds of errors, and what it saw beside."""
+    """The results of one process: the keys of acknowledged rows, the kinds of errors, and other observations."""
 
     acknowledged: list[str]
     errors: list[str]
@@ -53,7 +53,7 @@ class Told:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """What became of one scenario."""
+    """The result of one scenario."""
 
     uri: str
     parent: Told
@@ -81,7 +81,7 @@ def runs(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def _run(uris: Mapping[str, str], folder: Path) -> Mapping[str, Run]:
-    """Return what parents and children were told. None may hang or die."""
+    """Return the results of parents and children, and check that no process hangs or dies."""
     work = json.dumps([(name, uri, str(folder)) for name, uri in uris.items()])
     command = [sys.executable, "-m", "tests.integration.forking_program", work]
     done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, check=False)
@@ -145,4 +145,4 @@ def test_a_lease_is_held_by_the_process_that_acquired_it_and_no_copy(runs: Mappi
     run = runs["lease"]
     assert (run.parent.acknowledged, run.parent.errors) == (["held", "renewed", "advanced"], [])
     assert (run.child.acknowledged, run.child.errors) == ([], [COPY] * 3)
-    assert run.parent.seen == ["held"]  # its copy released nothing
+    assert run.parent.seen == ["held"]  # the child's copy released nothing

@@ -1,4 +1,4 @@
-"""`tidemark fsck` and `tidemark repair`, as a person and as a program use them."""
+"""`tidemark fsck` and `tidemark repair`, as a person and a program use them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Clones as early 0.1 made them, shallow and deep, answer what they answered then."""
+"""Shallow and deep clones made by early 0.1 still give the same answers."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from storage_core.formats import clone_source
-from storage_core.formats.keys import source_key
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.data.formats.keys import source_key
+from storage_core.log.sharing import decode_source, encode_source
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.golden_clones import NAMES, answers
 
 FOLDER = Path(__file__).parents[1] / "golden" / "clones"
@@ -27,7 +27,7 @@ def test_old_clones_answer_as_they_did(name: str) -> None:
             folder, _, key = path.partition("/")
             stores[folder].put(key, archive.read(path), Overwrite())
     pointer = stores["shallow"].get(source_key()).data
-    assert clone_source.encode(clone_source.decode(pointer)) == pointer
+    assert encode_source(decode_source(pointer)) == pointer
     assert json.loads(json.dumps(answers(stores))) == expected
     cloned = [n for n in range(80) if n % 10 != 4]
     assert [expected[each]["at_0"] for each in NAMES] == [[], cloned, cloned]

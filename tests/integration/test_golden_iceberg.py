@@ -1,14 +1,15 @@
-"""The Iceberg mirror that early 0.1 wrote is what it was: it is gone on with, and its files are kept."""
+"""An Iceberg mirror that early 0.1 wrote is unchanged: publishing continues it and keeps its files."""
 
 from __future__ import annotations
 
 import zipfile
 
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.gc.published import Published, published_in_iceberg
-from storage_core.log.published_iceberg import newest_metadata
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.log.published import newest_metadata
+from storage_core.maintain.roots import Published, published_in_iceberg
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.golden.make_golden_iceberg import MIRRORS, NAME
 from tests.support.changed_rows import opened, row
 

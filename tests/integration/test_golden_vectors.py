@@ -1,4 +1,4 @@
-"""Tables with vector indexes that early 0.1 wrote answer what they answered then, and by their segments."""
+"""Tables with vector indexes that early 0.1 wrote give the same answers, and searches use their segments."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from storage_core.fsck.check import fsck
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.search.explain import covered
+from storage_core.maintain.check import fsck
+from storage_core.read.search.plan import covered
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.every_kind import open_copy
 from tests.support.golden_vectors import INDEXES, answers

@@ -1,4 +1,4 @@
-"""Tables whose windows changed, as early 0.1 wrote them, answer what they answered then."""
+"""Tables with changed windows that early 0.1 wrote still give the same answers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.golden_windows import answers
 
 FOLDER = Path(__file__).parents[1] / "golden" / "windows"

@@ -1,7 +1,7 @@
-"""Every block of the guide, as a reader follows it: shell in a shell, Python in one session, from an empty folder.
+"""Every code block of the guide, run from an empty folder: shell blocks in a shell, Python blocks in one session.
 
-The block of `text` after one is what the reader sees, errors included: `…` in a line stands for anything, a line with
-nothing else for any lines.
+The block of `text` after a code block contains the output that the reader sees, including errors. A `…` within a line
+matches any text. A line of only `…` matches any number of lines.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ import pytest
 from tests.support import quick_java
 from tests.support.s3_server import S3Server
 
-GUIDE = Path(__file__).resolve().parents[2] / "docs" / "guide"
+ROOT = Path(__file__).resolve().parents[2]
+GUIDE = ROOT / "docs" / "guide"
 PAGES = ("1-first-table", "2-own-data", "3-keyed-tables")
 FENCED = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 LANGUAGES = {"sh", "python", "text"}
 
-# Reads blocks as lines of JSON, runs each in the same namespace, and says that it is done: what `python` does, without
-# its prompts.
+# Reads blocks as lines of JSON, runs each block in the same namespace, and reports the end of each block. This is
+# `python` without its prompts.
 SESSION = """
 import json, sys
 names = {"__name__": "__main__"}
@@ -41,7 +42,7 @@ DONE = "\N{END OF TRANSMISSION}\n"
 
 @dataclass(frozen=True)
 class Block:
-    """A fenced block and the output that the page shows below it, None where it shows none."""
+    """A fenced block and the output that the page shows below it, or None without output."""
 
     language: str
     text: str
@@ -50,7 +51,7 @@ class Block:
 
 
 def blocks(page: Path) -> Iterator[Block]:
-    """The blocks to run, in the order of the page."""
+    """Return the blocks to run, in the order of the page."""
     text = page.read_text(encoding="utf-8")
     found = list(FENCED.finditer(text))
     for number, each in enumerate(found):
@@ -63,7 +64,7 @@ def blocks(page: Path) -> Iterator[Block]:
 
 
 class Reader:
-    """Someone with `tidemark` and `python` on the PATH, in one folder, with one shell and one Python session."""
+    """A user with `tidemark` and `python` on the PATH, in one folder, with one shell and one Python session."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder / "work"
@@ -76,7 +77,7 @@ class Reader:
         self._python: subprocess.Popen[str] | None = None
 
     def shell(self, text: str) -> str:
-        """What a block of shell prints; what it exports stays for the next one."""
+        """Run a shell block and return its output. Exported variables stay for the next block."""
         script = f". '{self._exports}'\n{text}\nexport -p > '{self._exports}'\n"
         ended = subprocess.run(
             ["bash", "-euo", "pipefail", "-c", script],
@@ -92,7 +93,7 @@ class Reader:
         return ended.stdout
 
     def python(self, text: str) -> str:
-        """What a block of Python prints in the session."""
+        """Run a Python block in the session and return its output."""
         if self._python is None:
             self._python = subprocess.Popen(
                 [Path(sys.executable).parent / "python", "-c", SESSION],
@@ -128,12 +129,12 @@ def reader(tmp_path: Path) -> Iterator[Reader]:
 
 
 def plain(text: str) -> list[str]:
-    """The lines without colours, and without blanks at their ends."""
+    """Return the lines without colours and without trailing blanks."""
     return [line.rstrip() for line in COLOURS.sub("", text).rstrip().split("\n")]
 
 
 def matches(shown: str, printed: str) -> bool:
-    """Whether the output that a page shows stands for what was printed."""
+    """Return True if the output that a page shows matches the printed output."""
     pattern = ""
     for line in plain(shown):
         pattern += r"(?:.*\n)*?" if line.strip() == "…" else ".*?".join(map(re.escape, line.split("…"))) + r"\n"
@@ -141,7 +142,7 @@ def matches(shown: str, printed: str) -> bool:
 
 
 def follow(page: str, reader: Reader) -> None:
-    """Run every block of a page, and compare what it prints with what the page shows."""
+    """Run every block of a page, and compare its output with the page."""
     for block in blocks(GUIDE / f"{page}.md"):
         where = f"{page}.md, line {block.line}"
         try:
@@ -167,6 +168,11 @@ def test_a_page_for_the_core_does_what_it_shows(page: str, reader: Reader) -> No
     follow(page, reader)
 
 
+def test_the_example_of_the_readme_runs_in_an_empty_folder(reader: Reader) -> None:
+    (example,) = (each for each in blocks(ROOT / "README.md") if each.language == "python")
+    assert "'sku': 'S1'" in reader.python(example.text)
+
+
 @pytest.mark.spark
 @pytest.mark.dagster
 def test_the_page_on_scheduling_does_what_it_shows(reader: Reader) -> None:
@@ -180,7 +186,7 @@ def test_the_page_on_assets_does_what_it_shows(reader: Reader) -> None:
 
 @pytest.mark.spark
 def test_the_page_on_spark_does_what_it_shows(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # half of its processor time
+    monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC")  # saves half of its CPU time
     follow("7-spark", request.getfixturevalue("reader"))
 
 
@@ -189,7 +195,7 @@ def test_the_page_on_s3_does_what_it_shows(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3_server.endpoint)
     monkeypatch.setenv("BUCKET", urlsplit(s3_server.uri("guide")).netloc)
-    follow("5-s3", request.getfixturevalue("reader"))  # once the environment says where S3 is
+    follow("5-s3", request.getfixturevalue("reader"))  # the environment contains the location of S3 by now
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Restore, changes and tags through the façade, on append and keyed tables."""
+"""Restore, changes and tags through `Table`, on append and keyed tables."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitConflict, InvalidInput
 from storage_core.index import catch_up
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
+from storage_core.maintain.history import restore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge
 from tests.support.keyed_table import KeyedTable, seats
 from tidemark import IndexDefinition, Table
 
@@ -47,7 +47,7 @@ def test_a_restored_table_reads_searches_and_goes_on_like_any_other(table: Table
 
 
 def test_a_table_that_was_opened_at_a_version_is_not_restored(table: Table) -> None:
-    with pytest.raises(InvalidInput, match="opened at version 1; open it without `at`"):
+    with pytest.raises(InvalidInput, match=r"opened at version 1\. Open it without `at`"):
         Table.open(table.uri, at=1).restore(2)
 
 
@@ -68,12 +68,12 @@ def test_changes_end_at_the_version_of_the_table(table: Table) -> None:
     assert Table.open(table.uri, at=2).changes(0).read_all().num_rows == 2
 
 
-# --- keyed tables: what is merged is undone, and never merged again
+# Keyed tables: a restore undoes merged rows, and no merge applies them again.
 
 
 @pytest.fixture
 def planes() -> KeyedTable:
-    """Version 1 holds planes a and b; version 2 has b deleted and c added."""
+    """Make a table where version 1 has planes a and b, and version 2 has b deleted and c added."""
     table = KeyedTable(MemoryStore("planes")).create()
     put(table, {"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1})
     table.merge()
@@ -112,7 +112,7 @@ def test_what_is_acknowledged_and_not_merged_stays_and_is_merged_next(planes: Ke
 
 
 def test_a_merge_that_ran_while_the_table_was_restored_leaves_no_key_twice(planes: KeyedTable) -> None:
-    """Planned where b is deleted, it has nothing to rewrite; the restore brings b back before it commits."""
+    """The merge is planned while b is deleted and rewrites nothing. A restore brings b back before the commit."""
     put(planes, {"tailnum": "b", "seats": 7})
     before = planes.snapshot
     (work,) = merge.plan(planes.store, before)

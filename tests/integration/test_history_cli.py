@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.log.tags import read_tags
+from storage_core.log.log import read_tags
 from tidemark import Table
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("name", pa.string())])
@@ -20,7 +20,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """Versions 1 to 3 each append a row."""
+    """Make a table where each of the versions 1 to 3 appends a row."""
     table = Table.create(str(tmp_path / "people"), SCHEMA)
     for number, name in enumerate(["ann", "bob", "cy"], start=1):
         table.append([{"id": number, "name": name}])
@@ -29,7 +29,7 @@ def uri(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """Run a command with `--json` and return what it printed, line by line; it has to end with `code`."""
+    """Run a command with `--json`, check that it ends with `code`, and return its output lines as objects."""
 
     def run(*words: str, code: int = 0) -> list[dict[str, Any]]:
         found = main([*words, "--json"])
@@ -124,7 +124,7 @@ def test_tag_text_is_for_people(capsys: pytest.CaptureFixture[str], uri: str) ->
     assert said(capsys, "tag", uri, "v1.0", "--version", "1") == "v1.0 is version 1 for ever\n"
     assert said(capsys, "tag", uri, "brief", "--expires", "1h").startswith("brief is version 3 until 20")
     assert "v1.0" in said(capsys, "tag", uri, "--list")
-    assert said(capsys, "tag", uri, "v1.0", "--delete") == "v1.0 removed; it was version 1\n"
+    assert said(capsys, "tag", uri, "v1.0", "--delete") == "v1.0 removed, it was version 1\n"
 
 
 @pytest.mark.parametrize(

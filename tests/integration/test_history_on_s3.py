@@ -1,5 +1,6 @@
-"""A history read page by page over HTTP, each page by a table that is opened anew (docs/architecture/ingestion.md,
-"Paged reading").
+"""A history read page by page over HTTP, with a newly opened table for each page.
+
+See docs/architecture/ingestion.md, "Paged reading".
 """
 
 from __future__ import annotations
@@ -9,10 +10,10 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as compaction
-from storage_core.ids import SystemIds
-from storage_core.region import merge
-from storage_core.rows import fold
+from storage_core.base.clock import SystemIds
+from storage_core.compact import execute as compaction
+from storage_core.data.rows import fold
+from storage_core.write.region.steps import merge_regions
 from tests.support.keyed_table import PLANES
 from tests.support.merge_plan import plan as plan_compaction
 from tests.support.s3_server import S3Server
@@ -29,14 +30,11 @@ def row(number: int, seats: int) -> dict[str, object]:
 
 
 def merge_all(table: Table) -> None:
-    store, log = table.store, table.log
-    if works := merge.plan(store, table.refresh().snapshot):
-        results = [merge.execute(store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
-        merge.commit(log, table.snapshot, works, results)
+    merge_regions(table.log, table.refresh().snapshot)
 
 
 def compact(table: Table) -> list[str]:
-    """Compact everything and return the splits that the table has no more."""
+    """Compact everything and return the splits that are no longer in the table."""
     deleted: list[str] = []
     for operation in plan_compaction(table.refresh().snapshot):
         result = compaction.execute(table.store, operation, ids=SystemIds(), now_ms=table.log.clock.now_ms())

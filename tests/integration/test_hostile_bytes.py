@@ -1,8 +1,8 @@
-"""Bytes that somebody made up: lengths of 10 GB, footers that lie, bombs. A typed error each, in bounded memory.
+"""Each kind of forged bytes (lengths of 10 GB, false footers, bombs) causes a typed error, in bounded memory.
 
-The version files' JSON and the Avro states have tests of their own. Here are the other formats: Parquet, WAL entries,
-bundles, generations, filters, region manifests, and the small JSON objects. One process reads all of them, and what it
-took at its peak is measured from outside of Python's own accounting.
+Separate tests cover the JSON of version files and the Avro states. The formats here are Parquet, WAL entries, bundles,
+generations, filters, region manifests, and the small JSON objects. One process reads all of them. The test measures the
+peak memory of that process from outside Python's own accounting.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.errors import Corrupt, TidemarkError
-from storage_core.formats import bloom, bundle, gc_plan, keys, region_manifest, wal_entry
-from storage_core.formats.bundle import Expected
-from storage_core.formats.region_manifest import FlushedGeneration
-from storage_core.formats.wal_entry import WalEntry
+from storage_core.base.errors import Corrupt, TidemarkError
+from storage_core.data.formats import arrow_files, bundle, documents, key_hashes, keys, region_manifest
+from storage_core.data.formats.arrow_files import WalEntry
+from storage_core.data.formats.bundle import Expected
+from storage_core.data.formats.region_manifest import FlushedGeneration
 from storage_core.log.actions import Add
-from storage_core.log.boundary import first_version
-from storage_core.log.tags import read_tags
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.quarantine import read_entry
-from storage_core.region import generation
-from storage_core.split.lineage import read_origin
+from storage_core.log.listing import first_version
+from storage_core.log.log import read_tags
+from storage_core.split.metadata import read_origin
 from storage_core.split.read import open_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.late_rows import read_entry
+from storage_core.write.region import generation
 from tests.support.events import context, events
 from tests.support.ids import SeededIds
 from tests.support.memory import grown_bytes
@@ -50,17 +50,20 @@ Case = Callable[[], object]
 
 def _wal(records: int = 3) -> bytes:
     table = pa.table({"_op": pa.array([0] * records, pa.int8()), "k": pa.array(["a"] * records)})
-    return wal_entry.encode(WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=table))
+    return arrow_files.encode_wal_entry(WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=table))
 
 
 def _signed_wal(body: bytes, length: int | None = None) -> bytes:
-    """A WAL entry around any body, with a checksum that is right."""
+    """Return a WAL entry with this body and a matching checksum."""
     trailer = struct.pack("<QQ8s", len(body) if length is None else length, xxhash.xxh3_64_intdigest(body), _wal()[-8:])
     return body + trailer
 
 
 def _claims_of_buffers(body: bytes) -> bytes:
-    """The stream with every LZ4 buffer claiming to hold 10 GB: Arrow writes that length before each of them."""
+    """Return the stream with a claimed size of 10 GB in every LZ4 buffer.
+
+    Arrow writes this length before each buffer.
+    """
     lz4_frame = struct.pack("<I", 0x184D2204)
     found, at = bytearray(body), body.find(lz4_frame)
     assert at >= 0
@@ -71,13 +74,13 @@ def _claims_of_buffers(body: bytes) -> bytes:
 
 
 def _bundle(footer_length: int) -> tuple[bytes, Expected]:
-    packed = bundle.pack({"a": b"content"}, identity="id", properties={})
+    packed = bundle.pack_bundle({"a": b"content"}, identity="id", properties={})
     data = packed.data[:-20] + struct.pack("<I", footer_length) + packed.data[-16:]
     return data, Expected("x.seg", "id", len(data), packed.footer_offset, bundle.checksum(data))
 
 
 def _lying_bundle() -> tuple[bytes, Expected]:
-    """A directory with a sound checksum whose one part is 10 GB long."""
+    """Return a bundle whose directory has a valid checksum and names one part of 10 GB."""
     directory = {
         "identity": "id",
         "properties": {},
@@ -99,7 +102,7 @@ def _split() -> tuple[MemoryStore, Add]:
 
 
 def _read_split(data: bytes, add: Add, *, whole: bool) -> object:
-    """Read made-up bytes that the log vouches for: whoever writes one object may write the log's as well."""
+    """Read forged bytes whose checksum is in the log, because an attacker may write the log's objects too."""
     store = MemoryStore("lies")
     store.put(add.path, data, Overwrite())
     named = Add(
@@ -149,23 +152,27 @@ def cases() -> Mapping[str, Case]:
     filter_header = struct.pack("<8sQQ", b"TMBLOOM\x01", 2**63, 0)
     manifest_of_10_gb = b"\x42" + b"\x80\x80\x80\x80\x28" + b"x" * 50
     found: dict[str, Case] = {
-        "WAL entry that claims 10 GB": lambda: wal_entry.decode(_signed_wal(sound[:-24], TEN_GB), "x.arrow"),
-        "WAL entry of one byte": lambda: wal_entry.decode(_signed_wal(b"x"), "x.arrow"),
-        "WAL entry of zeros": lambda: wal_entry.decode(_signed_wal(bytes(4096)), "x.arrow"),
-        "WAL buffers that claim 10 GB": lambda: wal_entry.decode(_signed_wal(_claims_of_buffers(stream)), "x.arrow"),
-        "WAL message of 2 GB": lambda: wal_entry.decode(
+        "WAL entry that claims 10 GB": lambda: arrow_files.decode_wal_entry(
+            _signed_wal(sound[:-24], TEN_GB), "x.arrow"
+        ),
+        "WAL entry of one byte": lambda: arrow_files.decode_wal_entry(_signed_wal(b"x"), "x.arrow"),
+        "WAL entry of zeros": lambda: arrow_files.decode_wal_entry(_signed_wal(bytes(4096)), "x.arrow"),
+        "WAL buffers that claim 10 GB": lambda: arrow_files.decode_wal_entry(
+            _signed_wal(_claims_of_buffers(stream)), "x.arrow"
+        ),
+        "WAL message of 2 GB": lambda: arrow_files.decode_wal_entry(
             _signed_wal(struct.pack("<iI", -1, 2**31 - 1) + sound[8:-24]), "x.arrow"
         ),
-        "bundle with a directory of 4 GB": lambda: bundle.unpack(*_bundle(2**32 - 1)),
-        "bundle with a part of 10 GB": lambda: bundle.unpack(*_lying_bundle()),
-        "bloom filter of 2^63 keys": lambda: bloom.from_bytes(filter_header, "x.bin"),
-        "region manifest with a field of 10 GB": lambda: region_manifest.decode(manifest_of_10_gb, "x.binpb"),
+        "bundle with a directory of 4 GB": lambda: bundle.unpack_bundle(*_bundle(2**32 - 1)),
+        "bundle with a part of 10 GB": lambda: bundle.unpack_bundle(*_lying_bundle()),
+        "bloom filter of 2^63 keys": lambda: key_hashes.from_bytes(filter_header, "x.bin"),
+        "region manifest with a field of 10 GB": lambda: region_manifest.decode_region(manifest_of_10_gb, "x.binpb"),
         "generation manifest, deep": partial(_generation, DEEP),
         "generation manifest, a list": partial(_generation, b"[]"),
         "generation manifest, a number of 10,000 digits": partial(_generation, b'{"xxh3":' + b"9" * 10_000 + b"}"),
         "quarantine entry, deep": partial(_quarantine, DEEP),
         "quarantine entry of others": partial(_quarantine, b'{"formatVersion":1,"rejected":[1],"source":1,"size":1}'),
-        "collector's plan, deep": lambda: gc_plan.decode(DEEP),
+        "collector's plan, deep": lambda: documents.decode_gc_plan(DEEP),
         "collector's boundary, deep": lambda: _stored(keys.gc_boundary_key(), DEEP, first_version),
         "tags, deep": lambda: _stored(keys.tags_key(), DEEP, read_tags),
         "origin of a split, deep": lambda: read_origin(
@@ -180,7 +187,7 @@ def cases() -> Mapping[str, Case]:
 
 
 def measure() -> None:
-    """Run every case in this process; print what each one raised, and by how much the peak of memory grew."""
+    """Run every case in this process, and print each error and the growth of the peak memory."""
     prepared = cases()
     raised = {}
 

@@ -1,4 +1,4 @@
-"""Searches by several indexes of tables: what an answer has, what is refused, and what is looked at once."""
+"""Searches of a table by several indexes: results, refusals, and data that a search reads only once."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ import pytest
 from pyroaring import BitMap
 
 from pipelines.cli import main
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput, NotFound
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.change.declaration import load
+from storage_core.data.rows.vectors import vector_type
 from storage_core.index import catch_up as indexing
 from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.read.arrow_rows import HeldRows
-from storage_core.read.overlay import Overlay
+from storage_core.read.answers import HeldRows
 from storage_core.read.row_filter import RowFilter
-from storage_core.rows.vectors import vector_type
+from storage_core.read.unmerged import Overlay
+from storage_core.store.contract import ObjectStore
 from storage_core.table import Table
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.damage import Damage, damage
@@ -44,7 +44,7 @@ ORIGIN = [0.0, 0.0]
 
 
 def rows_of(first: int, last: int) -> list[dict[str, Any]]:
-    """The nearest to the origin has the least id; every third row has the word."""
+    """Return rows where every third row has the word and the smallest id is nearest to the origin."""
     return [
         {"id": id_, "title": f"t{id_ % 2}", "body": "tide" if id_ % 3 == 0 else "ebb", "v": [float(id_), 1.0]}
         for id_ in range(first, last)
@@ -53,7 +53,7 @@ def rows_of(first: int, last: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Thirty rows in two splits."""
+    """Make a table of thirty rows in two splits."""
     created = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS])
     created.append(rows_of(0, 20))
     created.append(rows_of(20, 30))
@@ -77,7 +77,7 @@ def brute(rows: list[dict[str, Any]], fusion: str = "rrf", **weights: float) -> 
     return fused(rankings, given, fusion, order=lambda row: row["id"], window=100, growth=4)
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# Answers.
 
 
 def test_an_answer_has_the_fused_score_the_distance_and_what_each_index_says(table: Table) -> None:
@@ -132,7 +132,7 @@ def test_names_that_the_table_has_are_left_to_it(tmp_path: Path) -> None:
 def test_a_text_of_weight_nought_filters_all_rows_and_not_only_those_of_a_window(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", 2)
+    monkeypatch.setattr("storage_core.read.search.hybrid.FIRST_WINDOW", 2)
     found = table.search("tide", vector=[30.0, 1.0], weights={"words": 0}, limit=40)
     assert found.column("id").to_pylist() == list(range(27, -1, -3))
     assert found.column_names[4:] == ["score", "distance", "near_rank", "near_score"]
@@ -225,7 +225,7 @@ def test_deleted_rows_are_no_answers_and_a_damaged_segment_is_done_without(
     assert "not usable" in caplog.text
 
 
-# --- once ------------------------------------------------------------------------------------------------------------
+# Work done once.
 
 
 def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
@@ -244,10 +244,10 @@ def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
     assert table.search("ti*", vector=ORIGIN, filter="id < 25") == first
     assert table.search("ti*", index="words", filter="id < 25").num_rows == 9
     assert sum(judged) == 30
-    table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")  # not understood, so perhaps of this instant only
+    table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")  # not analysed, so it could change at any time
     table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")
     assert sum(judged) == 90
-    table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")  # which tomorrow is another day
+    table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")  # the result changes tomorrow
     table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")
     assert sum(judged) == 150
     table.append(rows_of(30, 31))
@@ -268,29 +268,35 @@ def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypa
     assert sorted(looked_up) == sorted(table.snapshot.splits)
 
 
-# --- refused ---------------------------------------------------------------------------------------------------------
+# Refusals.
 
 
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"query": "tide", "vector": ORIGIN, "fusion": "max"}, "fusion is 'max'; ask for one of rrf, linear"),
+        ({"query": "tide", "vector": ORIGIN, "fusion": "max"}, "fusion is 'max', but must be one of rrf, linear"),
         ({"query": "tide", "vector": ORIGIN, "weights": {"words": -1}}, "the weight of 'words' is -1"),
         ({"query": "tide", "vector": ORIGIN, "weights": {"words": float("nan")}}, "the weight of 'words' is nan"),
-        ({"query": "tide", "vector": ORIGIN, "weights": {"tags": 1}}, "given for 'tags'; this search asks words, near"),
+        (
+            {"query": "tide", "vector": ORIGIN, "weights": {"tags": 1}},
+            "given for 'tags', but this search uses words, near",
+        ),
         ({"query": "tide", "vector": ORIGIN, "weights": {"words": 0, "near": 0}}, "every weight is 0"),
         ({"query": "tide", "vector": ORIGIN, "weights": {"near": 0}}, "the weight of 'near' is 0"),
-        ({"query": "tide", "weights": {"words": 1}, "index": "words"}, "weights are of searches by several indexes"),
-        ({"query": "tide", "fusion": "linear", "index": ["words"]}, "fusion 'linear' is of searches by several"),
+        (
+            {"query": "tide", "weights": {"words": 1}, "index": "words"},
+            "weights are only for a search by several indexes",
+        ),
+        ({"query": "tide", "fusion": "linear", "index": ["words"]}, "fusion 'linear' is only for a search by several"),
         ({"query": "tide", "vector": ORIGIN, "index": "words"}, "a vector is given, and none of words takes one"),
         ({"query": "tide", "vector": ORIGIN, "index": ["near"]}, "a query is given, and none of near takes one"),
         ({"query": "tide", "index": ["words", "near"]}, "index 'near' .vector. takes a vector, and none is given"),
         ({"vector": ORIGIN, "index": ["words", "near"]}, "index 'words' .fulltext. takes a query, and none is given"),
         ({"index": ["words", "near"]}, "found neither"),
-        ({"query": "t0", "vector": ORIGIN, "index": ["tags", "near"]}, "index 'tags' ranks nothing"),
-        ({"query": "tide", "vector": ORIGIN, "index": []}, "give the name of one index, or a list"),
+        ({"query": "t0", "vector": ORIGIN, "index": ["tags", "near"]}, "index 'tags' does not rank rows"),
+        ({"query": "tide", "vector": ORIGIN, "index": []}, "Give the name of one index, or a list"),
         ({"query": "tide", "vector": ORIGIN, "index": [1, "near"]}, "Give a text or a list of names"),
-        ({"query": "tide", "vector": ORIGIN, "index": ["near", "near"]}, "name each index once"),
+        ({"query": "tide", "vector": ORIGIN, "index": ["near", "near"]}, "Name each index once"),
         ({"query": "tide", "vector": ORIGIN, "index": {"near": 1}}, "Give a text or a list of names"),
         ({"query": 5, "vector": ORIGIN}, "takes a query as text"),
         ({"query": "tide", "vector": [1.0]}, "has 1 numbers"),
@@ -301,7 +307,7 @@ def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypa
         ({"query": "tide", "vector": ORIGIN, "limit": 0}, "limit is 0"),
         ({"query": "tide", "vector": ORIGIN, "offset": -1}, "offset is -1"),
         ({"query": "tide", "vector": ORIGIN, "filter": "nope > 1"}, "nope"),
-        ({"query": "tide", "vector": ORIGIN, "columns": ["score"]}, "no such column"),
+        ({"query": "tide", "vector": ORIGIN, "columns": ["score"]}, "unknown column 'score'"),
     ],
 )
 def test_a_question_that_makes_no_sense_is_refused(tmp_path: Path, given: dict[str, Any], why: str) -> None:
@@ -347,7 +353,7 @@ def test_facets_may_be_more_than_a_table_could_have(tmp_path: Path) -> None:
 
 def test_an_unknown_index_is_not_found_and_several_that_fit_are_to_be_named(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS, TITLES])
-    with pytest.raises(NotFound, match="no index 'far'"):
+    with pytest.raises(NotFound, match="unknown index 'far'"):
         table.search("tide", vector=ORIGIN, index=["words", "far"])
     with pytest.raises(InvalidInput, match=r"2 full-text indexes \(titles, words\)"):
         table.search("tide", vector=ORIGIN)
@@ -355,7 +361,7 @@ def test_an_unknown_index_is_not_found_and_several_that_fit_are_to_be_named(tmp_
         Table.create(str(tmp_path / "u"), SCHEMA, indexes=[WORDS]).search("tide", vector=ORIGIN)
 
 
-# --- the command line ------------------------------------------------------------------------------------------------
+# The command line.
 
 DECLARATION = """\
 name: notes
@@ -436,4 +442,4 @@ def test_the_command_line_explains_each_index_of_a_search(run: Callable[..., Any
         ("near", "vector", 1),
     ]
     text = run(*asked)[1]
-    assert ("index words (fulltext, weight 1)" in text, "read and scored exactly: 1" in text) == (True, True)
+    assert ("index words (fulltext, weight 1)" in text, "Read and scored exactly: 1" in text) == (True, True)

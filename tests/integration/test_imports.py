@@ -1,4 +1,4 @@
-"""Imports of folders of Parquet, of Delta tables and of queries: every row once, and nothing changed where it was."""
+"""Imports of folders of Parquet, Delta tables and queries: every row once, and the source unchanged."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ import pytest
 
 import tidemark as tm
 from pipelines.cli import main
-from storage_core.declaration import load
-from storage_core.importing.given import source_of
-from storage_core.importing.run import import_rows
+from storage_core.change.declaration import load
+from storage_core.interop.import_given import source_of
+from storage_core.interop.importing import import_rows
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import open_store
 from tests.support.foreign_files import ROWS, expected, file_of, hashes, land
 from tests.support.s3_server import S3Server
 
@@ -83,7 +83,7 @@ def test_a_folder_that_changed_since_is_not_imported_twice(tmp_path: Path) -> No
     table = str(tmp_path / "table")
     tm.Table.import_from(table, tmp_path / "lake")
     pq.write_table(file_of(3), tmp_path / "lake" / "more.parquet")
-    with pytest.raises(tm.errors.InvalidInput, match="imported before, and held something else"):
+    with pytest.raises(tm.errors.InvalidInput, match="imported before with other content"):
         tm.Table.import_from(table, tmp_path / "lake")
     (tmp_path / "new").mkdir()
     pq.write_table(file_of(3), tmp_path / "new" / "more.parquet")
@@ -104,8 +104,8 @@ def test_rows_are_imported_into_a_table_that_exists_and_has_other_rows(tmp_path:
 @pytest.mark.parametrize(
     ("column", "told"),
     [
-        (pa.array(["x"]), r"b.parquet: column 'n' has the type string, and int64 in .*a.parquet; make them one type"),
-        (pa.array([1.5]), r"b.parquet: column 'n' has the type double, and int64 in .*a.parquet; make them one type"),
+        (pa.array(["x"]), r"b.parquet: column 'n' has the type string, and int64 in .*a.parquet"),
+        (pa.array([1.5]), r"b.parquet: column 'n' has the type double, and int64 in .*a.parquet"),
         (pa.array([1], pa.time64("us")), r"b.parquet: column 'n' has the type time64\[us\], which tables do not hold"),
         (pa.array([[{"t": 1}]], pa.list_(pa.struct([("t", pa.duration("s"))]))), "column 'n.element.t' has the type"),
     ],
@@ -178,7 +178,7 @@ def test_uuids_and_json_are_imported_from_a_folder_as_from_a_query(tmp_path: Pat
 def test_columns_in_the_names_of_folders_are_not_lost_silently(tmp_path: Path) -> None:
     (tmp_path / "lake" / "day=1").mkdir(parents=True)
     pq.write_table(pa.table({"n": [1]}), tmp_path / "lake" / "day=1" / "a.parquet")
-    with pytest.raises(tm.errors.InvalidInput, match="its folder says 'day=1', and the file has no column 'day'"):
+    with pytest.raises(tm.errors.InvalidInput, match="its folder is 'day=1', and the file has no column 'day'"):
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
 
 
@@ -188,7 +188,7 @@ def test_a_damaged_file_is_named_and_nothing_is_made(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(tm.errors.Corrupt, match=r"00001\.parquet: it is not a whole Parquet file") as damage:
         tm.Table.import_from(str(tmp_path / "table"), tmp_path / "lake")
-    assert str(damage.value).endswith("; write the file again, or leave it out"), "fsck knows nothing of it"
+    assert str(damage.value).endswith(". Write the file again, or leave it out"), "fsck knows nothing of it"
     assert not (tmp_path / "table").exists()
 
 
@@ -262,7 +262,7 @@ def test_a_relation_of_duckdb_is_imported_by_name_once(tmp_path: Path) -> None:
     table = str(tmp_path / "table")
     with duckdb.connect() as connection:
         query = "SELECT range AS n, 'h' || range % 3 AS host FROM range(100000)"
-        with pytest.raises(tm.errors.InvalidInput, match="give the import a name"):
+        with pytest.raises(tm.errors.InvalidInput, match="Give the import a name"):
             tm.Table.import_from(table, connection.sql(query))
         assert tm.Table.import_from(table, connection.sql(query), name="numbers").rows == 100_000
         assert tm.Table.import_from(table, connection.sql(query), name="numbers").commit_id == ""
@@ -348,13 +348,13 @@ def test_a_declared_table_is_made_as_its_file_says(tmp_path: Path, capfd: pytest
     assert main(arguments) == 0
     assert json.loads(capfd.readouterr().out)["status"] == "nothing_to_do"
     assert main([*arguments, "--window", "2h"]) == 2
-    assert "declares what the table is" in capfd.readouterr().err
+    assert "defines these settings" in capfd.readouterr().err
 
 
 def test_what_a_declaration_says_is_not_said_again_beside_it(tmp_path: Path) -> None:
     land(tmp_path / "lake", 1)
     (tmp_path / "t.yaml").write_text(f"name: t\nuri: {tmp_path}/t\ncolumns: {{n: long}}\n")
-    with pytest.raises(tm.errors.InvalidInput, match="leave out time_column, window, sort_schema and primary_key"):
+    with pytest.raises(tm.errors.InvalidInput, match="Leave out time_column, window, sort_schema and primary_key"):
         tm.Table.import_from(
             f"{tmp_path}/t", tmp_path / "lake", declaration=load(tmp_path / "t.yaml"), time_column="at", window="1h"
         )
@@ -383,7 +383,7 @@ def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(
     assert main(["import", f"{tmp_path}/x/table", "--query", "SELECT * FROM nothing"]) == 2
     assert "the query cannot be run: Catalog Error" in capfd.readouterr().err
     assert main(["import", f"{tmp_path}/x/table"]) == 2
-    assert "name what to import" in capfd.readouterr().err
+    assert "the source is missing" in capfd.readouterr().err
 
 
 MOMENTS = [
@@ -396,7 +396,7 @@ MOMENTS = [
 
 
 def int96_rows() -> pa.Table:
-    """Moments of all years that a table has, as they are and inside of other values."""
+    """Return instants across all years that a table supports, as plain values and inside nested values."""
     at = pa.array([*MOMENTS, None], pa.timestamp("us"))
     inner = pa.StructArray.from_arrays([at, pa.array(range(6))], ["at", "n"])
     return pa.table({"n": range(6), "at": at, "s": inner, "l": [[each] for each in at.to_pylist()]})
@@ -416,9 +416,9 @@ def delta_of(
     path: str = "a.parquet",
     escaped: bool = True,
 ) -> Path:
-    """Make the Parquet file in a folder a Delta table with these columns, and these features of readers.
+    """Turn a folder with a Parquet file into a Delta table with these columns and reader features.
 
-    The text of its log is ASCII where it is `escaped`.
+    If `escaped`, the text of its log is ASCII.
     """
     (place / "_delta_log").mkdir()
     schema = [{"name": name, "type": type_, "nullable": True, "metadata": {}} for name, type_ in fields.items()]
@@ -449,7 +449,7 @@ def delta_of(
 
 
 WIDE, AT_HOME = "\U00020bb7", "\U0001f600"
-"""Characters whose escapes delta-rs misreads and reads."""
+"""A character whose escape delta-rs misreads, and one whose escape it reads correctly."""
 
 
 def one_row(place: Path, path: str = "a.parquet", column: str = "n") -> Path:

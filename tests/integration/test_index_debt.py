@@ -1,4 +1,4 @@
-"""What an index owes, in numbers of the log; and the checks that Dagster shows of it."""
+"""Pending work of an index, computed from the log, and the checks that Dagster shows for it."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 from dagster import AssetCheckResult
 
-from assets.checks import INDEX_COVERS_ALL, RECALL, build_table_checks
-from assets.index_health import INDEX_METADATA, index_metadata
-from storage_core.declaration import TableDeclaration, load
-from storage_core.index import segment_merge_work
+from assets.checks import INDEX_COVERS_ALL, INDEX_METADATA, RECALL, build_table_checks, index_metadata
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.index import segment_merge
+from storage_core.index.catch_up import debt
 from storage_core.index.catch_up import plan as catch_up_plan
-from storage_core.index.debt import debt
-from storage_core.objectstore.local import LocalStore
-from storage_core.search.recall import Recall
+from storage_core.read.search.vectors import Recall
+from storage_core.store.local import LocalStore
 from tests.support.indexed_table import IndexedTable
 from tests.support.upkeep import catch_up
 from tidemark import Table
@@ -61,9 +60,9 @@ def test_of_a_split_that_is_covered_in_part_the_rows_count_that_are_not() -> Non
 
 
 def test_dead_rows_moves_and_segments_that_wait_for_a_merge_are_told() -> None:
-    table = filled(*[10] * segment_merge_work.FACTOR)
+    table = filled(*[10] * segment_merge.FACTOR)
     table.catch_up()
-    assert debt(table.snapshot, "tags").merges_due == segment_merge_work.FACTOR
+    assert debt(table.snapshot, "tags").merges_due == segment_merge.FACTOR
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     table.compact_alone()
@@ -110,7 +109,7 @@ def test_dagster_shows_what_an_index_owes_as_numbers(declaration: TableDeclarati
     table.append(table.scan().to_arrow())
     lacking = verdict(declaration, INDEX_COVERS_ALL)
     name = declaration.name
-    assert lacking.description == f"near has no segment of 1 split; run: tidemark catch-up {name} --index near"
+    assert lacking.description == f"near has no segment for 1 split. Run: tidemark catch-up {name} --index near"
 
 
 def test_a_segment_that_is_only_due_to_be_rebuilt_is_no_lack(tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ def test_a_segment_that_is_only_due_to_be_rebuilt_is_no_lack(tmp_path: Path) -> 
 def test_the_recall_of_an_index_is_held_above_its_floor(
     declaration: TableDeclaration, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert verdict(declaration, RECALL).passed  # nobody has written yet
+    assert verdict(declaration, RECALL).passed  # no writer has written yet
     near_table(declaration)
     result = verdict(declaration, RECALL)
     assert result.passed

@@ -1,4 +1,4 @@
-"""Indexes over a real table: catch-up, watermark, and searches that equal a scan in plain Python."""
+"""Indexes of a real table: catch-up, watermark, and searches that return the same as a scan in plain Python."""
 
 from __future__ import annotations
 
@@ -21,30 +21,29 @@ import pyarrow as pa
 import pytest
 import tantivy
 
-from storage_core.cache.bounded_folder import BoundedFolder
-from storage_core.clock import SystemClock
-from storage_core.compaction import execute as compaction
-from storage_core.errors import CommitConflict, Corrupt, InvalidInput, NotFound
-from storage_core.formats import keys
-from storage_core.fsck.check import fsck
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
+from storage_core.compact import execute as compaction
+from storage_core.data.formats import keys
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up, fulltext, segments
-from storage_core.index.cache import SegmentCache, open_cache
-from storage_core.index.catch_up import CatchUpWork
-from storage_core.index.debt import debt
-from storage_core.index.text_composed import compose
+from storage_core.index.catch_up import CatchUpWork, debt
+from storage_core.index.places import SegmentCache, open_cache
+from storage_core.index.text_files import compose
 from storage_core.log.actions import Action, IndexSegment, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.search.explain import covered
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.read.search.plan import covered
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import BoundedFolder
 from tests.support import merge_plan
 from tests.support.ids import SeededIds
 from tests.support.searching import search
@@ -69,7 +68,7 @@ _names = itertools.count()
 
 
 class IndexedTable:
-    """A table in memory with the steps of a pipeline, driven by hand."""
+    """A table in memory whose pipeline steps the test calls."""
 
     def __init__(self, config: TableConfig = CONFIG, schema: pa.Schema = SCHEMA) -> None:
         self.store = MeteredStore(MemoryStore(f"index-search-{next(_names)}"))
@@ -126,7 +125,7 @@ def rows() -> list[Row]:
 
 
 def words(text: object) -> set[str]:
-    """What the `default` tokenizer makes of text, in plain Python."""
+    """Return the tokens of a text under the `default` tokenizer, in plain Python."""
     return set() if text is None else {*default_words("default", str(text))}
 
 
@@ -155,7 +154,7 @@ STATUS_QUERIES: list[tuple[object, set[int]]] = [
 
 
 def absent(table: IndexedTable) -> None:
-    """No segment at all."""
+    """Leave the table without segments."""
 
 
 def partly(table: IndexedTable) -> None:
@@ -277,7 +276,7 @@ def test_of_equal_scores_the_first_in_time_come_first_and_splits_behind_them_sta
         expected = [row for row in rows if index == "text" or row["status"] == 200]
         expected.sort(key=lambda row: (row["time"], row["line"]))
         assert found == expected[:10]
-        # full text needs the statistics of all, a bitmap the first split alone; and each reads one split of rows
+        # Full text needs the statistics of all splits and a bitmap only the first split. Each reads one split of rows.
         assert table.store.requests["get"] - requests <= (windows if index == "text" else 1) + 2
 
 
@@ -326,7 +325,7 @@ def test_the_watermark_follows_the_oldest_split_that_is_not_covered(rows: list[R
     assert catch_up.watermark(table.snapshot, "by_status") == 0
     table.append(rows[1000:1010])
     assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (4, 3)
-    table.compact()  # not the window of the last rows: it has one split
+    table.compact()  # the window of the last rows has one split, so it is not compacted
     assert (table.snapshot.version, catch_up.watermark(table.snapshot, "text")) == (5, 3)
     table.catch_up("text")
     assert catch_up.watermark(table.snapshot, "text") == table.snapshot.version == 6
@@ -366,7 +365,7 @@ def test_segments_of_a_former_definition_are_not_used_and_are_replaced(rows: lis
 
 
 def _with_the_words_of_early_releases(table: IndexedTable, folder: Path) -> list[IndexSegment]:
-    """Segments of the splits as early 0.1 wrote them: tantivy's own tokenizers, which leave long words out."""
+    """Replace the segments with those of early 0.1, whose tantivy tokenizers omit long words."""
     found: list[IndexSegment] = []
     for add in table.snapshot.splits.values():
         own = read_split(table.store, add)
@@ -471,13 +470,13 @@ def test_an_index_of_a_column_that_does_not_exist_is_refused(definition: IndexDe
         lambda: table.search("x", "i"),
         lambda: catch_up.watermark(table.snapshot, "i"),
     ):
-        with pytest.raises(InvalidInput, match=r"no column 'nope' in the table; columns are time, line"):
+        with pytest.raises(InvalidInput, match=r"unknown column 'nope'. The table has .'time', 'line'"):
             ask()
 
 
 def test_an_unknown_index_is_not_found_and_the_error_lists_the_defined_ones() -> None:
     table = IndexedTable()
-    with pytest.raises(NotFound, match="no index 'txet'; defined: text, by_status"):
+    with pytest.raises(NotFound, match=r"unknown index 'txet'. The table has .*Did you mean 'text'"):
         table.search("get", "txet")
 
 
@@ -639,7 +638,7 @@ def test_an_entry_in_the_place_of_another_is_none(rows: list[Row], tmp_path: Pat
 
 def test_what_is_removed_from_a_cache_is_whole_for_who_uses_it(rows: list[Row], tmp_path: Path) -> None:
     table, segment = with_one_segment(rows)
-    for attempt in range(2):  # who fills it, and who finds it
+    for attempt in range(2):  # the first attempt fills the cache, the second finds it
         with open_cache(tmp_path) as cache:
             directory = cache.segment(table.store, segment)
             expected = files_of(directory)

@@ -1,4 +1,4 @@
-"""Backfills and jobs that somebody ends with Ctrl-C or SIGTERM: all of it ends, at once, and says how to go on."""
+"""If Ctrl-C or SIGTERM stops a backfill or job, it ends completely and at once, and reports how to continue."""
 
 from __future__ import annotations
 
@@ -20,14 +20,13 @@ from dagster._utils.interrupts import capture_interrupts
 
 from assets.steps import asset_key
 from pipelines.backfill import Chunk, ChunkDone
-from pipelines.commands.interruption import noticed
-from pipelines.commands.orchestration import require_complete
+from pipelines.commands.services import noticed, require_complete
 from pipelines.instance import home, open_instance
-from pipelines.runs.unfinished import unfinished
-from storage_core.declaration import load
-from storage_core.errors import Interrupted
-from storage_core.formats.lease import RELEASED_MS
-from storage_core.leases.stored import stored_leases
+from pipelines.runs import unfinished
+from storage_core.base.errors import Interrupted
+from storage_core.change.declaration import load
+from storage_core.data.formats.documents import RELEASED_MS
+from storage_core.log.lease import stored_leases
 from tests.integration.ticks import DECLARATION
 from tidemark import Table
 
@@ -36,7 +35,7 @@ pytestmark = pytest.mark.dagster
 RANGE = ("--table", "ticks", "--from", "2015-05-01T02:00", "--to", "2015-05-01T08:00", "--chunk", "2h", "--json")
 HOURS = [f"2015-05-01T{hour:02}:00" for hour in range(8)]
 
-# In the place of Java: says that it was started, which is once the job holds its lease, and never answers.
+# A stand-in for Java that records its start, which is after the job took its lease, and never answers.
 SILENT_JAVA = """#!/bin/sh
 touch '{begun}'
 exec sleep 300 > /dev/null 2>&1
@@ -44,11 +43,11 @@ exec sleep 300 > /dev/null 2>&1
 
 
 BACKFILL = ("pipelines.cli", "backfill", *RANGE)
-JOB = ("jobs.compact", "--table-uri", "warehouse/ticks", "--json")
+JOB = ("jobs", "compact", "--table-uri", "warehouse/ticks", "--json")
 
 
 def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[str], Path]:
-    """A command of which the first window has work, and the file that says that its job has begun it."""
+    """Start a command with pending work in its first window, and return it with the mark of the job's start."""
     (checkout / "tables" / "ticks.yaml").write_text(DECLARATION, encoding="utf-8")
     table = Table.declare(load(checkout / "tables" / "ticks.yaml"))
     for value in range(2):
@@ -72,14 +71,14 @@ def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[s
 
 @contextmanager
 def begun(checkout: Path, command: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
-    """A command whose job holds its lease and works; whatever is left of it in the end is killed."""
+    """Start a command, wait until its job works under its lease, and kill all leftovers at the end."""
     process, mark = _start(checkout, command)
     try:
         while process.poll() is None and not mark.exists():
             time.sleep(0.05)
         yield process
     finally:
-        with suppress(ProcessLookupError):  # with what it started: nobody ends that sleep
+        with suppress(ProcessLookupError):  # kill it with its children, because nothing else ends the sleep
             os.killpg(process.pid, signal.SIGKILL)
 
 
@@ -89,10 +88,10 @@ def is_released() -> bool:
     return lease.record.expires_at_ms == RELEASED_MS
 
 
-@pytest.mark.timeout(900)  # processes that load Dagster or Spark, on a machine that may be busy
+@pytest.mark.timeout(900)  # the processes load Dagster or Spark, on a machine that may be busy
 def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(checkout: Path) -> None:
     with begun(checkout, BACKFILL) as process:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does it: the job hears it from there and from Dagster
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the job gets the signal from it and from Dagster
         out, err = process.communicate()
 
     assert process.returncode == 130, err
@@ -101,8 +100,8 @@ def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(chec
     assert (last["status"], last["error"]) == ("failed", "interrupted")
     assert err.splitlines()[-1] == f"tidemark: interrupted: {last['message']}"
     assert last["message"] == (
-        "stopped by a signal: 0 of 3 chunks done, 1 begun or failed, 2 not begun; go on with the same command and "
-        "--failed for what was begun, and with --from 2015-05-01T04:00 for the rest"
+        "stopped by a signal: 0 of 3 chunks done, 1 begun or failed, 2 not begun. Continue with the same command and "
+        "--failed for what was begun, and with --from 2015-05-01T04:00 for the rest."
     )
     with open_instance(home(checkout, {})) as instance:
         assert unfinished(instance, [asset_key("ticks", "compacted")], HOURS) == set(HOURS[2:4])
@@ -117,7 +116,7 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
     with begun(checkout, JOB) as process:
         process.send_signal(first)
         while process.poll() is None:
-            time.sleep(0.001)  # a release takes longer
+            time.sleep(0.001)  # a release takes longer than this
             process.send_signal(signal.SIGINT)
     out, err = process.communicate()
 
@@ -128,14 +127,14 @@ def test_a_job_lets_go_of_its_lease_however_many_signals_follow_the_first(
 @pytest.mark.timeout(900)
 def test_the_job_of_a_killed_run_ends_and_releases_its_lease(checkout: Path) -> None:
     with begun(checkout, BACKFILL) as process:
-        process.kill()  # the process of the run alone: its job is one of its own
+        process.kill()  # only the run's process, not its separate job process
         process.communicate()
         while not is_released():
             time.sleep(0.05)
 
 
 def ended(*errors: str | None, of: int) -> list[ChunkDone]:
-    """The chunks that have ended, as many as there are errors."""
+    """Return one finished chunk per error."""
     chunk = Chunk(HOURS[2], HOURS[3], 2)
     return [
         ChunkDone(
@@ -159,11 +158,11 @@ def test_a_signal_after_the_last_chunk_interrupts_nothing(only_failed: bool) -> 
 
 
 def test_an_interrupted_backfill_advises_failed_only_for_what_was_begun() -> None:
-    with pytest.raises(Interrupted, match=r"1 begun or failed, 0 not begun; .* and --failed for what was begun$"):
+    with pytest.raises(Interrupted, match=r"1 begun or failed, 0 not begun\. .* and --failed for what was begun\.$"):
         require_complete(ended(None, "interrupted", of=2), only_failed=False)
-    with pytest.raises(Interrupted, match=r"1 of 2 chunks done, 0 begun or failed, 1 not begun; .* and --from \S+ for"):
+    with pytest.raises(Interrupted, match=r"1 of 2 chunks done, 0 begun or failed, 1 not begun\. .* and --from \S+ "):
         require_complete(ended(None, of=2), only_failed=False)
-    with pytest.raises(Interrupted, match=r"0 begun or failed, 1 not begun; go on with the same command$"):
+    with pytest.raises(Interrupted, match=r"0 begun or failed, 1 not begun\. Continue with the same command\.$"):
         require_complete(ended(None, of=2), only_failed=True)
 
 

@@ -1,4 +1,4 @@
-"""Arrow data that is not valid for its type: every way into a table refuses it before anything is kept."""
+"""Arrow data that is invalid for its type is refused by every write path before anything is stored."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import pytest
 
 import tidemark as tm
 from pipelines.cli import main
-from storage_core.append import append as lower_append
-from storage_core.audit.audit import audit
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import RULES, Kind, Severity
-from storage_core.importing.union import as_held
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import InvalidInput
+from storage_core.interop.union import as_held
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind, Severity
+from storage_core.write.append import append as lower_append
 from tests.support.invalid_values import BAD, INVALID
 
 ROWS = pa.table({"id": [1, 2, 3], "c": BAD})
@@ -136,7 +136,7 @@ def test_an_import_names_the_file_and_the_row(tmp_path: Path) -> None:
 
 
 def _with_a_row_from_before(place: Path) -> tm.Table:
-    """A table with a row that no release takes any more, written below the check."""
+    """Make a table with a row that current releases refuse. It is written without the check."""
     columns = pa.schema([("id", pa.int64()), ("c", pa.string()), ("at", pa.timestamp("us", tz="UTC"))])
     table = tm.Table.create(str(place), columns, time_column="at", window="1h")
     times = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)] * 3, columns.field("at").type)
@@ -162,7 +162,7 @@ def test_a_check_finds_values_that_cannot_be_read_and_an_update_and_a_compaction
     assert main(["compact", str(tmp_path / "t")]) == 0
     table.refresh()
     assert table.scan(["id", "c"]).to_arrow().sort_by("id")["c"].to_pylist() == ["a", "mended", "z"]
-    assert [each for each in _findings(table) if RULES[each[0]][0] is not Severity.NOTE] == []
+    assert [each for each in _findings(table) if each[0].severity is not Severity.NOTE] == []
 
 
 def test_where_the_row_is_deleted_an_update_of_the_others_heals_the_column(tmp_path: Path) -> None:

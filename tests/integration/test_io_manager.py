@@ -1,4 +1,4 @@
-"""Assets that are tables: every type in and out, by partition, by real runs."""
+"""Assets that are tables: every supported type as input and output, by partition, in real runs."""
 
 # No `from __future__ import annotations`: Dagster reads the annotations of assets.
 
@@ -42,12 +42,12 @@ from dagster import (
 )
 from pyspark.sql import DataFrame as SparkFrame
 
+from assets.io_manager.manager import TidemarkIOManager as Defined
 from assets.run_tags import RANGE_END, RANGE_START
 from jobs.spark.spark import Spark
 from tests.support.s3_server import S3Server
 from tidemark import Table
 from tidemark.dagster import TidemarkIOManager
-from tidemark.io_manager.manager import TidemarkIOManager as Defined
 
 pytestmark = pytest.mark.dagster
 
@@ -70,7 +70,7 @@ def at(day: int, hour: int = 0) -> dt.datetime:
 
 
 def rows(*numbers: int, day: int = 1, country: str = "at") -> pa.Table:
-    """A row per number, an hour apart."""
+    """Return one row per number, an hour apart."""
     return pa.table(
         {
             "at": pa.array([at(day, number % 24) for number in numbers], pa.timestamp("us", "UTC")),
@@ -81,7 +81,7 @@ def rows(*numbers: int, day: int = 1, country: str = "at") -> pa.Table:
 
 
 def read(root: str, name: str = "events") -> list[Any]:
-    """The numbers in a table, ascending."""
+    """Return the numbers in a table, ascending."""
     found: list[Any] = Table.open(f"{root}/{name}").scan(["n"], consistency="latest").to_arrow()["n"].to_pylist()
     return sorted(found)
 
@@ -95,7 +95,7 @@ def run(
     default_type: str = "arrow",
     ok: bool = True,
 ) -> ExecuteInProcessResult:
-    """Materialize the assets, for a partition or for a range in one run."""
+    """Materialize the assets for a partition, or for a range in one run."""
     made = [each for each in assets if isinstance(each, AssetsDefinition)]
     defs = Definitions(
         assets=assets,
@@ -122,7 +122,7 @@ def metadata(result: ExecuteInProcessResult, name: str) -> dict[str, Any]:
 
 
 def events(value: object, **given: Any) -> AssetsDefinition:
-    """The asset `events`, which returns the value, or what it makes for the partition of the run."""
+    """Return the asset `events`. Its value is `value`, or the value computed for the partition of the run."""
     settings: dict[str, Any] = {"name": "events", "metadata": {"tidemark/create": BY_TIME}, **given}
 
     def stored(context):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202  # of no type that Dagster would check
@@ -133,7 +133,7 @@ def events(value: object, **given: Any) -> AssetsDefinition:
 
 
 def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
-    """An asset that takes the rows of `events` as a type, and notes what it got."""
+    """Return an asset that loads the rows of `events` as a type and notes the loaded value."""
     loaded = AssetIn(key=given.pop("above", None), metadata=given.pop("input_metadata", {}))
     found: dict[str, Any] = {"ins": {"events": loaded}, **given}
 
@@ -146,7 +146,7 @@ def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
 
 
 def numbers_of(value: Any) -> list[int]:
-    """The column `n` of rows of any type, ascending."""
+    """Return the column `n` of rows of any type, ascending."""
     match value:
         case pa.Table():
             found = value["n"].to_pylist()
@@ -171,7 +171,7 @@ TYPES: Mapping[str, tuple[Any, Make]] = {
 }
 
 
-# --- types ------------------------------------------------------------------------------------------------------------
+# Types.
 
 
 @pytest.mark.parametrize("name", TYPES)
@@ -272,9 +272,9 @@ def test_an_input_without_an_annotation_is_what_the_manager_says(
 @pytest.mark.parametrize(
     ("value", "found"),
     [
-        ([1, 2], "the asset returned a list: return one"),
-        (None, "the asset returned a NoneType: return one"),
-        (pd.Series([1]), "the asset returned a pandas.core.series.Series: return one"),
+        ([1, 2], "the asset returned a list, which a table cannot store"),
+        (None, "the asset returned a NoneType, which a table cannot store"),
+        (pd.Series([1]), "the asset returned a pandas.core.series.Series, which a table cannot store"),
         (pd.DataFrame({"n": [1]}, index=["a"]), "reset_index() makes it one"),
         (pd.DataFrame({"n": [1]}, index=pd.Index([7], name="id")), "reset_index() makes it one"),
         (pd.DataFrame({"n": [1, "a"]}), "values of no one type"),
@@ -296,11 +296,11 @@ def test_an_annotation_that_is_no_rows_is_refused_with_what_to_write(
 ) -> None:
     seen: list[Any] = []
     result = run(instance, root, events(rows(1)), reading(kind, seen), ok=False)
-    assert "a table is loaded as pyarrow.Table, pyarrow.RecordBatchReader, pandas.DataFrame" in failures(result)[0]
+    assert "Write pyarrow.Table, pyarrow.RecordBatchReader, pandas.DataFrame" in failures(result)[0]
     assert seen == []
 
 
-# --- partitions -------------------------------------------------------------------------------------------------------
+# Partitions.
 
 
 def test_a_partition_is_overwritten_exactly_and_a_rerun_changes_no_row(instance: DagsterInstance, root: str) -> None:
@@ -420,15 +420,15 @@ def test_a_key_that_is_no_value_of_its_column_is_refused(instance: DagsterInstan
 def test_a_partition_whose_column_nobody_knows_is_refused(instance: DagsterInstance, root: str) -> None:
     stored = events(rows(1), partitions_def=COUNTRIES)
     assert (
-        "give the asset the metadata 'partition_expr'"
+        "Give the asset the metadata 'partition_expr'"
         in failures(run(instance, root, stored, partition="at", ok=False))[0]
     )
-    assert not Path(root).exists()  # a table that is made wrong would stay so
+    assert not Path(root).exists()  # a wrongly created table would stay wrong
     timeless = events(rows(1), partitions_def=DAYS, metadata={"tidemark/create": {}})
-    assert "no column is known" in failures(run(instance, f"{root}/2", timeless, partition="2026-01-01", ok=False))[0]
+    assert "has no known column" in failures(run(instance, f"{root}/2", timeless, partition="2026-01-01", ok=False))[0]
 
 
-# --- ways to store ----------------------------------------------------------------------------------------------------
+# Ways to store.
 
 
 def test_rows_are_appended_where_the_asset_says_so(instance: DagsterInstance, root: str) -> None:
@@ -478,7 +478,7 @@ def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
     assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
 
 
-# A process that appends, and is killed after the commit, before Dagster hears of it, unless it retries another run.
+# A process that appends and is killed after the commit, before it reports to Dagster, unless it retries another run.
 APPENDING = """
 import os, signal, sys
 import pyarrow as pa
@@ -487,7 +487,7 @@ from dagster import (
     reconstructable,
 )
 from tidemark.dagster import TidemarkIOManager
-from tidemark.io_manager import manager
+from assets.io_manager import manager
 
 FOLDER = sys.argv[1]
 
@@ -540,7 +540,7 @@ def test_partitions_that_begin_together_make_the_table_once(root: str) -> None:
         return rows(1, day=int(context.partition_key[-2:]))
 
     def one(day: int) -> bool:
-        with DagsterInstance.ephemeral() as instance:  # of one thread
+        with DagsterInstance.ephemeral() as instance:  # uses one thread
             return run(instance, root, events(value, partitions_def=DAYS), partition=f"2026-01-0{day}").success
 
     with ThreadPoolExecutor(2) as threads:
@@ -548,7 +548,7 @@ def test_partitions_that_begin_together_make_the_table_once(root: str) -> None:
     assert read(root) == [1, 1]
 
 
-# --- settings ---------------------------------------------------------------------------------------------------------
+# Settings.
 
 
 def test_a_materialization_says_where_the_table_is_and_what_is_in_it(instance: DagsterInstance, root: str) -> None:
@@ -576,12 +576,15 @@ def test_a_table_that_nobody_made_is_refused_with_how_to_make_it(instance: Dagst
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({"tidemark/modes": "append"}, "'tidemark/modes' is no setting here"),
-        ({"tidemark/mode": "replace"}, "tidemark/mode is one of append, overwrite, upsert; found 'replace'"),
-        ({"tidemark/create": {"key": "n"}}, "'key' is no parameter of Table.create"),
-        ({"tidemark/create": "n"}, "tidemark/create has the parameters of Table.create by name"),
-        ({"tidemark/uri": "ftp://host/x"}, "use file:///"),
-        ({"tidemark/create": {"primary_key": "n"}, "tidemark/mode": "overwrite"}, "a keyed table is not overwritten"),
+        ({"tidemark/modes": "append"}, "'tidemark/modes' is not a setting here"),
+        ({"tidemark/mode": "replace"}, "tidemark/mode is 'replace'. It must be one of append, overwrite, upsert."),
+        ({"tidemark/create": {"key": "n"}}, "'key' is not a parameter of Table.create"),
+        ({"tidemark/create": "n"}, "tidemark/create is 'n'. It must be a mapping"),
+        ({"tidemark/uri": "ftp://host/x"}, "Use file:///"),
+        (
+            {"tidemark/create": {"primary_key": "n"}, "tidemark/mode": "overwrite"},
+            "a keyed table cannot be overwritten",
+        ),
     ],
 )
 def test_a_setting_that_is_none_is_refused_by_its_name(
@@ -595,7 +598,7 @@ def test_a_setting_that_is_none_is_refused_by_its_name(
 def test_assets_are_kept_in_a_bucket(instance: DagsterInstance, s3_server: S3Server) -> None:
     root, seen = s3_server.uri("io-manager"), list[Any]()
     stored = events(lambda context: rows(int(context.partition_key[-2:])), partitions_def=DAYS, key_prefix="web")
-    ok = {"2026-01-01": True, "2026-01-02": False}  # whose row is of the day before
+    ok = {"2026-01-01": True, "2026-01-02": False}  # this row belongs to the previous day
     for day, is_sound in ok.items():
         run(instance, root, stored, partition=day, ok=is_sound)
     above = AssetKey(["web", "events"])
@@ -607,7 +610,7 @@ def test_assets_are_kept_in_a_bucket(instance: DagsterInstance, s3_server: S3Ser
 def test_an_asset_key_that_leaves_its_folder_is_refused(instance: DagsterInstance, root: str) -> None:
     prefixed: Sequence[str] = ["..", "other"]
     result = run(instance, root, events(rows(1), key_prefix=prefixed), ok=False)
-    assert "'..' is no name of a folder" in failures(result)[0]
+    assert "'..' is not the name of a folder" in failures(result)[0]
 
 
 def test_an_input_is_of_the_version_and_columns_that_it_names(instance: DagsterInstance, root: str) -> None:

@@ -1,4 +1,7 @@
-"""What a job promises at the boundary of its process: dry runs change nothing, and every failure is a report."""
+"""Guarantees of a job as a process. For example, it reports every failure.
+
+A dry run changes nothing.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +14,16 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-from dagster_pipes import (
-    DAGSTER_PIPES_CONTEXT_ENV_VAR,
-    DAGSTER_PIPES_MESSAGES_ENV_VAR,
-    encode_param,
-)
+from dagster_pipes import DAGSTER_PIPES_CONTEXT_ENV_VAR, DAGSTER_PIPES_MESSAGES_ENV_VAR, encode_param
 
-from jobs import catch_up, ingest
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import WindowRange
-from jobs.running.command import table_command
-from jobs.spark.code_archive import ROOT
-from jobs.spark.spark import Answer, Item, Spark
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput, TidemarkError, Unavailable
+from jobs.command import main
+from jobs.spark.java import ROOT
+from jobs.spark.spark import Spark
+from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
+from storage_core.change.declaration import load
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.steps import CatchUp, Compact, Ingest
+from storage_core.log.job_run import Answer, Item, JobReport, JobRun, run
 from tidemark import Table
 
 DECLARATION = """\
@@ -53,51 +51,51 @@ _ABSENT = (
 
 
 @pytest.fixture
-def declared(tmp_path: Path) -> JobRequest:
-    """A dry run of a declared table with one landed file; the table does not exist yet."""
+def declared(tmp_path: Path) -> Ingest:
+    """Return the options of a dry run for a declared table with one landed file. The table does not exist yet."""
     (tmp_path / "landing").mkdir()
     (tmp_path / "landing" / "a.ndjson").write_text('{"at": "2024-02-29T00:00:00Z", "text": "a"}\n')
     path = tmp_path / "events.yaml"
     path.write_text(DECLARATION.format(root=tmp_path))
-    return JobRequest(table_uri=str(tmp_path / "events"), declaration=str(path), dry_run=True)
+    return Ingest(table_uri=str(tmp_path / "events"), declaration=str(path), dry_run=True)
 
 
 def listing(folder: Path) -> dict[str, int]:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*")}
 
 
-def test_a_dry_run_of_a_declared_table_that_does_not_exist_makes_none(tmp_path: Path, declared: JobRequest) -> None:
+def test_a_dry_run_of_a_declared_table_that_does_not_exist_makes_none(tmp_path: Path, declared: Ingest) -> None:
     before = listing(tmp_path)
-    report = ingest.run(declared, Spark())
+    report = run(declared, Spark())
     assert (report.status, report.metrics.bytes_in) == ("planned", 44)
     assert report.details == {"files": 1, "creates_table": True}
     assert listing(tmp_path) == before
 
 
-def test_a_dry_run_leaves_a_table_that_was_declared_otherwise_as_it_is(tmp_path: Path, declared: JobRequest) -> None:
+def test_a_dry_run_leaves_a_table_that_was_declared_otherwise_as_it_is(tmp_path: Path, declared: Ingest) -> None:
     path = tmp_path / "events.yaml"
     Table.declare(load(path))
     path.write_text(path.read_text() + "indexes:\n  - {name: text, kind: fulltext, columns: [text]}\n")
     before = listing(tmp_path)
-    report = ingest.run(declared, Spark())
+    report = run(declared, Spark())
     assert (report.status, report.version, report.details) == ("planned", 0, {"files": 1})
     assert listing(tmp_path) == before
 
 
-def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path, declared: JobRequest) -> None:
+def test_a_dry_run_refuses_what_the_run_would_refuse(tmp_path: Path, declared: Ingest) -> None:
     with pytest.raises(InvalidInput, match="both --from and --to"):
-        ingest.run(replace(declared, windows=WindowRange(0, None)), Spark())
+        run(replace(declared, windows=WindowRange(0, None)), Spark())
     path = tmp_path / "events.yaml"
     Table.declare(load(path))
     text = path.read_text()
     path.write_text(text.replace("  text: string", "  text: int"))
     with pytest.raises(InvalidInput, match="differs from the existing table in columns"):
-        ingest.run(declared, Spark())
+        run(declared, Spark())
     path.write_text(text.replace("window: 15m", ""))
-    with pytest.raises(InvalidInput, match="keeps having windows or none"):
-        ingest.run(declared, Spark())
+    with pytest.raises(InvalidInput, match="Windows cannot be added or removed later"):
+        run(declared, Spark())
     path.write_text(text.replace("window: 15m", "window: 30m"))
-    assert ingest.run(declared, Spark()).status == "planned"
+    assert run(declared, Spark()).status == "planned"
 
 
 def test_catch_up_counts_segments_by_index(tmp_path: Path) -> None:
@@ -105,12 +103,12 @@ def test_catch_up_counts_segments_by_index(tmp_path: Path) -> None:
     table = Table.create(str(tmp_path / "t"), pa.schema([("a", pa.string()), ("b", pa.string())]), indexes=indexes)
     table.append([{"a": "x", "b": "y"}])
     table.append([{"a": "x", "b": "y"}])
-    report = catch_up.run(JobRequest(table_uri=table.uri, dry_run=True), Spark())
+    report = run(CatchUp(table_uri=table.uri, dry_run=True), Spark())
     assert report.details == {"segments_built": {"a": 2, "b": 2}}
 
 
 FAR_AND_DONE = """
-from jobs.reports.pipes import progress_to_dagster, report_to_dagster
+from jobs.process import progress_to_dagster, report_to_dagster
 say = progress_to_dagster()
 say(3, 10)
 report_to_dagster({"status": "committed"})
@@ -129,7 +127,7 @@ def test_the_log_of_a_run_says_how_far_its_job_is_until_it_has_reported(
 
 
 def in_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let processes of the test be those of a Dagster run, and return the file of what they tell it."""
+    """Make processes of the test look like processes of a Dagster run, and return the file of their messages."""
     context: dict[str, object] = {**dict.fromkeys(_ABSENT), "run_id": "1", "retry_number": 0, "extras": {}}
     (folder / "context").write_text(json.dumps(context))
     monkeypatch.setenv(DAGSTER_PIPES_CONTEXT_ENV_VAR, encode_param({"path": str(folder / "context")}))
@@ -137,8 +135,8 @@ def in_a_run(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder / "messages"
 
 
-def broken(request: JobRequest, spark: Spark) -> JobReport:
-    del request, spark
+def broken(job: JobRun[Compact]) -> JobReport:
+    del job
     raise ValueError("a bug\nin two lines")
 
 
@@ -147,7 +145,8 @@ def test_a_bug_is_reported_as_every_other_failure(
 ) -> None:
     messages = in_a_run(tmp_path, monkeypatch)
 
-    assert table_command("compact", "A broken job.", broken, ["--table-uri", "nowhere", "--json"]) == 1
+    monkeypatch.setattr("storage_core.compact.steps.run_compact", broken)
+    assert main("compact", ["--table-uri", "nowhere", "--json"]) == 1
 
     written = capsys.readouterr()
     failure = {"job": "compact", "status": "failed", "error": "error", "message": "ValueError: a bug\nin two lines"}
@@ -158,15 +157,18 @@ def test_a_bug_is_reported_as_every_other_failure(
     assert [each["params"]["payload"] for each in sent if each["method"] == "report_custom_message"] == [failure]
 
 
-def stopped(request: JobRequest, spark: Spark) -> JobReport:
-    del request, spark
+def stopped(job: JobRun[Compact]) -> JobReport:
+    del job
     raise KeyboardInterrupt
 
 
-def test_a_job_that_a_signal_stops_reports_it_as_every_other_failure(capsys: pytest.CaptureFixture[str]) -> None:
-    assert table_command("compact", "A job that is stopped.", stopped, ["--table-uri", "nowhere", "--json"]) == 130
+def test_a_job_that_a_signal_stops_reports_it_as_every_other_failure(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.compact.steps.run_compact", stopped)
+    assert main("compact", ["--table-uri", "nowhere", "--json"]) == 130
     written = capsys.readouterr()
-    message = "stopped by a signal; run the same command again"
+    message = "stopped by a signal. Run the same command again."
     assert json.loads(written.out) == {"job": "compact", "status": "failed", "error": "interrupted", "message": message}
     assert written.err == f"compact: interrupted: {message}\n"
 

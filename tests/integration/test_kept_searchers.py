@@ -1,4 +1,4 @@
-"""What a table keeps from one search for the next changes no answer, whatever happens to the table in between."""
+"""The state that a table caches between searches changes no answer, even if the table changes between two searches."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, SnapshotExpired
-from storage_core.index import searchers
-from storage_core.index.searchers import Searchers
-from storage_core.index.text_composed import Searcher, open_searcher
-from storage_core.objectstore.contract import Overwrite
-from storage_core.search.kept import Kept
-from storage_core.split.kept_values import KeptValues
+from storage_core.base.errors import Corrupt, SnapshotExpired
+from storage_core.index.text_files import Searcher, open_searcher
+from storage_core.read.search import kept
+from storage_core.read.search.kept import Kept, Searchers
+from storage_core.store.contract import Overwrite
+from storage_core.store.pieces import KeptValues
 from tests.support import upkeep
 from tests.support.deleted_rows import delete_where
 from tidemark import Table
@@ -49,7 +48,7 @@ def _own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Three splits, the first of them indexed."""
+    """Make a table of three splits, the first of which is indexed."""
     made = Table.create(str(tmp_path / "t"), SCHEMA, indexes=INDEXES)
     made.append(rows_of(0, 40))
     upkeep.catch_up(made)
@@ -60,14 +59,14 @@ def table(tmp_path: Path) -> Table:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """How many parts each searcher was opened over."""
+    """Record the number of parts of each opened searcher."""
     noted = list[int]()
 
     def noting(directories: Sequence[Path], *rest: Any) -> Searcher:
         noted.append(len(directories))
         return open_searcher(directories, *rest)
 
-    monkeypatch.setattr(searchers, "open_searcher", noting)
+    monkeypatch.setattr(kept, "open_searcher", noting)
     return noted
 
 

@@ -1,8 +1,7 @@
-"""A writer with several threads is killed at random, again and again, while others merge, compact, collect and read.
+"""A writer with several threads is killed repeatedly at random, while other threads merge, compact, collect and read.
 
-The oracle is a dictionary made from the journals of the threads: what was acknowledged is there, what was under way is
-there whole or not at all, and nothing is there twice. `TIDEMARK_SCALE` kills more often
-(`make soak`).
+The oracle is a dictionary made from the journals of the threads. Acknowledged rows exist, rows of an unfinished call
+exist completely or not at all, and no row exists twice. `TIDEMARK_SCALE` increases the number of kills (`make soak`).
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from pathlib import Path
 from random import Random
 from typing import Self
 
-from storage_core.ids import SystemIds
-from storage_core.objectstore.resolve import open_store
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import SystemIds
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.resolve import open_store
 from tests.integration.threaded_writer import THREADS, journal_of
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
@@ -35,7 +34,7 @@ S3_KILLS = scaled(3)
 REPOSITORY = Path(__file__).parents[2]
 LONGEST_S = 0.2
 HORIZON_MS = 5_000
-"""Longer than anybody here works on one thing, short enough that much is collected (`READS_OF_LATENESS`)."""
+"""A horizon longer than any single operation, and short enough to collect many objects (`READS_OF_LATENESS`)."""
 
 Seats = dict[str, object]
 
@@ -60,7 +59,7 @@ def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
         for number in range(kills):
             path = journal_of(str(folder), number, random.randrange(THREADS))
             end_one(writers, number, partial(far_enough, path, number), random.uniform(0.0, LONGEST_S))
-            with table.writer() as heir:  # a request of the dead may still arrive; a claim settles what there is
+            with table.writer() as heir:  # the killed writer's last request may still arrive until this claim
                 found = latest(reader)
                 if number % 2:
                     heir.flush()
@@ -79,7 +78,7 @@ def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
 
 
 def two_splits(table: KeyedTable) -> Seats:
-    """Two rows that nobody touches, in splits of their own: so that there is something to compact in any case."""
+    """Write two untouched rows in separate splits, so that there is always something to compact."""
     rows: Seats = {"untouched-0": 0, "untouched-1": 1}
     with table.writer() as writer:
         for key, value in rows.items():
@@ -90,7 +89,7 @@ def two_splits(table: KeyedTable) -> Seats:
 
 
 def check_base(table: KeyedTable, expected: Seats) -> None:
-    """Merged, the base holds just that, each key once."""
+    """Check that the base holds exactly these rows after a merge, each key once."""
     with table.writer() as last:
         last.flush()
     table.merge_all()
@@ -100,7 +99,7 @@ def check_base(table: KeyedTable, expected: Seats) -> None:
 
 
 class Watch:
-    """A reader at `latest` beside it all: no key goes back to an older value, nor to one that it saw deleted."""
+    """A concurrent reader at `latest` that checks that no key returns to an older value or from a delete."""
 
     def __init__(self, uri: str) -> None:
         self.reads = 0
@@ -142,7 +141,7 @@ class Watch:
 
 
 def settled(known: Seats, done: list[list[object]], under_way: list[object] | None, found: Seats, thread: int) -> Seats:
-    """What the keys of a thread hold after its calls: of the last one, whichever of its outcomes was found."""
+    """Return the keys of a thread after its calls, and check that an unfinished call has a possible outcome."""
     for each in done:
         known = after(known, each)
     if under_way is None:
@@ -153,9 +152,10 @@ def settled(known: Seats, done: list[list[object]], under_way: list[object] | No
 
 
 def outcomes(known: Seats, called: list[object]) -> list[Seats]:
-    """What a call that nobody saw the end of may have left: nothing or all, of rows that were gathered any first ones.
+    """Return the possible results of a call without a recorded end: no row or all rows are written.
 
-    Gathered rows are calls of their own, and those of another thread may have taken some along.
+    For gathered rows, any prefix of the rows is possible. Each gathered row is a separate call, and a call of another
+    thread may have written some of them.
     """
     operation, keys, number = called
     assert isinstance(keys, list)
@@ -165,7 +165,7 @@ def outcomes(known: Seats, called: list[object]) -> list[Seats]:
 
 
 def after(known: Seats, called: list[object]) -> Seats:
-    """What a dictionary does for a call."""
+    """Apply a call to a dictionary and return the result."""
     operation, keys, number = called
     assert isinstance(keys, list)
     match operation:
@@ -189,7 +189,7 @@ def latest(table: Table) -> Seats:
 
 
 def journal(folder: Path, number: int, thread: int) -> tuple[list[list[object]], list[object] | None]:
-    """The calls that a thread was told were done, and the one that it had begun."""
+    """Return the acknowledged calls of a thread, and its call that was begun but not acknowledged."""
     path = journal_of(str(folder), number, thread)
     lines = path.read_text().splitlines() if path.exists() else []
     begun = [json.loads(line) for line in lines if line != "done"]
@@ -199,7 +199,10 @@ def journal(folder: Path, number: int, thread: int) -> tuple[list[list[object]],
 
 
 def far_enough(path: Path, number: int) -> bool:
-    """Whether a writer may be killed: one in four in its start and its claim, one in a call, two after a call."""
+    """Return True when a writer may be killed.
+
+    Of four writers, one is killed at its start, one in a call, two later.
+    """
     told = path.read_text() if path.exists() else ""
     match number % 4:
         case 3:
@@ -211,7 +214,7 @@ def far_enough(path: Path, number: int) -> bool:
 
 
 def end_one(writers: subprocess.Popen[str], number: int, ready: Callable[[], bool], seconds: float) -> None:
-    """Let a writer begin, wait until it is ready, and kill it after a while, whatever it is doing then."""
+    """Start a writer, wait until it is ready, and kill it after a delay, in any state."""
     assert writers.stdin is not None
     assert writers.stdout is not None
     writers.stdin.write(f"{number}\n")
@@ -225,7 +228,7 @@ def end_one(writers: subprocess.Popen[str], number: int, ready: Callable[[], boo
 
 
 def until_ended(process: int) -> None:
-    """Wait until the process does nothing any more: its parent has taken note of its end."""
+    """Wait until the process has ended and its parent has reaped it."""
     while True:
         try:
             os.kill(process, 0)

@@ -1,6 +1,6 @@
-"""Landed lines and files that claim, repeat or expand: each is a row or a rejection with its reason, in bounded memory.
+"""Landed files with false lengths or huge expansion give rows, or rejections with a reason, in bounded memory.
 
-One process reads all of them under a limit of its address space, so that a claim that is believed ends it.
+One process with limited address space reads all these files. If it believed a false length, it would die.
 """
 
 from __future__ import annotations
@@ -22,18 +22,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.errors import TidemarkError
-from storage_core.ingest import expansion, parquet_pages
-from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
-from storage_core.ingest.parse import parse_blocks
+from storage_core.base.errors import TidemarkError
+from storage_core.write.ingest import landing, parquet_files
+from storage_core.write.ingest.batch import parse_blocks
+from storage_core.write.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from tests.support.limits import confine
 from tests.support.memory import grown_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
-ADDRESS_SPACE = 6 * 2**30  # most of which is mapped and never touched
+ADDRESS_SPACE = 6 * 2**30  # most of it is mapped and never touched
 ROOM_BYTES = 1000 * 2**20
-"""For each case beside what the process has before it. Most is taken by a block of 32 Mi empty lines, 28 bytes each:
-where it ends, its number, whether it is kept. A line of 30 MB of commas takes 520 MB, everything else below 330."""
+"""The additional memory that each case may use.
+
+The largest consumer is a block of 32 Mi empty lines with 28 bytes each: its end, its number, and whether it is kept. A
+line of 30 MB of commas takes 520 MB, and every other case takes less than 330 MB.
+"""
 
 
 SCHEMA = pa.schema(
@@ -50,7 +53,7 @@ MILLION = 1_000_000
 
 
 class Case(NamedTuple):
-    """A file, and what comes of it: rows, and part of the reason of the one line, or of the whole file."""
+    """A file and its expected result: the rows, and a part of the reason why the line or the whole file is rejected."""
 
     format: LandingFormat
     make: Callable[[], bytes]
@@ -60,7 +63,7 @@ class Case(NamedTuple):
 
 
 def _line(text: str, rows: int, reason: str | None = None) -> Case:
-    """A line between two good ones, which are rows whatever it is."""
+    """Return a line between two good lines, which must be rows in every case."""
     return Case("ndjson", f'{{"a":1}}\n{text}\n{{"a":2}}\n'.encode, 2 + rows, reason)
 
 
@@ -120,7 +123,7 @@ def _footer(length: int, body: bytes = b"") -> bytes:
 
 
 def _members(line: bytes) -> bytes:
-    """A gzip file of two members, each of 20 MB of such lines."""
+    """Return a gzip file of two members, each with 20 MB of the line."""
     return gzip.compress(line * (20 * MILLION // len(line)), 6) * 2
 
 
@@ -156,7 +159,9 @@ CASES = {
         "the field k0 is not a column of the table",
     ),
     "3 MB of empty objects": Case("ndjson", lambda: b"{}\n" * MILLION, MILLION),
-    "CSV of 1,000,000 columns": _file("csv", lambda: b"," * MILLION + b"\n1\n", "its header has columns"),
+    "CSV of 1,000,000 columns": _file(
+        "csv", lambda: b"," * MILLION + b"\n1\n", "its header has unknown or repeated columns"
+    ),
     "CSV records of 1,000,000 columns": Case(
         "csv", lambda: b"a,s\n1,x\n" + b"," * MILLION + b"\n2,y\n", 2, "the record has 1000001 fields"
     ),
@@ -165,7 +170,7 @@ CASES = {
     "empty lines, gzipped": _file("ndjson", lambda: _members(b"\n"), "expands to more than"),
     "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
     "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
-    "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "write smaller row groups"),
+    "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "Write smaller row groups"),
     "Parquet of 5,000 other columns": _file("parquet", _many_columns, "its columns are not those of the table"),
     "Parquet, deep": _file("parquet", _deep_schema, "not a whole Parquet file"),
     "Parquet with a pickle for a type": Case("parquet", _pickled_type, 2),
@@ -180,15 +185,19 @@ CASES = {
 
 
 def make(folder: str) -> None:
-    """Write each case as a file: made where no limit is, and so that what is measured is the reading."""
+    """Write each case as a file.
+
+    This happens in a process without a limit, so that only the reading is measured.
+    """
     for number, case in enumerate(CASES.values()):
         (Path(folder) / str(number)).write_bytes(case.make())
 
 
 def measure(folder: str) -> None:
-    """Read each case in this process; print what came of it, and by how much memory grew at most."""
-    # A thirty-second of what files may expand to and hold, so that this takes seconds: a block of lines still fits.
-    expansion.ANY_RATIO_BYTES, parquet_pages.MOST_VALUES = 2**25, 2**22
+    """Read each case in this process, and print the results and the growth of the peak memory."""
+    # A thirty-second of the limits for expansion and memory, so that the test takes seconds. A block of lines still
+    # fits.
+    landing.ANY_RATIO_BYTES, parquet_files.MOST_VALUES = 2**25, 2**22
     confine(ADDRESS_SPACE)
     found, grown = {}, {}
     for number, (name, case) in enumerate(CASES.items()):

@@ -12,9 +12,9 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.errors import InvalidInput
+from storage_core.store.local import LocalStore
+from storage_core.store.resolve import open_store
 from tests.support.copies import copy_into
 from tests.support.delta_spark import DeltaSpark, delta_spark
 from tests.support.s3_server import S3Server
@@ -27,9 +27,9 @@ LAKE = "a lake"
 CHANGES = scaled(30)
 LOOKS = scaled(2)
 KILLED = 10
-"""So often at least each kind of table is killed where there is time."""
+"""The minimum number of kills for each kind of table in a long run."""
 KILLS = {"rows": 6, "keyed": 20}
-"""After so many requests more each try is killed, or after each one where there is time."""
+"""Each attempt is killed after this many more requests than the last attempt, in a long run after one more."""
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("price", pa.float64())])
 APPEND = """
 name: rows
@@ -79,7 +79,7 @@ def append(root: Path, *found: tuple[int, str | None, float | None]) -> None:
 
 
 class Changes:
-    """Changes of a Delta table by one engine or the other, drawn by a seed; ids are unique."""
+    """Random changes of a Delta table by either engine, repeatable by a seed. Ids are unique."""
 
     def __init__(self, root: Path, delta: DeltaSpark) -> None:
         self.root, self.delta, self.random = root, delta, Random(7)
@@ -89,7 +89,7 @@ class Changes:
         self.by_spark = [self.merge, self.update, self.delete, self.optimize]
 
     def change(self, number: int) -> None:
-        """Mostly by delta-rs, for Spark takes a hundred times as long."""
+        """Make one change, mostly by delta-rs, because Spark takes a hundred times as long."""
         if number % 10 == 5:
             self.by_spark[number // 10 % len(self.by_spark)]()
         elif number % 40 == 22:
@@ -124,7 +124,7 @@ class Changes:
         self.table.alter.add_columns([deltalake.Field(self.added[-1], deltalake.schema.PrimitiveType("integer"))])
 
     def vacuum(self) -> None:
-        """Remove the files that are no part of the newest version any more."""
+        """Remove the files that are not part of the newest version."""
         self.table.vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
 
     def delete(self) -> None:
@@ -232,7 +232,7 @@ def test_columns_follow_those_of_the_delta_table(tmp_path: Path, delta: DeltaSpa
     assert rows(tmp_path, "rows") == sorted(expected, key=repr)
 
     delta.sql(f"ALTER TABLE {place} RENAME COLUMN name TO title", f"INSERT INTO {place} VALUES (4, 'd', 4, NULL)")
-    with pytest.raises(InvalidInput, match=r"'name' of the Delta table is called 'title' now; .*-column name title`"):
+    with pytest.raises(InvalidInput, match=r"'name' of the Delta table is called 'title' now. .*-column name title`"):
         delta.ingest(file)
     Table.open(str(tmp_path / "rows")).rename_column("name", "title")
     delta.ingest(declared(tmp_path, text.replace("name: string", "title: string"), "apply"))
@@ -290,12 +290,14 @@ def test_a_delta_table_that_was_replaced_or_set_back_is_refused(tmp_path: Path, 
     file = declared(tmp_path, APPEND)
     delta.ingest(file)
     (tmp_path / LAKE / "_delta_log" / f"{1:020}.json").unlink()
-    with pytest.raises(InvalidInput, match="below 2 are in, and it has version 0 as its newest: it was set back"):
+    with pytest.raises(InvalidInput, match=r"below 2 are in, and it has version 0 as its newest. It was reset"):
         delta.ingest(file)
     rmtree(tmp_path / LAKE)
     for number in range(3):
         append(tmp_path, (number, "new", None))
-        with pytest.raises(InvalidInput, match="another Delta table than the one whose rows below version 2"):
+        with pytest.raises(
+            InvalidInput, match=r"this is another Delta table. Its id is .*, but the rows below version 2"
+        ):
             delta.ingest(file)
     assert [row[0] for row in rows(tmp_path, "rows")] == [1, 2]
 

@@ -1,4 +1,4 @@
-"""A log of many versions on a local disk: what opens, commits and publishes reads no folder of it."""
+"""A log of many versions on a local disk: opening, committing and publishing list none of its folders."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.keys import version_key
 from storage_core.log.listing import MOST_ABSENT_KEYS
 from tidemark import Table
 
@@ -19,7 +19,7 @@ SCHEMA = pa.schema([("n", pa.int64())])
 
 @pytest.fixture
 def read_names(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of names of each folder that is listed."""
+    """Record the number of names in each listed folder."""
     found: list[int] = []
     listdir = os.listdir
 

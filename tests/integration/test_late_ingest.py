@@ -1,4 +1,4 @@
-"""Late rows of landed files, by policy, through Spark: counted in report, commit and quarantine, and none lost."""
+"""Late rows of landed files on Spark are counted in report, commit and quarantine by policy, and no row is lost."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from jobs import ingest
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import window_range
 from jobs.spark.spark import Spark
-from storage_core.formats.quarantine_entry import QuarantinedRows
-from storage_core.quarantine import read_entries
-from storage_core.settings.late_data import LatePolicy
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.rows.window_range import window_range
+from storage_core.data.settings.table import LatePolicy
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import run
+from storage_core.write.late_rows import read_entries
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -34,7 +34,10 @@ COUNTED: dict[LatePolicy, tuple[int, int, int]] = {"accept": (60, 0, 0), "quaran
 
 
 def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path, spark: Spark) -> None:
-    """Two files of 50 rows, going back from now: the first 20 of the last minutes, the others older than 2 h."""
+    """The table has two files of 50 rows.
+
+    The times of the first 20 rows are in the last minutes, the others older than 2 h.
+    """
     now = dt.datetime.now(dt.UTC)
     (tmp_path / "landing").mkdir()
     for file in range(2):
@@ -47,12 +50,12 @@ def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path,
         declared = tmp_path / f"{policy}.yaml"
         declared.write_text(DECLARATION.format(root=tmp_path, policy=policy))
         uri = str(tmp_path / policy)
-        # First one window that is late as a whole, then the rest: every row is judged and counted once.
+        # First a window that is late as a whole, then the rest: every row is checked and counted once.
         start = int((now - dt.timedelta(hours=3)).timestamp()) // 900 * 900
-        first = JobRequest(table_uri=uri, declaration=str(declared), windows=window_range(str(start), None, None))
+        first = Ingest(table_uri=uri, declaration=str(declared), windows=window_range(str(start), None, None))
         reports = [
-            ingest.run(first, spark),
-            ingest.run(JobRequest(table_uri=uri, declaration=str(declared)), spark),
+            run(first, spark),
+            run(Ingest(table_uri=uri, declaration=str(declared)), spark),
         ]
 
         table = Table.open(uri)

@@ -1,4 +1,4 @@
-"""Two real processes append to one table over failing stores: every commit lands, once, and no version is left out."""
+"""Two real processes append to one table over failing stores, so that every commit lands once without a gap."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from typing import TypeVar
 
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import CommitConflict, CommitUnknown, Unavailable
 from storage_core.log.actions import Add
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.contract import Blob, ObjectInfo, ObjectStore
+from storage_core.store.resolve import open_store
 from tests.support.fault_store import FaultStore, GetFault, HeadFault, ListFault, PutFault, Rates
 from tests.support.log_oracle import LogOracle
 from tests.support.log_tables import metadata, split
@@ -33,8 +33,8 @@ READS = 5
 
 T = TypeVar("T")
 
-# One request in ten is refused, and of one put in ten the reply is lost after it took effect. A read changes nothing:
-# it is tried again, as the S3 store does by itself; a put never is.
+# One request in ten is refused, and the reply of one put in ten is lost after the put took effect. Reads are repeated,
+# as the S3 store does by itself, because a read changes nothing. Puts are never repeated.
 RATES: Rates = {
     PutFault.APPLIED_THEN_UNKNOWN: 0.05,
     PutFault.APPLIED_THEN_UNAVAILABLE: 0.05,
@@ -46,7 +46,7 @@ RATES: Rates = {
 
 
 class ReadingAgain:
-    """A store whose reads are tried up to five times."""
+    """A store that tries each read up to five times."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store
@@ -73,7 +73,7 @@ class ReadingAgain:
 
 
 class HurriedClock:
-    """The machine's clock, with pauses a tenth as long: no time is lost, and writers meet more often."""
+    """The machine's clock with pauses of a tenth, so that the test is fast and writers collide more often."""
 
     def now_ms(self) -> int:
         return SystemClock().now_ms()
@@ -83,7 +83,7 @@ class HurriedClock:
 
 
 def append(uri: str, number: int, folder: Path) -> None:
-    """Append `COMMITS` splits, one commit each, planned on a snapshot that the other process makes stale."""
+    """Append `COMMITS` splits in separate commits, each planned on a snapshot that the other process outdates."""
     writer = WRITERS[number]
     store = FaultStore(open_store(uri), seed=number, rates=RATES)
     log = TransactionLog(ReadingAgain(store), clock=HurriedClock())
@@ -93,18 +93,20 @@ def append(uri: str, number: int, folder: Path) -> None:
     snapshot = persistently(log, log.snapshot)
     for commit in range(COMMITS):
         snapshot = committed(log, snapshot, split(f"{writer}-{commit}"), told)
-        # Whoever lost a race pauses; without a pause of the winner's it would lose the next ones, too.
+        # A process that lost a race pauses. If the winner did not pause too, the loser would also lose the next races.
         SystemClock().sleep_ms(PAUSE_MS * log.ids.fraction())
     met = Counter(happening.step for happening in store.trace if happening.step is not None)
     (folder / f"{writer}.json").write_text(json.dumps({"told": told, "met": met}), encoding="utf-8")
 
 
 def committed(log: TransactionLog, snapshot: Snapshot, add: Add, told: Counter[str]) -> Snapshot:
-    """Append one split as a careful user does, and count what the log said on the way.
+    """Append one split like a careful caller, and count the results of the log's calls.
 
-    `Unavailable` says that nothing was written, so the same call is made again. Ten attempts lost to one refusal in ten
-    and a rival are a matter of time: the commit is planned again. A doubt is settled by whose the version in question
-    is; no put of this store is late, so what is not there now never will be. Any other conflict is a false one: raised.
+    - `Unavailable` means that nothing was written, so the same call is repeated.
+    - Ten lost attempts can happen, because one request in ten fails and a rival commits. The commit is planned again.
+    - `CommitUnknown` is resolved by the commit id of the version. No put of this store arrives late, so a missing
+      version stays missing.
+    - Any other conflict is wrong and is raised.
     """
     for _ in range(PATIENCE):
         try:
@@ -129,7 +131,7 @@ def committed(log: TransactionLog, snapshot: Snapshot, add: Add, told: Counter[s
 
 
 def whose(log: TransactionLog, version: int) -> str | None:
-    """The id of the commit that a version is; None when there is no such version."""
+    """Return the commit id of a version, or None if the version does not exist."""
     found = persistently(log, lambda: next(log.history(version), None))
     return None if found is None else found.commit_id
 
@@ -188,7 +190,7 @@ def test_two_processes_of_many_commits_each_lose_none_and_leave_no_gap(uri: str,
     told, met = (sum((Counter(report[name]) for report in reports), Counter[str]()) for name in ("told", "met"))
     print(told, met)  # noqa: T201 -- shown by `pytest -rA`
     assert told["committed"] == len(expected)
-    # The rival and the faults were there: without them this test would show less than it says.
+    # The rival and the faults must have occurred. Otherwise this test would prove less than its name.
     assert told["overtaken"] + told["exhausted"] > 10
     assert met["PutFault.APPLIED_THEN_UNKNOWN"] + met["PutFault.APPLIED_THEN_UNAVAILABLE"] > 10
     assert met["PutFault.REFUSED"] > 10

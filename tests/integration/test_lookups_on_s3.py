@@ -1,4 +1,4 @@
-"""What a lookup by key costs on S3, over HTTP: requests of a table that was just opened, and of one that stays open."""
+"""The requests of a lookup by key on S3 over HTTP, for a newly opened table and for a table that stays open."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.split import row_groups
+from storage_core.split import metadata
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import drop_copies
 from tests.support.s3_server import S3Server
@@ -18,13 +18,13 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()
 ROWS = 2_000
 GENERATIONS = 10
 HEAD = 7
-"""The hint, the manifest of the region, that none follows, two of its log, the next version, the boundary."""
+"""Requests for hint, region manifest and its missing successor, two log entries, next version, and boundary."""
 
 
 @pytest.fixture
 def uri(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Even numbers in the base, in a split that is read by ranges."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
+    """Make a table with even numbers in the base, in a split that is read by ranges."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     place = s3_server.uri(f"tables/{uuid4()}")
     table = Table.create(place, SCHEMA, primary_key="id")
@@ -40,7 +40,7 @@ def flush(table: Table, keys: np.ndarray, values: np.ndarray) -> None:
 
 
 def requests(table: Table, key: int) -> tuple[object, int]:
-    """The value of the key, and the requests that it took."""
+    """Return the value of the key and the number of requests."""
     before = sum(table.store.requests.values())
     row = table.get(key)
     return None if row is None else row["v"], sum(table.store.requests.values()) - before
@@ -54,7 +54,7 @@ def test_a_lookup_on_s3_takes_at_most_twelve_requests_however_many_generations_w
         flush(table, keys, keys + first)
     value, cost = requests(Table.open(uri), 2)
     assert value is not None
-    assert cost == HEAD + 3  # the footer, the keys of a row group, the row
+    assert cost == HEAD + 3  # footer, keys of a row group, row
     assert requests(Table.open(uri), 3) == (None, HEAD + 2)
     if generations:
         assert requests(Table.open(uri), 20) == (21, HEAD + 1)  # the entry of the generation
@@ -66,4 +66,4 @@ def test_a_lookup_on_s3_takes_at_most_twelve_requests_however_many_generations_w
     assert requests(warm, 20)[1] == HEAD - 1 + (not generations)
     if generations:
         drop_copies(table)
-        assert requests(Table.open(uri), 2) == (value, HEAD + 3 + 2 * GENERATIONS)  # as before there were copies
+        assert requests(Table.open(uri), 2) == (value, HEAD + 3 + 2 * GENERATIONS)  # as before copies existed

@@ -1,4 +1,4 @@
-"""A read opens the manifests whose bounds leave room for a matching row, and no other."""
+"""A read opens only the manifests whose bounds can contain a matching row."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
 from storage_core.read.predicate import Predicate, col
-from storage_core.read.pruning import explain, prune
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.read.pruning import prune, pruned
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
@@ -27,7 +27,7 @@ HOUR = dt.timedelta(hours=1)
 
 @pytest.fixture
 def store() -> MeteredStore:
-    """A table with a checkpoint after each of three hours, so that each hour's split has its own manifest."""
+    """Make a table with a checkpoint after each of three hours, so that each hour's split has its own manifest."""
     store = MeteredStore(MemoryStore("manifest-pruning"))
     config = TableConfig(time_column="time", window_seconds=3600).to_configuration()
     log = open_log(store)
@@ -56,7 +56,7 @@ def hourly(number: int) -> Add:
 
 
 def read(store: MeteredStore, predicate: Predicate | None) -> tuple[list[str], int]:
-    """The splits that a fresh reader finds, and the GETs that it takes to find them once the table is open."""
+    """Return the splits that a fresh reader finds, and its GET requests after the table is open."""
     snapshot = open_log(store).snapshot()
     before = store.requests.get("get", 0)
     found = paths(prune(snapshot, predicate))
@@ -90,7 +90,7 @@ def test_a_filter_on_no_bounded_column_reads_every_manifest_and_still_prunes(sto
 
 def test_explaining_counts_the_splits_of_every_manifest(store: MeteredStore) -> None:
     snapshot: Snapshot = open_log(store).snapshot()
-    explained = explain(snapshot, (col("time") >= START + HOUR).predicate)
+    explained = pruned(snapshot, (col("time") >= START + HOUR).predicate, is_counted=True)
     assert paths(explained.splits) == [hourly(1).path, hourly(2).path]
     steps = [(step.name, step.splits, step.bytes) for step in explained.steps]
     assert steps == [("window", 1, 10), ("min/max", 0, 0), ("regex", 0, 0)]

@@ -1,4 +1,4 @@
-"""One run does a step for many small tables: few processes, each failure its own, and a retry of what failed only."""
+"""One run does a step for many small tables with few processes. Tables fail separately, and only these are retried."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ from dagster import (
 from dagster._core.storage.partition_status_cache import AssetPartitionStatus
 
 from assets.launcher import MOST_DEATHS, PipesLauncher
-from assets.partitions import partitions_of, span_of
 from assets.run_tags import TABLES
-from jobs.requests.request import JobRequest, to_argv
+from assets.steps import partitions_of, span_of
+from jobs.command import to_arguments
 from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
+from pipelines.failed import last_failures_in, said_by
 from pipelines.jobs import assets_of_jobs
-from pipelines.runs.assets_of import assets_of
-from pipelines.runs.at_work import AtWork
-from pipelines.runs.failed import last_failures_in, said_by
+from pipelines.runs import AtWork, assets_of
 from pipelines.tables import read_tables
-from pipelines.upkeep.declared_now import DeclaredNow
 from pipelines.upkeep.sensor import Upkeep
-from storage_core.clock import SystemClock
-from storage_core.declaration import TableDeclaration
+from pipelines.upkeep.wanted import DeclaredNow
+from storage_core.base.clock import SystemClock
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.steps import Checkpoint
 from tests.support.many_tables import declare_tables
 from tests.support.s3_server import ACCESS_KEY, REGION, SECRET_KEY, S3Server, Seen, Step
 from tests.support.scale import scaled
@@ -72,8 +72,8 @@ def compact_job() -> JobDefinition:
 
 
 def declared(count: int, elsewhere: Mapping[str, str] = NOWHERE) -> list[TableDeclaration]:
-    """Declare so many tables with windows, some of them at other places than `warehouse`."""
-    declare_tables(Path(), count + 2 + count // 9)  # the tenth of each ten has none
+    """Declare this many tables with windows, some of them outside `warehouse`."""
+    declare_tables(Path(), count + 2 + count // 9)  # every tenth table has no windows
     files = [each.file for each in read_tables(Path("tables")).tables if each.file and each.declaration.window]
     for file in Path("tables").iterdir():
         if file not in files[:count]:
@@ -93,7 +93,7 @@ def owe_a_compaction(tables: Sequence[TableDeclaration]) -> None:
 def compactions(
     instance: DagsterInstance, tables: Sequence[TableDeclaration], now: DeclaredNow | None = None
 ) -> list[RunRequest]:
-    """What a tick asks for."""
+    """Return the run requests of a tick."""
     with build_sensor_context(instance) as context:
         found = Upkeep(tables, assets_of_jobs(tables), declared_now=now).tick(context).run_requests or []
     return [each for each in found if each.job_name == "compact"]
@@ -110,9 +110,11 @@ def events(instance: DagsterInstance, run: DagsterRun, kind: DagsterEventType) -
 
 
 def started(instance: DagsterInstance, run: DagsterRun) -> tuple[int, int]:
-    """How many processes of jobs the run had, and how many of them started Spark and its JVM."""
+    """Return the number of job processes of the run, and how many of them started Spark and its JVM."""
     said = [each.user_message for each in instance.all_logs(run.run_id)]
-    processes = {found[1] for each in said if (found := re.match(r"jobs\.\w+ in the process (\d+) of this run", each))}
+    processes = {
+        found[1] for each in said if (found := re.match(r"the job \w+ in the process (\d+) of this run", each))
+    }
     return len(processes), sum(each.lower().startswith("started spark") for each in said)
 
 
@@ -177,7 +179,7 @@ def test_of_many_tables_in_one_run_two_fail_with_a_line_each_and_a_retry_is_of_t
 def partition_of(
     instance: DagsterInstance, table: TableDeclaration, request: RunRequest
 ) -> AssetPartitionStatus | None:
-    """What Dagster's pages show of the partition that the run names."""
+    """Return the status that Dagster shows for the partition of the run."""
     key, name = AssetKey([table.name, "compacted"]), request.tags["dagster/partition"]
     span = span_of(table)
     assert span is not None
@@ -208,7 +210,7 @@ def test_a_job_that_is_killed_each_time_fails_its_own_step_and_the_others_go_on_
 
     (failure,) = events(instance, run, DagsterEventType.STEP_FAILURE)
     assert failure.step_key == "t001__compacted"
-    assert said_by(failure).startswith(f"unavailable: the process of jobs.compact on {tables[0].uri} was ended by")
+    assert said_by(failure).startswith(f"unavailable: the process of the job compact on {tables[0].uri} was ended by")
     assert "signal 9 (SIGKILL)" in said_by(failure)
     assert [len(Table.open(each.uri).snapshot.splits) for each in tables] == [2, 1, 1]
     processes, sessions = started(instance, run)
@@ -242,8 +244,8 @@ def test_a_run_that_is_cancelled_stops_the_job_with_its_process(
 def test_the_process_of_jobs_answers_line_by_line_and_ends_when_it_is_asked_for_nothing(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     table = Table.create(str(tmp_path / "table"), pa.schema([("n", pa.int64())]))
-    lines = [{"job": "checkpoint", "argv": to_argv(JobRequest(table_uri=uri))} for uri in ("no table", table.uri)]
-    program = [sys.executable, "-m", "jobs.running.job_server", str(writing), "0.2"]
+    lines = [{"job": "checkpoint", "argv": to_arguments(Checkpoint(table_uri=uri))} for uri in ("no table", table.uri)]
+    program = [sys.executable, "-m", "jobs.job_server", str(writing), "0.2"]
     with subprocess.Popen(program, stdin=subprocess.PIPE, pass_fds=[writing], text=True) as process:
         os.close(writing)
         assert process.stdin is not None
@@ -262,7 +264,7 @@ def test_the_process_of_jobs_answers_line_by_line_and_ends_when_it_is_asked_for_
 
 
 def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[TableDeclaration], RunRequest]:
-    """Three tables to compact in one run, the first on S3."""
+    """Make three tables to compact in one run, the first on S3."""
     tables = declared(3, {"t001": s3_server.uri(f"t001-{uuid4()}")})
     owe_a_compaction(tables)
     (request,) = compactions(instance, tables)
@@ -270,7 +272,7 @@ def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[Ta
 
 
 def kill_jobs(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Kill the process of jobs so often; the list gets those that were killed."""
+    """Kill the job process this many times and return the list of killed processes, which fills during the run."""
     others, killed = processes_of_jobs(), list[int]()
 
     def kill() -> None:
@@ -285,7 +287,7 @@ def kill_jobs(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, times: int) 
 def as_the_job_takes_its_lease(
     s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, act: Callable[[], None], times: int = 1
 ) -> None:
-    """Act so often, while the job on the table on S3 waits for the answer to its lease."""
+    """Call `act` up to `times` times while the job on the S3 table waits for its lease."""
     answer, first = s3_server.front.next_step, iter([True] * times)
 
     def next_step(seen: Seen) -> Step | None:
@@ -297,14 +299,17 @@ def as_the_job_takes_its_lease(
 
 
 def processes_of_jobs() -> set[int]:
-    """Those that this process has started; one of a run that ended here is idle for a while."""
+    """Return the job processes that this process started.
+
+    A job process of an ended run stays idle for a while.
+    """
     tasks = Path(f"/proc/{os.getpid()}/task").glob("*/children")
     children = [child for each in tasks for child in read(each).split()]
-    return {int(each) for each in children if "jobs.running.job_server" in read(Path(f"/proc/{each}/cmdline"))}
+    return {int(each) for each in children if "jobs.job_server" in read(Path(f"/proc/{each}/cmdline"))}
 
 
 def read(file: Path) -> str:
-    """What is in a file of `/proc`; nothing of a process or thread that has ended."""
+    """Return the content of a file of `/proc`, empty if its process or thread has ended."""
     with suppress(OSError):
         return file.read_text()
     return ""
@@ -330,6 +335,6 @@ def test_a_file_that_is_changed_or_gone_while_a_code_server_runs_holds_back_no_o
     assert [execute(instance, each).status for each in requests] == [DagsterRunStatus.SUCCESS] * 2
     with build_sensor_context(instance) as context:
         said = Upkeep(tables[1:3], {}, declared_now=now).tick(context).skip_reason
-    why = "no sound file declares it any more; correct the file, or reload the definitions"
+    why = "no valid file declares it any more. Correct the file, or reload the definitions"
     assert said is not None
     assert str(said.skip_message).endswith(f"; {names[1]}, {names[2]}: {why}")

@@ -1,4 +1,4 @@
-"""What a search counts and orders through `Table`: what it fetches for that, what damage does, what is refused."""
+"""Counting and ordering of search matches through `Table`: fetched data, behaviour on damage, and refusals."""
 
 from __future__ import annotations
 
@@ -13,13 +13,11 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.search.facets import search_facets
-from storage_core.search.matches import Query
-from storage_core.search.ordered import Order, search_ordered
-from storage_core.search.searched import Searched
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.read.search.matches import Query, Searched, search_facets
+from storage_core.read.search.ranking import Order, search_ordered
+from storage_core.store.contract import Overwrite
+from storage_core.store.meter import MeteredStore
 from tests.support.deleted_rows import delete_where
 from tests.support.indexed_table import IndexedTable
 from tests.support.upkeep import catch_up
@@ -57,7 +55,7 @@ def lines(hour: int) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def table() -> Table:
-    """A split per hour, all of them indexed."""
+    """Make a table with one indexed split per hour."""
     made = Table.create(f"memory://{uuid4()}", SCHEMA, time_column="ts", window="1h", indexes=INDEXES)
     for hour in range(HOURS):
         made.append(lines(hour))
@@ -67,7 +65,7 @@ def table() -> Table:
 
 @pytest.fixture
 def fetched(monkeypatch: pytest.MonkeyPatch) -> set[str]:
-    """The keys of the objects that were read."""
+    """Record the keys of the objects that were read."""
     keys = set[str]()
 
     def noting(name: str) -> None:
@@ -106,7 +104,7 @@ def test_the_newest_rows_are_searched_for_in_the_newest_splits(
         "tide", index="words", order_by="ts", descending=descending, limit=5, offset=ROWS, columns=["id"]
     )
     assert deeper.column("id").to_pylist() == [first + step * (ROWS + number) for number in range(5)]
-    # the rows of two splits and some: of one, then two, then four
+    # the rows of two splits and more: from one, then two, then four
     assert len(segments(table, "words", fetched)) <= 7
 
 
@@ -154,7 +152,7 @@ def test_values_of_every_kind_are_ordered_and_counted(kind: str) -> None:
         if not start:
             catch_up(table)
             table.refresh()
-    greatest = [row["id"] for row in rows if row[kind] != row[kind]]  # NaN is above all
+    greatest = [row["id"] for row in rows if row[kind] != row[kind]]  # NaN sorts above all values
     known = [row for row in rows if row[kind] is not None and row[kind] == row[kind]]
     nulls = [row["id"] for row in rows if row[kind] is None]
     for descending in (True, False):
@@ -180,7 +178,7 @@ def test_matches_are_counted_without_reading_a_row(table: Table, fetched: set[st
     assert not splits(table, fetched)
     delete_where(table.log, lambda row: row["id"] % 4 == 1)
     assert Table.open(table.uri).search_count("tide", index="words") == HOURS * ROWS / 4
-    assert table.search_count("tide", index="words") == HOURS * ROWS / 2  # at its version
+    assert table.search_count("tide", index="words") == HOURS * ROWS / 2  # at the version of the opened table
 
 
 def test_the_values_of_matches_are_counted_by_bitmaps(table: Table, fetched: set[str]) -> None:
@@ -203,7 +201,7 @@ def test_a_split_may_have_none_of_the_rows_of_a_segment_that_could_answer_for_it
     for tag in ("x", "z"):
         table.append([(0, tag, "ebb")] * 40)
     table.catch_up()
-    [whole] = table.compact().splits  # sorted by the tag, so the next outputs have rows of one segment each
+    [whole] = table.compact().splits  # sorted by the tag, so each later output has rows of only one segment
     snapshot = table.commit_merge(table.merge([[whole]], target_bytes=400))
     assert len(snapshot.splits) > 1
     searched = Searched(store=table.store, snapshot=snapshot)
@@ -264,7 +262,7 @@ def test_a_column_of_the_table_keeps_its_name_beside_snippets() -> None:
 
 
 REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
-    "no column": (lambda t: t.search("tide", index="words", order_by="when"), "order_by is 'when'"),
+    "no column": (lambda t: t.search("tide", index="words", order_by="when"), "order_by: unknown column 'when'"),
     "no name": (lambda t: t.search("tide", index="words", order_by=3), "order_by is 3"),  # type: ignore[arg-type]
     "no order": (lambda t: t.search("tide", index="words", order_by="near"), "have no order"),
     "a direction alone": (lambda t: t.search("tide", index="words", descending=False), "order_by is None"),
@@ -272,25 +270,28 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
         lambda t: t.search("tide", index="words", order_by="ts", descending="up"),  # type: ignore[arg-type]
         "descending is 'up'",
     ),
-    "an order of neighbours": (lambda t: t.search(vector=[1, 2], order_by="ts"), "vector is of scores"),
+    "an order of neighbours": (lambda t: t.search(vector=[1, 2], order_by="ts"), "vector needs scores"),
     "an order with boosts": (
         lambda t: t.search("tide", index="words", order_by="ts", boosts={"text": 2}),
-        "boosts is of scores",
+        "boosts needs scores",
     ),
-    "snippets of values": (lambda t: t.search("info", index="levels", snippets=True), "snippets are of full text"),
-    "snippets of neighbours": (lambda t: t.search(vector=[1, 2], snippets=True), "snippets are of full text"),
+    "snippets of values": (
+        lambda t: t.search("info", index="levels", snippets=True),
+        "snippets need a full-text index",
+    ),
+    "snippets of neighbours": (lambda t: t.search(vector=[1, 2], snippets=True), "snippets need a full-text index"),
     "snippets of something": (
         lambda t: t.search("tide", index="words", snippets="b"),  # type: ignore[arg-type]
         "snippets is 'b'",
     ),
     "a count of neighbours": (lambda t: t.search_count([1, 2], index="near"), "takes a vector"),
     "a count of no query": (lambda t: t.search_count("", index="words", syntax="strict"), "it is empty"),
-    "a count of which index": (lambda t: t.search_count("tide"), "name one with `index`"),
+    "a count of which index": (lambda t: t.search_count("tide"), "Name one with `index`"),
     "a count of two indexes": (
         lambda t: t.search_count("tide", index=["words", "near"]),
-        "a count or a facet is of one",
+        "a count or a facet needs one index",
     ),
-    "an order of two": (lambda t: t.search("tide", index=["words", "near"], order_by="ts"), "order_by is of one index"),
+    "an order of two": (lambda t: t.search("tide", index=["words", "near"], order_by="ts"), "order_by needs one index"),
     "facets of a column without bitmaps": (lambda t: t.search_facets("tide", "text", index="words"), "bitmap index"),
     "facets of no column": (
         lambda t: t.search_facets("tide", None, index="words"),  # type: ignore[arg-type]
@@ -303,7 +304,7 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
 
 @pytest.fixture(scope="module")
 def small() -> Table:
-    """A split that is not indexed."""
+    """Append a split that is not indexed."""
     made = Table.create(f"memory://{uuid4()}", SCHEMA, time_column="ts", window="1h", indexes=INDEXES)
     made.append(lines(0))
     return made

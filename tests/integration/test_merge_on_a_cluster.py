@@ -1,4 +1,4 @@
-"""A merge on a Spark standalone cluster of two workers that share with the job an S3 store and nothing else."""
+"""A merge on a Spark standalone cluster of two workers that share only an S3 store with the job."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from jobs.requests.request import JobRequest
-from storage_core.ids import SystemIds
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.clock import SystemIds
+from storage_core.data.steps import Merge
+from storage_core.store.resolve import open_store
 from tests.integration.job_command import run_command
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
@@ -25,7 +25,7 @@ REGIONS = 4
 
 
 def filled(uri: str) -> dict[int, str]:
-    """Make a table of four regions with rows merged, superseded, deleted and new; return what is to be in it."""
+    """Make a table of four regions with rows merged, superseded, deleted and new, and return the expected rows."""
     table = Table.create(uri, SCHEMA, primary_key="id", regions=[{"transform": "bucket", "source": "id", "n": REGIONS}])
     with table.writer() as writer:
         writer.put([{"id": each, "name": f"first {each}"} for each in range(200)])
@@ -64,7 +64,7 @@ def test_two_workers_that_know_no_checkout_merge_as_this_machine_does(s3_server:
         )
         assert "No module named 'storage_core'" in alone.stderr, "what a worker imports was sent to it"
         report = run_command(
-            JobRequest(table_uri=on_cluster, master=cluster.master), cluster.driver_environment, "jobs.merge"
+            Merge(table_uri=on_cluster, master=cluster.master), cluster.driver_environment, "jobs", "merge"
         )
         tasks = cluster.tasks()
     merge_here(here)

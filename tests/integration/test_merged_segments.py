@@ -1,4 +1,4 @@
-"""Small segments become one: how many a search asks, what it answers then, and what a merge reads and writes."""
+"""Merges of small index segments: the segments per search, the answers after a merge, and its reads and writes."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from assets.due_runs import DueRun, TableInputs, due_run
+from jobs.due_runs import TableInputs, due_run
 from pipelines.cli import main
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import CommitConflict, Corrupt
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
-from storage_core.index import catch_up, segment_merge, segment_merge_work, segments, vector
-from storage_core.index.coverage import coverage
-from storage_core.index.debt import debt
-from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
-from storage_core.index.vector import training
+from storage_core.base.errors import CommitConflict, Corrupt
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import catch_up, segment_merge, segments, vector
+from storage_core.index.catch_up import debt
+from storage_core.index.segment_merge import MergedSegments, SegmentMerge
+from storage_core.index.segments import coverage
+from storage_core.index.vector import segment as training
 from storage_core.log.actions import IndexSegment
-from storage_core.log.covered import GONE
+from storage_core.log.coverage import GONE
+from storage_core.log.job_run import DueRun
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import restore
 from storage_core.split.read import read_split
+from storage_core.store.contract import Overwrite
 from tests.support import upkeep
 from tests.support.indexed_table import CONFIG, SCHEMA, TAG_VALUES, TAGS, TEXT, IndexedTable, watermarks
 from tests.support.searching import search
@@ -42,7 +43,7 @@ QUESTIONS = (("text", "tide"), ("text", "ebb flood"), ("text", '"spring tide"'),
 
 
 def appended(table: IndexedTable, splits: int, rows: int = 10, *, seed: int = 1) -> None:
-    """Append, and catch up after each; no segment is merged before there are `FACTOR` of a tier."""
+    """Append and catch up after each append. Segments are merged only when a tier has `FACTOR` segments."""
     draw = random.Random(seed)
     for _ in range(splits):
         table.append([(0, draw.choice(TAG_VALUES), draw.choice(WORDS)) for _ in range(rows)])
@@ -54,7 +55,7 @@ def answers(table: IndexedTable, snapshot: Snapshot) -> list[pa.Table]:
 
 
 def require_same(table: IndexedTable, found: Sequence[pa.Table], snapshot: Snapshot) -> None:
-    """The rows, their order and their scores."""
+    """Check that rows, order and scores are the same."""
     for (index, query), before, after in zip(QUESTIONS, found, answers(table, snapshot), strict=True):
         assert before.num_rows
         assert before.equals(after), (index, query)
@@ -71,7 +72,7 @@ def merged(snapshot: Snapshot, index: str = "text") -> list[IndexSegment]:
 
 def test_answers_scores_and_watermarks_are_those_of_before() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     before, table.retokenised = answers(table, table.snapshot), 0
     table.catch_up()
     assert [len(merged(table.snapshot, name)) for name in ("text", "tags")] == [1, 1]
@@ -84,7 +85,7 @@ def test_answers_scores_and_watermarks_are_those_of_before() -> None:
 
 def test_a_merge_reads_no_split_and_tokenises_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     monkeypatch.setattr(segments, "indexed_rows", None)
     items = [item for name in ("text", "tags") for item in catch_up.plan(table.snapshot, name).merges]
     before = dict(table.store.requests)
@@ -92,14 +93,14 @@ def test_a_merge_reads_no_split_and_tokenises_nothing(monkeypatch: pytest.Monkey
     assert [each.numRecords for each in done] == [80, 80]
     after = table.store.requests
     assert {kind: after[kind] - before[kind] for kind in ("get", "put")} == {
-        "get": 2 * segment_merge_work.FACTOR,
+        "get": 2 * segment_merge.FACTOR,
         "put": 2,
     }
 
 
 def test_segments_of_rows_that_moved_are_over_the_splits_where_these_are_now() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR - 1)
+    appended(table, segment_merge.FACTOR - 1)
     table.compact()
     appended(table, 1)
     before = answers(table, table.snapshot)
@@ -108,13 +109,13 @@ def test_segments_of_rows_that_moved_are_over_the_splits_where_these_are_now() -
     assert {split for each in head.segments.values() for split in each.covers} == set(head.splits)
     require_same(table, before, head)
     table.catch_up()
-    assert table.snapshot.translations == {}  # nothing leads anywhere any more
+    assert table.snapshot.translations == {}  # all translations are gone
     require_same(table, before, table.snapshot)
 
 
 def test_one_segment_over_one_split_is_like_any_other() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     table.compact()
     before = answers(table, table.snapshot)
     table.catch_up()
@@ -125,7 +126,7 @@ def test_one_segment_over_one_split_is_like_any_other() -> None:
 
 def test_rows_that_were_dropped_weigh_as_before_and_are_not_found() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     table.delete({path: [0] for path in table.snapshot.splits})
     table.compact()
     before = answers(table, table.snapshot)
@@ -140,7 +141,7 @@ def test_rows_that_were_dropped_weigh_as_before_and_are_not_found() -> None:
 def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None:
     table = IndexedTable()
     table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(1_000)])
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     table.compact()
     before, table.retokenised = answers(table, table.snapshot), 0
     table.catch_up()
@@ -159,28 +160,28 @@ def test_a_split_that_other_segments_answer_for_too_is_covered_in_part() -> None
 
 def test_interleaved_coverage_does_not_make_merges_a_no_op() -> None:
     table = IndexedTable()
-    for number in range(2 * segment_merge_work.FACTOR):
+    for number in range(2 * segment_merge.FACTOR):
         table.append([(0, TAG_VALUES[row % 4], WORDS[row % 6]) for row in range(20)])
         if number % 2:
-            table.catch_up()  # now and then two splits at once
+            table.catch_up()  # sometimes two splits at once
         if number % 5 == 4:
             table.compact(target_bytes=2_000)
     for _ in range(4):
         table.catch_up()
     head = table.snapshot
     assert watermarks(head) == dict.fromkeys(("text", "tags"), head.version)
-    assert all(len(coverage(head, each).segments) < segment_merge_work.FACTOR for each in (TEXT, TAGS))
+    assert all(len(coverage(head, each).segments) < segment_merge.FACTOR for each in (TEXT, TAGS))
     table.require_exact(head)
     require_as_built_anew(table)
 
 
 def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR - 1)
+    appended(table, segment_merge.FACTOR - 1)
     table.append([(0, "x", "tide ebb") for _ in range(7)])
     late = table.index("text")
     table.compact()
-    table.commit_index(late)  # its rows have moved already
+    table.commit_index(late)  # its rows have already moved
     before = answers(table, table.snapshot)
     table.catch_up()
     require_same(table, before, table.snapshot)
@@ -190,7 +191,7 @@ def test_a_merge_after_a_deferred_remap_drops_no_row() -> None:
 
 def test_a_new_delta_deletes_no_old_one() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     merge = table.index("text")
     table.append([(0, "x", "tide")])
     other = table.index("text")
@@ -204,18 +205,18 @@ def test_a_new_delta_deletes_no_old_one() -> None:
 def test_options_of_the_index_are_passed_to_the_commit() -> None:
     stems = IndexDefinition("text", "fulltext", ("words",), {"tokenizer": "en_stem"})
     table = IndexedTable(config=replace(CONFIG, indexes=(stems,)))
-    for number in range(segment_merge_work.FACTOR):
+    for number in range(segment_merge.FACTOR):
         table.append([(0, "x", ("flooding tides", "ebbed")[number % 2])])
         table.catch_up("text")
     before = search(table.store, table.snapshot, "flood tide", index="text")
-    assert before.num_rows == segment_merge_work.FACTOR // 2
+    assert before.num_rows == segment_merge.FACTOR // 2
     table.catch_up("text")
     (segment,) = table.snapshot.segments.values()
     assert segment.details[segments.DEFINITION] == segments.fingerprint_of(stems)
     assert search(table.store, table.snapshot, "flood tide", index="text").equals(before)
     table.append([(0, "x", "floods")])
     table.catch_up("text")
-    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + segment_merge_work.FACTOR // 2
+    assert search(table.store, table.snapshot, "flood", index="text").num_rows == 1 + segment_merge.FACTOR // 2
 
 
 def catch_up_due(declaration: TableDeclaration) -> DueRun | None:
@@ -228,13 +229,13 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
     file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
     declaration = load(file)
     table = Table.declare(declaration)
-    for _ in range(segment_merge_work.FACTOR):
+    for _ in range(segment_merge.FACTOR):
         table.append({"tag": "x"})
         assert catch_up_due(declaration) is not None
         plan = catch_up.plan(table.snapshot, "tags")
         built = [catch_up.execute(table.store, item, ids=table.log.ids) for item in plan.work]
-        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # of a release that merges nothing
-    due = catch_up_due(declaration)  # no split is lacking a segment any more
+        table.log.commit(table.snapshot, plan.actions(built), operation="CATCH UP")  # as a release without merges
+    due = catch_up_due(declaration)  # every split has a segment
     assert due is not None
     assert due.reason == "tags has 8 segments to merge"
     upkeep.catch_up(table)
@@ -244,10 +245,10 @@ def test_nobody_has_to_run_optimize(tmp_path: Path) -> None:
 
 def test_of_two_merges_of_one_segment_one_commits() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     first, second = table.index("text"), table.index("text")
     table.commit_index(first)
-    with pytest.raises(CommitConflict, match="plan again"):
+    with pytest.raises(CommitConflict, match=r"[Pp]lan again"):
         table.commit_index(second)
     table.catch_up()
     table.require_exact(table.snapshot)
@@ -256,7 +257,7 @@ def test_of_two_merges_of_one_segment_one_commits() -> None:
 @pytest.mark.parametrize("merge_first", [True, False])
 def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_first: bool) -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     before = answers(table, table.snapshot)
     merge, moving = table.index("text"), table.merge([sorted(table.snapshot.splits)])
     steps: list[Callable[[], Snapshot]] = [lambda: table.commit_index(merge), lambda: table.commit_merge(moving)]
@@ -270,7 +271,7 @@ def test_a_merge_of_segments_and_a_compaction_of_their_splits_both_commit(merge_
 
 def test_older_versions_and_restored_ones_have_their_segments() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     older = table.snapshot
     before = answers(table, older)
     table.catch_up()
@@ -288,7 +289,7 @@ def test_older_versions_and_restored_ones_have_their_segments() -> None:
 
 def test_the_collector_takes_segments_that_were_merged_and_keeps_the_merged_one() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     table.catch_up()
     for _ in range(3):
         table.clock.now += 10_000
@@ -303,7 +304,7 @@ def test_the_collector_takes_segments_that_were_merged_and_keeps_the_merged_one(
 
 def test_a_merged_segment_of_which_a_fifth_is_gone_is_built_anew() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     table.catch_up()
     gone = sorted(table.snapshot.splits)[:3]
     table.delete({path: range(10) for path in gone})
@@ -320,7 +321,7 @@ POINTS = pa.schema([*SCHEMA, ("vector", vector_type(16))])
 
 
 def with_points(splits: int, rows: int, definition: IndexDefinition = VECTORS) -> IndexedTable:
-    """Rows with vectors, none in the tenth of each; every split is indexed when it comes."""
+    """Make a table of splits with embeddings and index each split at once. Every tenth row has no embedding."""
     table = IndexedTable(config=replace(CONFIG, indexes=(definition,)), schema=POINTS)
     draw = np.random.default_rng(5)
     for _ in range(splits):
@@ -343,7 +344,7 @@ def nearest(table: IndexedTable, snapshot: Snapshot) -> pa.Table:
 
 
 def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table() -> None:
-    table = with_points(segment_merge_work.FACTOR, 40)
+    table = with_points(segment_merge.FACTOR, 40)
     before = nearest(table, table.snapshot)
     table.catch_up("near")
     (segment,) = table.snapshot.segments.values()
@@ -359,7 +360,7 @@ def test_vectors_of_merged_segments_are_encoded_together_from_those_of_the_table
 
 
 def test_vectors_of_a_split_that_another_segment_answers_for_too_are_merged_in_part() -> None:
-    table = with_points(segment_merge_work.FACTOR, 40)
+    table = with_points(segment_merge.FACTOR, 40)
     table.delete({path: [4] for path in table.snapshot.splits})
     large = with_points(1, 400)
     (found,) = [read_split(large.store, add) for add in large.snapshot.splits.values()]
@@ -380,7 +381,7 @@ def trained(table: IndexedTable) -> list[vector.Training]:
 
 
 def retrain(table: IndexedTable, *, every: bool) -> int:
-    """Train again as a catch-up does, and return how many segments were."""
+    """Train the vector index again as a catch-up does, and return the number of retrained segments."""
     head = table.snapshot
     plan = catch_up.plan(head, "near", retrain=every)
     items = [SegmentMerge.from_json(item.to_json()) for item in plan.merges]
@@ -416,7 +417,7 @@ def test_a_segment_whose_clusters_are_too_unlike_is_trained_again_once(monkeypat
     (after,) = trained(table)
     assert after.again
     assert after.clusters == before.clusters
-    assert retrain(table, every=False) == 0  # the same rows make much the same clusters
+    assert retrain(table, every=False) == 0  # the same rows give similar clusters
     patient = replace(definition, options={**definition.options, "retrain_imbalance_threshold": "1000"})
     assert retrain(with_points(1, 400, patient), every=False) == 0
 
@@ -428,7 +429,7 @@ def test_an_index_without_vectors_has_nothing_to_train() -> None:
 
 
 def test_a_merge_is_trained_on_all_of_its_rows() -> None:
-    table = with_points(segment_merge_work.FACTOR, 40)
+    table = with_points(segment_merge.FACTOR, 40)
     table.catch_up("near")
     assert [each.rows for each in trained(table)] == [8 * 39]
 
@@ -439,7 +440,7 @@ def test_a_catch_up_merges_what_it_built_and_has_nothing_to_do_then(tmp_path: Pa
     file.write_text(f"name: words\nuri: {tmp_path / 'table'}\ncolumns: {{tag: string}}\n{described}\n")
     declaration = load(file)
     table = Table.declare(declaration)
-    for number in range(segment_merge_work.FACTOR**2):
+    for number in range(segment_merge.FACTOR**2):
         table.append({"tag": ("ebb", "tide")[number % 2]})
     before = table.search("tide", index="text", limit=100)
     upkeep.catch_up(table)
@@ -455,9 +456,9 @@ def test_merge_segments_merges_what_is_small_and_builds_nothing(
 ) -> None:
     text = IndexDefinition("text", "fulltext", ("tag",))
     table = Table.create(str(tmp_path / "table"), pa.schema([("tag", pa.string())]), indexes=[text])
-    count = segment_merge_work.FACTOR
+    count = segment_merge.FACTOR
     with monkeypatch.context() as patched:
-        patched.setattr(segment_merge_work, "FACTOR", count**2)  # of catch-ups, so that they merge nothing
+        patched.setattr(segment_merge, "FACTOR", count**2)  # with this factor, catch-ups merge nothing
         for number in range(count):
             table.append({"tag": ("ebb", "tide")[number % 2]})
             upkeep.catch_up(table)
@@ -484,7 +485,7 @@ def test_a_damaged_merged_segment_is_a_warning_and_its_splits_are_read(
     index: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     before = answers(table, table.snapshot)
     table.catch_up()
     (segment,) = merged(table.snapshot, index)
@@ -497,7 +498,7 @@ def test_a_damaged_merged_segment_is_a_warning_and_its_splits_are_read(
 
 def test_a_merge_names_the_segment_that_is_damaged() -> None:
     table = IndexedTable()
-    appended(table, segment_merge_work.FACTOR)
+    appended(table, segment_merge.FACTOR)
     path = min(table.snapshot.segments)
     table.store.put(path, table.store.get(path).data[:-1], Overwrite())
     with pytest.raises(Corrupt, match=path):

@@ -1,4 +1,7 @@
-"""A window that is too large for one task, on Spark: parts that are killed leave nothing, and the next run does it."""
+"""A window that is too large for one task is merged on Spark in parts.
+
+Killed parts leave nothing, and the next run merges the window.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +10,12 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from jobs import compact
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.spark.spark import Answer, Item, Spark
-from storage_core.audit.audit import audit
-from storage_core.compaction.policy import FINALIZED
-from storage_core.errors import Unavailable
+from jobs.spark.spark import Spark
+from storage_core.base.errors import Unavailable
+from storage_core.compact.policy import FINALIZED
+from storage_core.data.steps import Compact
+from storage_core.log.job_run import Answer, Item, JobReport, run
+from storage_core.maintain.audit import audit
 from storage_core.table import Table
 from tests.support.deleted_rows import delete_where
 from tests.support.events import SCHEMA, events
@@ -25,7 +27,7 @@ MASTER = "local[2]"
 
 @pytest.fixture
 def table(tmp_path: object) -> Table:
-    """Six splits of 150 rows, in one window."""
+    """Make a table with six splits of 150 rows in one window."""
     made = Table.create(
         f"{tmp_path}/events",
         SCHEMA,
@@ -49,7 +51,7 @@ def numbers(table: Table) -> list[int]:
 
 
 class Disturbed(Spark):
-    """Joins the session; somebody acts when the parts have ended, before the job goes on."""
+    """A launcher that joins the session and runs an operation between the end of the parts and the next step."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)
@@ -59,7 +61,7 @@ class Disturbed(Spark):
         self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
     ) -> list[Answer]:
         answers = super().map(execute, items, input_bytes=input_bytes)
-        if execute.__name__ == "compact":
+        if execute.__name__ == "merge_splits":
             self._act()
         return answers
 
@@ -68,16 +70,16 @@ def ended() -> None:
     raise Unavailable("the driver was killed when its parts had written")
 
 
-def run(table: Table, spark: Spark) -> JobReport:
-    return compact.run(JobRequest(table_uri=table.uri, master=MASTER), spark)
+def compacted(table: Table, spark: Spark) -> JobReport:
+    return run(Compact(table_uri=table.uri, master=MASTER), spark)
 
 
 def test_a_run_that_ends_after_its_parts_is_run_again_and_keeps_what_was_deleted(table: Table, spark: Spark) -> None:
     with Disturbed(ended) as disturbed, pytest.raises(Unavailable, match="killed when its parts had written"):
-        run(table, disturbed)
+        compacted(table, disturbed)
     assert (numbers(table), len(table.snapshot.splits)) == (list(range(900)), 6)
     with Disturbed(lambda: delete_where(table.log, lambda row: row["count"] % 10 == 3)) as beside:
-        report = run(table, beside)
+        report = compacted(table, beside)
     assert (report.status, report.metrics.splits_in, report.metrics.rows_in) == ("committed", 6, 900)
     assert report.metrics.splits_out >= 5, "each part has 200 rows at most"
     assert numbers(table) == [n for n in range(900) if n % 10 != 3]
@@ -85,4 +87,4 @@ def test_a_run_that_ends_after_its_parts_is_run_again_and_keeps_what_was_deleted
     assert {add.numMergeOps for add in live} == {FINALIZED}
     assert max(add.numRecords or 0 for add in live) <= 200
     assert audit(table.store, table.snapshot).violations == ()
-    assert run(table, spark).status == "nothing_to_do"
+    assert compacted(table, spark).status == "nothing_to_do"

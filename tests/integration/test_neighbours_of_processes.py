@@ -1,7 +1,7 @@
-"""What neighbours see of Tidemark's processes: no socket that another machine reaches, no secret in a command line.
+"""Other users of a machine see no public socket of Tidemark's processes, and no secret in a command line.
 
-Environments are not looked at: credentials are there (docs/operations.md, "S3"), and the kernel shows them to the
-owner of the process and to root only. Command lines are shown to everybody on the machine.
+The tests do not check environments. Environments contain credentials (docs/operations.md, "S3"), and the kernel shows
+them only to the owner of the process and to root. Command lines are visible to everybody on the machine.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ LISTENING = "0A"
 
 
 def family_of(pid: int) -> list[int]:
-    """The process and all that descend from it."""
+    """Return the process and all of its descendants."""
     parents = {}
     for each in PROC.iterdir():
         with suppress(OSError, ValueError):
-            # The name of the program, in parentheses, may hold anything; the parent is the second word after it.
+            # The program's name in parentheses may contain any text. The parent is the second word after it.
             parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
     family = [pid]
     for one in family:
@@ -48,12 +48,12 @@ def command_lines(pid: int) -> list[str]:
 
 
 def listeners(pid: int) -> set[str]:
-    """The addresses on which the process and its descendants take connections or datagrams, as hexadecimal words."""
+    """Return the addresses on which the process and its descendants listen, as hexadecimal words."""
     return {address for address, _ in endpoints(pid)}
 
 
 def endpoints(pid: int) -> set[tuple[str, int]]:
-    """These addresses with their ports."""
+    """Return these addresses with their ports."""
     sockets = set()
     for each in family_of(pid):
         with suppress(OSError):
@@ -71,7 +71,7 @@ def endpoints(pid: int) -> set[tuple[str, int]]:
 
 
 def _hexadecimal(family: int, address: str) -> str:
-    """An address as the kernel shows it: words of four bytes, each in the order of the machine."""
+    """Return an address in the kernel's notation: words of four bytes in the machine's byte order."""
     data = socket.inet_pton(family, address)
     words = [data[start : start + 4] for start in range(0, len(data), 4)]
     return "".join(f"{int.from_bytes(each, sys.byteorder):08X}" for each in words)
@@ -100,7 +100,7 @@ def test_the_s3_server_of_the_test_kit_listens_on_the_loopback_only() -> None:
 
 @pytest.fixture
 def secretive(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, entered with a secret to look for."""
+    """Return the server. Its credentials contain a marked secret."""
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", CANARY)
     return s3_server
@@ -108,7 +108,7 @@ def secretive(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
 
 @pytest.fixture
 def ui(checkout: Path, secretive: S3Server, free_port: int) -> Iterator[int]:
-    """The UI as `make ui` opens it, of a table on S3; the id of its process, when it answers."""
+    """Start the UI for a table on S3 as `make ui` does, and yield its process id when it answers."""
     for each in (checkout / "tables").glob("*.yaml"):
         each.unlink()
     text = f"name: a\nuri: {secretive.uri('neighbours')}\ncolumns: {{a: int}}\n"
@@ -147,8 +147,8 @@ def test_the_ui_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_s
 
 JOB = """
 import sys
-from jobs import compact
-from jobs.requests.request import JobRequest
+from storage_core.log.job_run import run
+from storage_core.data.steps import Compact
 from jobs.spark.spark import Spark
 from tidemark import Table
 import pyarrow as pa
@@ -157,21 +157,21 @@ table = Table.create(uri, pa.schema([("a", pa.int64())]))
 for each in range(2):
     table.append([{"a": each}])
 with Spark("local[2]") as spark:
-    assert compact.run(JobRequest(table_uri=uri), spark).status == "committed"
+    assert run(Compact(table_uri=uri), spark).status == "committed"
     print("at work", flush=True)
     sys.stdin.read()
 """
 
 
 def answer_to_an_object(port: int) -> bytes:
-    """What a port of Spark answers to a serialized object for an endpoint of a driver, from who knows no secret."""
+    """Send a serialized object to a driver endpoint of Spark without a secret, and return the reply."""
 
     def text(of: bytes) -> bytes:
         return struct.pack(">H", len(of)) + of
 
     receiver = b"\0\1" + text(b"127.0.0.1") + struct.pack(">i", port) + text(b"HeartbeatReceiver")
     body = receiver + bytes.fromhex("aced000574") + text(b"an object")
-    frame = struct.pack(">qBqi", 8 + 13 + len(body), 3, 1, len(body)) + body  # 3: a request that wants a reply
+    frame = struct.pack(">qBqi", 8 + 13 + len(body), 3, 1, len(body)) + body  # 3: a request that expects a reply
     with socket.create_connection(("127.0.0.1", port)) as connection:
         connection.settimeout(3)
         connection.sendall(frame)
@@ -193,12 +193,12 @@ def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_se
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
-        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # what tasks write goes with the process
+        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # files of tasks are removed with it
         found, lines = listeners(process.pid), command_lines(process.pid)
         answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()
     assert len(lines) > 2  # Java, and the Python of its tasks
-    # The driver and the block manager: who knows no secret has no object read there.
+    # For driver and block manager: a client without the secret cannot make them read an object.
     assert [each for each in answers if each] == [b"Unknown challenge message"] * 2
     assert found
     assert found <= LOOPBACK

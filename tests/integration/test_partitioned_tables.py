@@ -1,4 +1,4 @@
-"""Tables with partitions through every step: writing, compaction, pruning, statements, columns, indexes, collection."""
+"""Partitioned tables through every step: writing, compaction, pruning, statements, columns, indexes, collection."""
 
 from __future__ import annotations
 
@@ -16,29 +16,28 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
-from storage_core import declaration
-from storage_core.audit.audit import audit
-from storage_core.audit.splits import AuditedTable, audit_split
-from storage_core.clock import SystemClock
-from storage_core.compaction import expiry, invariants, rewindow
-from storage_core.compaction.scope import scope_of
-from storage_core.errors import InvalidInput, Unsupported
-from storage_core.formats import avro_state
-from storage_core.formats.gc_plan import Reason
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput, Unsupported
+from storage_core.change import declaration
+from storage_core.compact import invariants, planner, rewindow
+from storage_core.compact.invariants import scope_of
+from storage_core.data.formats import avro_state
+from storage_core.data.formats.kinds import Reason
+from storage_core.data.rows.windows import by_partition
 from storage_core.log import actions, snapshot
-from storage_core.log.files.live import Added, LiveFiles
+from storage_core.log.live_splits import Added, LiveFiles
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.maintain.audit import audit
+from storage_core.maintain.audit_splits import AuditedTable, audit_split
+from storage_core.maintain.repair import repair
 from storage_core.read.predicate import Filter
-from storage_core.read.pruning import explain, prune
-from storage_core.repair.repair import repair
-from storage_core.rows.partitions import by_partition
+from storage_core.read.pruning import prune, pruned
 from storage_core.split.context import context_of
-from storage_core.split.write import write_split
+from storage_core.split.writer import write_split
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from tests.support.merge_plan import plan
 from tests.support.upkeep import catch_up, checkpoint, collect, compact, merge
@@ -65,7 +64,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Three splits in each of ten partitions and two windows: five tenants on two days."""
+    """Make a table with three splits in each of ten partitions: five tenants on two days, in two windows."""
     made = Table.create(place(request), SCHEMA, time_column="time", window="1h", partition_by=["tenant", "day(time)"])
     for n in range(3):
         made.append([row(tenant, hour, n) for tenant in TENANTS for hour in (0, 30)])
@@ -117,7 +116,7 @@ def test_a_compaction_merges_within_partitions_only(table: Table) -> None:
 @pytest.mark.parametrize("tenant", TENANTS)
 def test_a_filter_leaves_the_splits_of_its_partition(table: Table, tenant: str | None) -> None:
     wanted = tm.col("tenant").is_null() if tenant is None else tm.col("tenant") == tenant
-    found = explain(table.snapshot, wanted.predicate)
+    found = pruned(table.snapshot, wanted.predicate, is_counted=True)
     assert {each.partitionValues.get("tenant") for each in found.splits} == {tenant}
     assert [(each.name, each.splits) for each in found.steps] == [
         ("partition", 24),
@@ -145,7 +144,7 @@ def test_a_filter_leaves_the_splits_of_its_partition(table: Table, tenant: str |
     ],
 )
 def test_equality_lists_ranges_and_null_prune_by_partition(table: Table, wanted: Filter, left: int) -> None:
-    step = explain(table.snapshot, wanted.predicate).steps[0]
+    step = pruned(table.snapshot, wanted.predicate, is_counted=True).steps[0]
     assert (step.name, 30 - step.splits) == ("partition", left)
     plain = Table.create(f"{table.uri}-plain", SCHEMA, time_column="time", window="1h")
     plain.append(table.scan().to_arrow())
@@ -156,7 +155,7 @@ def test_a_bucket_is_found_by_the_hash_of_the_literal(request: pytest.FixtureReq
     table = Table.create(place(request), SCHEMA, partition_by=["bucket[8](n)", "bucket[4](tenant)", "bucket[2](time)"])
     table.append([row(tenant, n, n) for n in range(40) for tenant in TENANTS])
     for wanted in (tm.col("n") == 7, tm.col("n").isin([7, 8]), tm.col("tenant") == "a", tm.col("n") > 3):
-        step = explain(table.snapshot, wanted.predicate).steps[0]
+        step = pruned(table.snapshot, wanted.predicate, is_counted=True).steps[0]
         assert (step.splits > 0) == (wanted.predicate != (tm.col("n") > 3).predicate)
         assert rows_of(table, wanted)
     assert len(rows_of(table, tm.col("n") == 7)) == len(TENANTS)
@@ -177,7 +176,7 @@ def test_a_text_that_is_cut_in_the_log_is_found(request: pytest.FixtureRequest) 
 
 
 def many(request: pytest.FixtureRequest, fields: list[str]) -> Table:
-    """Two hundred partitions, one split each, in twenty manifests."""
+    """Make a table of two hundred partitions with one split each, in twenty manifests."""
     settings = {"checkpoint.manifest_entries": 10}
     table = Table.create(place(request), SCHEMA, partition_by=fields, settings=settings)
     table.append([row(None if n == 199 else f"t{n:03}", n * 24, n) for n in range(200)])
@@ -300,7 +299,7 @@ def test_a_change_of_the_window_keeps_partitions(table: Table) -> None:
 @pytest.mark.parametrize("verb", ["drop_column", "rename_column"])
 def test_a_column_of_partitions_is_neither_dropped_nor_renamed(table: Table, name: str, verb: str) -> None:
     change = getattr(table, verb)
-    with pytest.raises(InvalidInput, match=f"column '{name}' cannot be .*(partitioned by|time column); make a table"):
+    with pytest.raises(InvalidInput, match=f"column '{name}' cannot be .*(partitioned by|time column). Create a table"):
         change(name) if verb == "drop_column" else change(name, "other")
 
 
@@ -373,7 +372,7 @@ def test_a_keyed_table_is_merged_patched_and_deleted_within_partitions(request: 
 
 
 def test_a_keyed_table_refuses_partitions_by_other_columns(request: pytest.FixtureRequest) -> None:
-    with pytest.raises(InvalidInput, match=r"partitioned by columns of its key .* only"):
+    with pytest.raises(InvalidInput, match=r"is not a column of the key"):
         Table.create(place(request), KEYED, primary_key=["id"], partition_by="tenant")
 
 
@@ -404,7 +403,7 @@ def test_indexes_and_collection_go_on(request: pytest.FixtureRequest) -> None:
 def test_windows_leave_with_all_of_their_partitions(table: Table) -> None:
     end_ms = int((START + dt.timedelta(hours=1)).timestamp()) * 1000
     table.alter({"retention": "1h"})
-    leaving = expiry.plan(table.snapshot, retention_ms=3_600_000, now_ms=end_ms + 3_600_000)
+    leaving = planner.plan_expiry(table.snapshot, retention_ms=3_600_000, now_ms=end_ms + 3_600_000)
     assert [(each.window_start * 1000, each.splits) for each in leaving.windows] == [(end_ms - 3_600_000, 15)]
     table.log.commit(table.snapshot, leaving.removes(end_ms), operation="EXPIRE", requirements=[leaving.requirement])
     assert len(rows_of(table.refresh())) == 15
@@ -413,7 +412,7 @@ def test_windows_leave_with_all_of_their_partitions(table: Table) -> None:
 def test_a_split_of_no_partition_is_not_written(table: Table) -> None:
     rows, window = table.scan(filter=tm.col("time") == START).to_arrow(), int(START.timestamp())
     context = context_of(table.snapshot)
-    with pytest.raises(InvalidInput, match=r"expected '', 'tenant=__HIVE.*': divide the rows by partition"):
+    with pytest.raises(InvalidInput, match=r"Expected '', 'tenant=__HIVE.*': divide the rows by partition"):
         write_split(
             table.store, rows.slice(0, 1), context=context, window=window, num_merge_ops=0, split_id=SystemIds().uuid(),
             now_ms=0,
@@ -429,7 +428,7 @@ def test_a_declaration_has_partitions_which_it_does_not_change(tmp_path: Path) -
     assert Table.declare(declaration.load(file)).version == 0
     for parts in ("tenant", "[]"):
         file.write_text(text.replace("PARTS", parts), encoding="utf-8")
-        with pytest.raises(InvalidInput, match="differs from the existing table in partition_by; a table keeps"):
+        with pytest.raises(InvalidInput, match=r"differs from the existing table in partition_by\. These settings"):
             Table.declare(declaration.load(file))
     file.write_text(text.replace("PARTS", '"day(tenant)"'), encoding="utf-8")
     with pytest.raises(InvalidInput, match=r"partition_by.*day has no value for 'tenant' of type string"):
@@ -480,7 +479,7 @@ def test_a_repair_finds_partitions_again_by_the_splits(table: Table) -> None:
 
 
 def test_a_reader_by_the_rules_of_the_protocol_finds_each_partition(table: Table) -> None:
-    """The rules of the reference: schema, partition columns and values of actions, and nothing else of ours."""
+    """The reader uses only the rules of the reference: schema, partition columns, and values of actions."""
     compact(table)
     checkpoint(table)
     metadata, live = _by_the_protocol(table.store)

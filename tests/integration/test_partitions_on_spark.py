@@ -1,4 +1,4 @@
-"""Partitions on Spark: landed files are ingested into them, and each is compacted by itself."""
+"""On Spark, landed files are ingested into partitions, and each partition is compacted separately."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from jobs import compact, ingest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.audit.audit import audit
-from storage_core.fsck.check import fsck
+from storage_core.data.steps import Compact, Ingest
+from storage_core.log.job_run import run
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 
@@ -37,18 +37,18 @@ def land(root: Path, name: str, tenants: tuple[str | None, ...]) -> None:
 def test_landed_files_are_ingested_into_partitions_and_compacted_in_each(tmp_path: Path, spark: Spark) -> None:
     declaration = tmp_path / "events.yaml"
     declaration.write_text(DECLARATION.format(root=tmp_path), encoding="utf-8")
-    request = JobRequest(table_uri=str(tmp_path / "events"), declaration=str(declaration), master="local[2]")
+    uri, file = str(tmp_path / "events"), str(declaration)
     for name in ("a.ndjson", "b.ndjson", "c.ndjson"):
         land(tmp_path, name, ("x/y", None, "é"))
-        ingest.run(request, spark)
-    table = Table.open(request.table_uri)
+        run(Ingest(table_uri=uri, declaration=file, master="local[2]"), spark)
+    table = Table.open(uri)
     assert table.describe()["partition_by"] == ["tenant", "bucket[2](n)"]
     assert table.snapshot.rows == 120
     partitions = {add.partitionId for add in table.snapshot.splits.values()}
     tenants = ("x%2Fy", "__HIVE_DEFAULT_PARTITION__", "%C3%A9")
     assert partitions == {f"tenant={tenant}/n_bucket={bucket}" for tenant in tenants for bucket in (0, 1)}
 
-    compact.run(request, spark)
+    run(Compact(table_uri=uri, master="local[2]"), spark)
     table.refresh()
     groups = {(add.partitionId, add.windowStart) for add in table.snapshot.splits.values()}
     assert len(groups) == len(table.snapshot.splits) == 12

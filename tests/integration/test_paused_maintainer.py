@@ -1,6 +1,7 @@
-"""A maintainer in a real process is stopped (SIGSTOP) at each request of its work; another takes over and commits.
+"""A maintenance process is stopped (SIGSTOP) at each of its requests, while another process takes over and commits.
 
-When it wakes its clock, its heartbeat and its plan are of the past. What it does then is decided by the log alone.
+When the stopped process wakes, its clock, heartbeat and plan are outdated. The log alone decides the result of its next
+actions.
 """
 
 from __future__ import annotations
@@ -12,30 +13,30 @@ import subprocess
 import sys
 from pathlib import Path
 
-from storage_core.clock import SystemClock
-from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import decode
-from storage_core.leases.lease import acquire
+from storage_core.base.clock import SystemClock
+from storage_core.data.formats.documents import decode_lease
+from storage_core.data.formats.keys import lock_key
 from storage_core.log.actions import Action, Add
+from storage_core.log.lease import acquire
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.contract import ObjectStore
+from storage_core.store.resolve import open_store
 from tests.support.clock import ManualClock
 from tests.support.log_oracle import LogOracle
 from tests.support.log_tables import log_on, metadata, removal, split
 from tests.support.s3_server import S3Server
 
-# One leased run per table, each stopped before one request more than the one before; a line for what became of it.
+# One leased run per table, each stopped one request later than the last. One output line per result.
 MAINTAINER = """
 import json, os, signal, sys
-from jobs.requests.request import JobRequest
-from jobs.reports.metrics import Metrics
-from jobs.running.run import JobRun
+from storage_core.log.job_run import Metrics
+from storage_core.log.job_run import JobRun
 from jobs.spark.spark import Spark
-from storage_core.errors import TidemarkError
+from storage_core.base.errors import TidemarkError
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import open_store
+from storage_core.data.steps import Merge
 from storage_core.table import Table
 from tests.support.fault_store import FaultStore
 from tests.support.log_tables import removal, split
@@ -45,7 +46,7 @@ for number, uri in enumerate(sys.argv[1:]):
     log = TransactionLog(MeteredStore(store))
     table = Table(log.store, log, log.snapshot())
     table.require_capable()
-    job = JobRun("merge", JobRequest(table_uri=uri, run_id="paused"), Spark(), table)
+    job = JobRun(Merge(table_uri=uri, run_id="paused"), Spark(), table)
     first = len(store.trace)
     store.at(first + number, lambda: os.kill(os.getpid(), signal.SIGSTOP))
     try:
@@ -59,19 +60,19 @@ for number, uri in enumerate(sys.argv[1:]):
 """
 
 VERSION = "_transaction_log/00000000000000000002.json"
-# What it is stopped before, and what it is told when it wakes up after another has committed.
+# The process stops before this request. After another process has committed, the run has this result.
 STEPS = [
-    ("get _locks/merge.json", "held"),  # nobody's yet
-    ("put _locks/merge.json", "held"),  # found free, and free no more
-    ("get _locks/merge.json", "fenced"),  # the look before the commit
+    ("get _locks/merge.json", "held"),  # the lease is free at this time
+    ("put _locks/merge.json", "held"),  # the lease was free, but another process has taken it meanwhile
+    ("get _locks/merge.json", "fenced"),  # the check before the commit
     ("head _transaction_log/00000000000000000001.json", "fenced"),
     (f"put {VERSION}", "fenced"),
-    ("put _locks/merge.json", "committed"),  # before it let go; what it did came first
+    ("put _locks/merge.json", "committed"),  # after the commit, before the release of the lease
 ]
 
 
 def take_over_and_commit(store: ObjectStore) -> None:
-    """Somebody whose clock is ten minutes ahead takes the lease, commits under it, and keeps it."""
+    """Take the lease with a clock ten minutes ahead, commit under it, and keep it."""
     log = TransactionLog(store, clock=ManualClock(SystemClock().now_ms() + 600_000))
     head = log.snapshot()
     lease = acquire(log, head, "merge", "other")
@@ -81,7 +82,7 @@ def take_over_and_commit(store: ObjectStore) -> None:
 
 
 def let_pause(uris: list[str]) -> list[tuple[str, str]]:
-    """Run the maintainer on the tables, and the other one whenever it stands still; return what it said."""
+    """Run the maintainer on the tables, and the rival at each stop, and return the maintainer's output."""
     command = [sys.executable, "-c", MAINTAINER, *uris]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -103,7 +104,7 @@ def created(uri: str) -> str:
 
 
 def check(uri: str, told: str) -> None:
-    """The log holds what was promised, and nothing of who was fenced; the other one has the lease."""
+    """Check that the log has the expected commits, none of the fenced process, and the rival's lease."""
     store = open_store(uri)
     oracle = LogOracle(store)
     oracle.check_versions()
@@ -112,7 +113,7 @@ def check(uri: str, told: str) -> None:
     other, paused = {split("other").path}, {split("paused").path}
     assert added == ([paused, other] if told == "committed" else [other])
     assert set(versions[-1].state["live"]) == other
-    lease = decode(store.get(lock_key("merge")).data, lock_key("merge"))
+    lease = decode_lease(store.get(lock_key("merge")).data, lock_key("merge"))
     assert (lease.holder, lease.is_live(SystemClock().now_ms())) == ("other", True)
     assert dict(log_on(store).snapshot().fences) == {"merge": lease.fencing_token}
 

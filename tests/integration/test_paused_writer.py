@@ -1,7 +1,7 @@
-"""A writer in a real process is stopped (SIGSTOP) between and within its calls; another claims its region and writes.
+"""A writer process is stopped (SIGSTOP) between and within its calls, while another writer claims its region.
 
-When it wakes it knows nothing of that. It is told so by the first number that it finds taken, before it acknowledges
-anything, and what it was told before its pause is kept (docs/architecture/ingestion.md, "Claim").
+The stopped writer notices the claim at the first WAL number that is already taken, before it acknowledges anything.
+Rows that it acknowledged before the pause are kept (docs/architecture/ingestion.md, "Claim").
 """
 
 from __future__ import annotations
@@ -14,25 +14,24 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from storage_core.clock import SystemClock
-from storage_core.ids import SystemIds
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.store.contract import ObjectStore
+from storage_core.store.resolve import open_store
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
 
-# One writer per table: it puts `before`, then it stops: at once, or before a request, by its number from there on.
+# One writer per table puts the row `before`, and stops at once or before the request with this number.
 WRITER = """
 import json, os, re, signal, sys
-from storage_core.clock import SystemClock
-from storage_core.errors import TidemarkError
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import TidemarkError
+from storage_core.base.clock import SystemIds
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.resolve import open_store
-from storage_core.region.writer import RegionWriter
+from storage_core.store.resolve import open_store
+from storage_core.write.region.writer import RegionWriter
 from tests.support.fault_store import FaultStore
 
 def told(act):
@@ -62,11 +61,11 @@ for number, uri in json.loads(sys.argv[1]):
     print(json.dumps([key and f"{request.kind} {key}", answers]), flush=True)
 """
 
-# It is never stopped: it puts one row after the other and says so of each, until it is told that it is fenced.
+# This writer is never stopped: it puts rows and reports each one until it is fenced.
 BUSY_WRITER = """
 import itertools, sys
 from tidemark import Table
-from storage_core.errors import WriterFenced
+from storage_core.base.errors import WriterFenced
 
 writer = Table.open(sys.argv[1]).writer()
 for number in itertools.count():
@@ -87,11 +86,11 @@ FLUSHED = ["done", "done", *FENCED[2:]]
 
 
 def name_of(number: int) -> str:
-    """The name of an object with that number: its bits, from the last to the first."""
+    """Return the name of the object with this number: its bits, from the last to the first."""
     return f"{number:064b}"[::-1]
 
 
-# What it stops before, nothing or a request, and what it is told of its calls then: append, flush, append, flush.
+# The request before which the writer stops, or None, and the results of append, flush, append, flush.
 STEPS: list[Step] = [
     (None, FENCED),
     (f"put wal/{name_of(3)}.arrow", FENCED),
@@ -107,12 +106,15 @@ STEPS: list[Step] = [
 ]
 
 
-# Over HTTP those before which something was decided: nothing, an entry, the generation, the commit of its manifest.
+# Over HTTP, only the decisive stops are tested: nothing, an entry, the generation, the commit of its manifest.
 ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
 
 
 def claim_and_write(store: ObjectStore) -> None:
-    """Others take the region over, one whose clock is ten minutes behind, one ahead; they write, flush and merge."""
+    """Let two writers take over the region. The clock of one writer is ten minutes behind, the other ten minutes ahead.
+
+    Both write, flush and merge.
+    """
     for minutes in (-10, 10):
         table = KeyedTable(store, SystemIds(), ManualClock(SystemClock().now_ms() + minutes * 60_000))
         with table.writer() as writer:
@@ -122,7 +124,7 @@ def claim_and_write(store: ObjectStore) -> None:
 
 
 def let_pause(stores: Sequence[ObjectStore], steps: Sequence[Step]) -> list[Step]:
-    """Run the writer on the tables, and the others whenever it stands still; return what it said."""
+    """Run the writer on the tables, and the others at each stop, and return the writer's output."""
     numbers = [None if step[0] is None else STEPS.index(step) - 1 for step in steps]
     works = json.dumps(list(zip(numbers, (store.uri for store in stores), strict=True)))
     command = [sys.executable, "-c", WRITER, works]
@@ -140,7 +142,7 @@ def let_pause(stores: Sequence[ObjectStore], steps: Sequence[Step]) -> list[Step
 
 
 def check(store: ObjectStore, answers: list[str]) -> None:
-    """What was acknowledged is there, in order, and nothing else, now and when all of it is merged."""
+    """Check that the table has exactly the acknowledged rows, in order, before and after a complete merge."""
     expected = {"before": 1, "other-10": 5, "other+10": 5, "both": 5}
     if answers[0] == "done":
         expected["append"] = 1

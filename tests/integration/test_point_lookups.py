@@ -1,4 +1,4 @@
-"""Point lookups: what `get` finds in generations and splits, and the requests that it may cost."""
+"""Point lookups: the records that `get` finds in generations and splits, and its request limits."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.formats import generation_manifest
-from storage_core.formats.region_manifest import Copies
-from storage_core.ids import SystemIds
-from storage_core.objectstore.contract import Overwrite
-from storage_core.region import manifest
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats import region_manifest
+from storage_core.data.formats.region_manifest import Copies
+from storage_core.store.contract import Overwrite
+from storage_core.write.region import manifest
 from tests.support.keyed_table import KeyedTable
 from tests.support.region_copies import change_copies, drop_copies
 from tidemark import Table
@@ -25,9 +25,9 @@ SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.
 GENERATIONS = 5
 ROWS = 100
 VIEW_GETS = 6
-"""Of a `latest` read: the hint and the manifest of the region, the end of its log; two, that no version is new."""
+"""GETs of a `latest` read: hint and manifest of the region, end of its log, and two for the missing next version."""
 SMALL_SPLIT_GETS = 1
-"""Of a split that is read whole with its footer."""
+"""GETs of a split that is read whole with its footer."""
 
 _names = itertools.count()
 
@@ -65,7 +65,7 @@ def test_a_generation_is_opened_only_when_bounds_and_filter_admit_the_key(table:
         flush(table, planes(number * ROWS, step=2))  # disjoint bounds, even numbers only
     row = {"tail": "N00204", "seats": 204, "model": "x" * 50}
     assert gets(table, "N00204") == (row, VIEW_GETS + 1)  # the one WAL entry of the one generation
-    assert gets(table, "N00205") == (None, VIEW_GETS)  # within the bounds of one, denied by its filter
+    assert gets(table, "N00205") == (None, VIEW_GETS)  # within the bounds of one generation, excluded by its filter
     assert gets(table, "N99999") == (None, VIEW_GETS)  # outside of all bounds
     drop_copies(table)
     manifests = GENERATIONS
@@ -109,14 +109,14 @@ def test_a_copy_of_another_generation_is_not_used(table: Table, caplog: pytest.L
     flush(table, planes(0, 10))
     flush(table, planes(100, 10))
     copies = copied(table)
-    change_copies(table, lambda _: copies.pop())  # each has the other's
+    change_copies(table, lambda _: copies.pop())  # each has the copy of the other
     assert gets(table, "N00003") == ({"tail": "N00003", "seats": 3, "model": "x" * 50}, VIEW_GETS + GENERATIONS - 1)
     assert "expected generation 1" in caplog.text
 
 
 def test_copies_are_bounded_by_generation_by_number_and_by_size(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest, "COPIED", 4)
-    monkeypatch.setattr(generation_manifest, "FILTER_COPY_RECORDS", 99)
+    monkeypatch.setattr(region_manifest, "FILTER_COPY_RECORDS", 99)
     with table.writer() as writer:
         for number, rows in enumerate((100, 99, 1, 1, 1)):
             writer.put(planes(100 * number, rows))
@@ -146,14 +146,14 @@ def requests(opened: Table, key: object) -> dict[str, int]:
 
 
 WARM = {"get": VIEW_GETS - 1, "head": 1}
-"""Of a `latest` read of a table that stays open: the region's manifest is kept."""
+"""Requests of a `latest` read of an open table, which caches the region's manifest."""
 
 
 def test_a_table_that_stays_open_asks_for_nothing_that_never_changes_again(table: Table) -> None:
     flush(table, planes(0, step=2))
     merge(table)
     for number in range(GENERATIONS):
-        flush(table, planes(number, 99 - number, step=98 - number))  # all of the same bounds
+        flush(table, planes(number, 99 - number, step=98 - number))  # all with the same bounds
     with table.writer() as writer:
         writer.put(planes(1000, 1))
         opened = Table.open(table.uri)
@@ -309,7 +309,7 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
 
 
 def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
-    for first in (0, 200, 400):  # splits of their own, listed in another order in a state than in the log
+    for first in (0, 200, 400):  # separate splits, which a state lists in another order than the log
         flush(table, planes(first))
         merge(table)
     opened = Table.open(table.uri)

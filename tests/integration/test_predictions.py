@@ -1,4 +1,4 @@
-"""What the plan of a step predicts is what the step then does, and storage is asked nothing for it (decision 0173)."""
+"""A step does the work that its plan predicted, and the prediction sends no request to storage."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from assets.metadata import PREDICTED, PREDICTED_BYTES, metadata_of
-from jobs import catch_up, checkpoint, collect, compact, expire, ingest, merge, sort
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.compaction.policy import Mode
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import CatchUp, Checkpoint, Collect, Compact, Expire, Ingest, Merge, Sort
+from storage_core.log.job_run import JobReport, run
 from storage_core.table import Table
 
 pytestmark = pytest.mark.spark
@@ -45,26 +44,25 @@ def windowed(uri: str) -> Table:
 
 def test_steps_of_an_append_table_do_what_they_predicted(tmp_path: Path, spark: Spark) -> None:
     table = windowed(str(tmp_path / "events"))
-    request = JobRequest(table_uri=table.uri)
     opening = sum(Table.open(table.uri).store.requests.values())
-    planned = compact.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
-    assert sum(planned.requests.values()) == opening  # the plan is all that is needed
+    planned = run(Compact(table_uri=table.uri, dry_run=True), spark)
+    assert sum(planned.requests.values()) == opening  # the plan needs no other data
     debts = table.debt(Mode.FINALIZE)
-    caught_up = catch_up.run(request, spark)
+    caught_up = run(CatchUp(table_uri=table.uri), spark)
     benefit, bytes_in, _ = predicted(caught_up)
     assert benefit == caught_up.benefit == 12
     assert bytes_in == sum(each.size for each in table.snapshot.splits.values()) <= caught_up.metrics.bytes_in
-    compacted = compact.run(JobRequest(table_uri=table.uri, by_window=True), spark)
+    compacted = run(Compact(table_uri=table.uri, by_window=True), spark)
     assert planned.predicted == compacted.predicted
     assert predicted(compacted)[:2] == done(compacted) == (10, sum(each.next_run.read_bytes for each in debts))
     assert compacted.details["predicted_by_window"] == [
         {"window": each.window_start, "benefit": 5, "bytes_in": each.bytes, "bytes_out": each.next_run.written_bytes}
         for each in debts
     ]
-    written = checkpoint.run(request, spark)
+    written = run(Checkpoint(table_uri=table.uri), spark)
     assert predicted(written)[0] == written.benefit == table.refresh().version + 1
     table.alter({"retention": "1d"})
-    expired = expire.run(request, spark)
+    expired = run(Expire(table_uri=table.uri), spark)
     assert predicted(expired)[:2] == done(expired)
     assert expired.benefit == 2
 
@@ -73,16 +71,15 @@ def test_merge_and_sort_do_what_they_predicted(tmp_path: Path, spark: Spark) -> 
     table = Table.create(
         str(tmp_path / "people"), pa.schema([("id", pa.int64()), ("name", pa.string())]), primary_key="id"
     )
-    request = JobRequest(table_uri=table.uri)
     table.append([{"id": number, "name": "somebody"} for number in range(1000)])
-    first = merge.run(request, spark)
-    assert predicted(first) == (*done(first), None)  # no row is in the base that would say how large one is
-    for number in range(31):  # one more than wait unsorted
+    first = run(Merge(table_uri=table.uri), spark)
+    assert predicted(first) == (*done(first), None)  # the base has no row to estimate a row's size
+    for number in range(31):  # one more than the limit of unsorted generations
         table.append([{"id": 10_000 + 100 * number + each, "name": "somebody"} for each in range(100)])
-    tidied = sort.run(request, spark)
+    tidied = run(Sort(table_uri=table.uri), spark)
     assert predicted(tidied)[:2] == done(tidied)
     assert tidied.benefit == 30
-    merged = merge.run(request, spark)
+    merged = run(Merge(table_uri=table.uri), spark)
     benefit, bytes_in, bytes_out = predicted(merged)
     assert (benefit, bytes_in) == done(merged)
     assert bytes_out is not None
@@ -99,15 +96,15 @@ def test_an_ingest_predicts_its_files_and_a_collection_what_a_former_one_noted(t
         f"name: events\nuri: {tmp_path}/events\ncolumns: {{at: timestamp!, text: string}}\ntime_column: at\n"
         f"window: 1h\nlanding: {{uri: {folder}, format: ndjson}}\n"
     )
-    request = JobRequest(table_uri=str(tmp_path / "events"), declaration=str(file))
-    report = ingest.run(request, spark)
+    request = Ingest(table_uri=str(tmp_path / "events"), declaration=str(file))
+    report = run(request, spark)
     assert predicted(report) == (*done(report), None)
     assert report.benefit == 3
     split = next(iter(Table.open(request.table_uri).snapshot.splits))
     (tmp_path / "events" / split).with_name("00000000-0000-4000-8000-000000000000.parquet").write_bytes(b"x" * 100)
-    noted = collect.run(JobRequest(table_uri=request.table_uri), spark)
+    noted = run(Collect(table_uri=request.table_uri), spark)
     assert (predicted(noted)[0], noted.benefit) == (0, 0)
-    swept = collect.run(JobRequest(table_uri=request.table_uri, horizon_ms=0), spark)
+    swept = run(Collect(table_uri=request.table_uri, horizon_ms=0), spark)
     assert predicted(swept)[0] == swept.benefit == 100
     shown = metadata_of(json.loads(report.to_json()), 0)
     assert shown.keys() >= PREDICTED

@@ -1,4 +1,4 @@
-"""A primary-key index: lookups and merges find with it what they find without, by fewer requests or bytes."""
+"""A primary-key index: lookups and merges give the same results as without it, with fewer requests or bytes."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from jobs import catch_up as catch_up_job
-from jobs import merge as merge_job
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core import creation
-from storage_core.errors import InvalidInput
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
+from storage_core.base.errors import InvalidInput
+from storage_core.change import creation
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.steps import CatchUp, Merge
 from storage_core.index import catch_up
-from storage_core.objectstore.meter import RequestMeter
-from storage_core.objectstore.prefetch import all_of
-from storage_core.objectstore.resolve import open_store
-from storage_core.region import merge as merging
-from storage_core.region.merge_work import MergeWork
-from storage_core.settings.index import IndexDefinition
-from storage_core.split import row_groups
+from storage_core.log.job_run import run
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.split import metadata
+from storage_core.store.meter import RequestMeter, all_of
+from storage_core.store.resolve import open_store
+from storage_core.write.region import merge as merging
+from storage_core.write.region.merge_work import MergeWork
 from tests.support.damage import Damage, damage
 from tests.support.keyed_index import (
     GROUPS,
@@ -42,6 +40,7 @@ from tests.support.keyed_index import (
     rows,
     with_index,
 )
+from tests.support.keyed_table import commit_merges
 from tests.support.s3_server import S3Server
 from tests.support.same_hash import keys_of_one_hash
 from tidemark import Table
@@ -51,8 +50,8 @@ ABSENT = key(SPLITS * ROWS + 1)
 
 @pytest.fixture(autouse=True)
 def _by_ranges(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits are read by ranges, of four row groups each."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", ROWS // GROUPS)
+    """Read splits by ranges, and give each split four row groups."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", ROWS // GROUPS)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
 
 
@@ -63,12 +62,12 @@ def segments_of(table: Table) -> list[str]:
 @pytest.mark.parametrize(
     ("columns", "primary_key", "options", "why"),
     [
-        (("n",), "id", {}, r"name the table's primary_key, \['id'\]"),
-        (("id", "n"), "id", {}, "name the table's primary_key"),
-        (("n", "id"), ["id", "n"], {}, r"\['id', 'n'\] in this order"),
+        (("n",), "id", {}, r"Name the columns of the table's primary_key in this order: \['id'\]"),
+        (("id", "n"), "id", {}, "Name the columns of the table's primary_key"),
+        (("n", "id"), ["id", "n"], {}, r"in this order: \['id', 'n'\]"),
         (("id",), None, {}, "needs a table with a primary_key"),
         (("id",), "id", {"hash": "md5"}, "has no options, found"),
-        (("nothing",), "id", {}, "no column 'nothing'"),
+        (("nothing",), "id", {}, "unknown column 'nothing'"),
     ],
 )
 def test_it_is_of_the_key_of_the_table_or_refused(
@@ -212,7 +211,7 @@ PAIRS = pa.schema(
 
 def test_keys_of_one_hash_are_told_apart_by_lookups_and_merges(monkeypatch: pytest.MonkeyPatch) -> None:
     alike = keys_of_one_hash(3_000)
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 100)
     index = IndexDefinition("keys", "primary_key", ("a", "b"))
     table = Table.create(f"memory://{uuid4()}", PAIRS, primary_key=["a", "b"])
     here, gone = alike.slice(0, 2_990), alike.slice(2_990).to_pylist()
@@ -241,7 +240,7 @@ def test_keys_of_one_hash_are_told_apart_by_lookups_and_merges(monkeypatch: pyte
 
 
 def changed(table: Table, count: int) -> tuple[RequestMeter, MergeWork]:
-    """What the tasks of a merge of so many records ask."""
+    """Return the requests of the tasks of a merge of `count` records, and the work of the merge."""
     with table.writer() as writer:
         writer.patch([{"id": key(number * 7), "n": -1} for number in range(count)])
         writer.flush()
@@ -249,7 +248,7 @@ def changed(table: Table, count: int) -> tuple[RequestMeter, MergeWork]:
     meter = RequestMeter()
     with table.store.counted_by(meter):
         done = merging.execute(table.store, work, ids=table.log.ids, now_ms=1)
-    merging.commit(table.log, table.snapshot, [work], [done])
+    commit_merges(table.log, table.snapshot, [work], [done])
     table.refresh()
     return meter, work
 
@@ -302,13 +301,13 @@ def test_the_jobs_catch_up_and_merge_with_it_on_spark(tmp_path: Path, spark: Spa
     table = filled(str(tmp_path / "t"))
     settings = replace(table.config, indexes=(KEYS,)).to_configuration()
     creation.configure(table.log, table.snapshot, settings)
-    report = catch_up_job.run(JobRequest(table_uri=table.uri), spark)
+    report = run(CatchUp(table_uri=table.uri), spark)
     assert report.status == "committed"
     assert catch_up.watermark(table.refresh().snapshot, "keys") == table.version
     with table.writer() as writer:
         writer.patch([{"id": key(4_321), "n": -1}])
         writer.delete([key(17)])
         writer.flush()
-    assert merge_job.run(JobRequest(table_uri=table.uri), spark).status == "committed"
+    assert run(Merge(table_uri=table.uri), spark).status == "committed"
     found = lookup(table, key(4_321), key(17), key(18)).found
     assert [each and each["n"] for each in found] == [-1, None, 18]

@@ -1,4 +1,4 @@
-"""A table as readers of Delta see it: at every version that is published they find the rows that a scan does."""
+"""Delta readers find the rows of a scan at every published version of a table."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from storage_core.dml.assignments import expr
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats.keys import delta_checkpoint_key, delta_commit_key
-from storage_core.publishing.delta_checkpoint import EVERY
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.change.statement import expr
+from storage_core.data.formats.keys import delta_checkpoint_key, delta_commit_key
+from storage_core.interop.delta_mirror import EVERY
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
@@ -40,11 +40,11 @@ from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 
 MAPPED = 46
-"""The version from which on Delta has to map names; Polars reads no such table, and says so."""
+"""From this version on Delta needs name mapping, and Polars refuses the table."""
 
 
 class Story:
-    """The table of a long history, published after each change, with what a scan finds at each Delta version."""
+    """A table with a long history, published after each change, and the rows of a scan at each Delta version."""
 
     def __init__(self, uri: str) -> None:
         self.uri = uri
@@ -68,7 +68,7 @@ def test_each_version_that_can_be_shown_is_a_delta_version(story: Story) -> None
     newest = story.versions[-1]
     assert len(story.versions) > 50
     assert sorted({*range(1, newest + 1)} - {*story.versions}) == sorted(story.waited)
-    assert "have the default of column 'level' by the log only" in story.waited[25]
+    assert "have the default of column 'level' in the log only" in story.waited[25]
     assert "has int32 in column 'n', the table int64" in story.waited[37]
 
 
@@ -97,7 +97,7 @@ def test_spark_finds_the_same_rows_streams_what_changed_and_refuses_to_write(sto
         lambda: streamed.append(made(streamed, 0)),
         lambda: streamed.append(made(streamed, 30)),
         lambda: streamed.delete("n % 7 = 3"),
-        lambda: streamed.delete("n % 5 = 3"),  # of files that have a vector already
+        lambda: streamed.delete("n % 5 = 3"),  # its files already have a deletion vector
         lambda: upkeep.compact(streamed.refresh()),
         lambda: streamed.refresh().update({"host": expr("coalesce(host, '') || '!'")}, "n % 17 = 1"),
         lambda: streamed.append(made(streamed.refresh(), 60)),
@@ -153,7 +153,7 @@ def test_without_vectors_a_table_is_shown_at_compaction_points_to_readers_that_k
     done = table.publish()
     assert done.version == 2
     assert done.waits_for is not None
-    assert "`vectors: none` waits; compact their windows" in done.waits_for
+    assert "`vectors: none` waits. Compact their windows" in done.waits_for
     assert plain(deltalake.DeltaTable(table.uri).to_pyarrow_table().select(SCHEMA.names)) == before
     assert by_daft("delta", table.uri, [(1, SCHEMA.names)]) == [before]
     upkeep.compact(table)
@@ -221,7 +221,7 @@ def _with_fields(tmp_path: Path) -> Table:
     schema = pa.schema(
         {
             "n": pa.int64(),
-            "ok": pa.bool_(),  # of which Delta has null counts, but no bounds
+            "ok": pa.bool_(),  # Delta has null counts for this type, but no bounds
             "place": fields,
             "of": pa.list_(fields),
             "by": pa.map_(pa.string(), fields),
@@ -330,7 +330,7 @@ def test_a_mirror_with_escaped_text_is_written_anew_by_the_next_publication(tmp_
 
 
 def _as_before(commit: str) -> str:
-    """The commit as releases wrote it that escaped text."""
+    """Return the commit in the form of earlier releases, with escaped text."""
     actions = [json.loads(line) for line in commit.splitlines()]
     for each in actions:
         if "add" in each:
@@ -340,7 +340,7 @@ def _as_before(commit: str) -> str:
 
 
 def _found_by_text(uri: str, value: str) -> list[int]:
-    """How many rows delta-rs, Polars and pyarrow find that have this text."""
+    """Return the number of rows that delta-rs, Polars and pyarrow find with this text."""
     delta = deltalake.DeltaTable(uri)
     by_sql = deltalake.QueryBuilder().register("t", delta).execute(f"SELECT count(*) AS c FROM t WHERE s = '{value}'")
     return [
@@ -360,9 +360,9 @@ def test_a_delta_log_of_others_is_left_alone(tmp_path: Path) -> None:
     table.publish()
     commit = tmp_path / "t" / delta_commit_key(1)
     commit.write_text('{"commitInfo":{"timestamp":1}}\n')
-    with pytest.raises(Corrupt, match=r"written by somebody else.*remove the folder `_delta_log`"):
+    with pytest.raises(Corrupt, match=r"another program wrote here.*Remove the folder `_delta_log`"):
         table.publish()
-    with pytest.raises(InvalidInput, match="a table is published as delta"):
+    with pytest.raises(InvalidInput, match=r"unknown format '.*'. Give delta or iceberg"):
         table.publish("hudi")
 
 
@@ -371,7 +371,7 @@ def test_a_shallow_clone_is_refused_and_a_deep_one_is_published_by_itself(tmp_pa
     table.append(made(table, 0))
     table.publish()
     table.clone(str(tmp_path / "shallow"))
-    with pytest.raises(InvalidInput, match="clone it with --deep"):
+    with pytest.raises(InvalidInput, match="Clone the table with --deep"):
         Table.open(str(tmp_path / "shallow")).publish()
     table.clone(str(tmp_path / "deep"), deep=True)
     deep = Table.open(str(tmp_path / "deep"))
@@ -411,7 +411,7 @@ def test_a_table_on_s3_is_read_as_delta_there(s3_server: S3Server, tmp_path: Pat
     table.append(made(table, 0))
     table.delete("n % 3 = 0")
     assert table.publish().shown_as == 0
-    Table.import_from(str(tmp_path / "copy"), uri)  # by delta-rs
+    Table.import_from(str(tmp_path / "copy"), uri)  # copied by delta-rs
     assert plain(Table.open(str(tmp_path / "copy")).scan().to_arrow()) == plain(table.scan().to_arrow())
 
 
@@ -452,4 +452,4 @@ def test_a_reason_speaks_of_one_split_as_of_one(tmp_path: Path) -> None:
     table.widen_column("d", "timestamp")
     reason = table.publish().waits_for
     assert reason is not None
-    assert reason.startswith("1 split has dates where column 'd' has timestamps; compact its window, or")
+    assert reason.startswith("1 split has dates where column 'd' has timestamps. Compact its window, or")

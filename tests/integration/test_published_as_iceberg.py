@@ -1,4 +1,4 @@
-"""A table as readers of Iceberg see it: at every version that is published they find the rows that a scan does."""
+"""Iceberg readers find the rows of a scan at every published version of a table."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pyarrow as pa
 import pytest
 from pyiceberg.table import StaticTable
 
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
-from storage_core.formats.keys import ICEBERG_PREFIX, iceberg_metadata_key
-from storage_core.publishing import iceberg, iceberg_manifests
+from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.data.formats.keys import ICEBERG_PREFIX, iceberg_metadata_key
+from storage_core.interop import iceberg, iceberg_manifests
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.published import (
@@ -85,7 +85,7 @@ def _table(uri: str, schema: pa.Schema = SCHEMA) -> Table:
 
 
 class Story:
-    """The table of a history, published after each change, with what a scan finds at each version that is shown."""
+    """A table with a history, published after each change, and the rows of a scan at each published version."""
 
     def __init__(self, uri: str) -> None:
         self.waited: dict[int, str] = {}
@@ -106,7 +106,7 @@ def _shown(location: str) -> StaticTable:
 
 @pytest.fixture(autouse=True)
 def _planned_by_pyiceberg(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Polars wants a package of its own for planning, and else warns."""
+    """Let PyIceberg plan the scan, because Polars warns without its own planning package."""
     monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")
 
 
@@ -119,7 +119,7 @@ def test_each_version_without_hidden_rows_is_the_snapshot_of_that_number(story: 
     assert len(story.versions) > 12
     assert sorted({*story.versions, *story.waited}) == [*range(1, 25)]
     assert "rows of 6 splits are deleted, which Iceberg's format version 2 can show" in story.waited[3]
-    assert "have the default of column 'level' by the log only" in story.waited[13]
+    assert "have the default of column 'level' in the log only" in story.waited[13]
 
 
 def test_pyiceberg_finds_the_same_rows_at_every_version(story: Story) -> None:
@@ -137,7 +137,7 @@ def test_duckdb_finds_the_same_rows_at_every_version(story: Story) -> None:
 
 
 def test_daft_which_maps_no_names_finds_the_same_rows_as_the_table_declares_iceberg(story: Story) -> None:
-    last = story.versions.index(17)  # the next one has columns of nothing but null, at which Daft 0.7 fails
+    last = story.versions.index(17)  # the next version has all-null columns, at which Daft 0.7 fails
     versions = [*zip(story.versions, story.names, strict=True)][: last + 1]
     assert by_daft("iceberg", story.location, versions) == story.rows[: last + 1]
 
@@ -164,7 +164,7 @@ def test_a_version_with_hidden_rows_waits_for_a_compaction_and_is_no_error(tmp_p
     done = table.publish("iceberg")
     assert (done.version, done.shown_as, done.commits) == (2, 2, 0)
     assert done.waits_for is not None
-    assert "can show after a compaction only; compact their windows" in done.waits_for
+    assert "can show after a compaction only. Compact their windows" in done.waits_for
     assert by_pyiceberg(str(done.location), 2, SCHEMA.names) == before
     upkeep.compact(table)
     done = table.refresh().publish("iceberg")
@@ -205,7 +205,7 @@ def test_values_of_every_type_and_of_partitions_are_read_as_they_are(tmp_path: P
     nothing: dict[str, object] = {
         **dict.fromkeys(schema.names),
         "of": [],
-    }  # pyiceberg takes a list of structures that is null for empty
+    }  # pyiceberg reads a null list of structures as an empty list
     table.append(pa.Table.from_pylist([*rows, nothing], schema=schema))
     done = table.publish("iceberg")
     for step in (lambda: table.append(rows[:1]), lambda: table.add_column("n", "int"), lambda: table.append(rows[:1])):
@@ -256,13 +256,13 @@ def test_metadata_of_others_is_left_alone_and_a_lost_manifest_is_named(tmp_path:
     (listed,) = (tmp_path / "t" / ICEBERG_PREFIX).glob("snap-*")
     data = listed.read_bytes()
     listed.unlink()
-    with pytest.raises(Corrupt, match=r"snap-1-.*missing.*remove the folder `_iceberg` and publish again"):
+    with pytest.raises(Corrupt, match=r"snap-1-.*missing.*Remove the folder `_iceberg` and publish again"):
         table.publish("iceberg")
     listed.write_bytes(data)
     metadata = json.loads(Path(str(done.location)).read_text())
     del metadata["snapshots"][0]["summary"]["tidemark.published-at-ms"]
     (tmp_path / "t" / iceberg_metadata_key(2)).write_text(json.dumps(metadata))
-    with pytest.raises(Corrupt, match=r"v2\.metadata\.json: written by somebody else.*remove the folder `_iceberg`"):
+    with pytest.raises(Corrupt, match=r"v2\.metadata\.json: another program wrote here.*Remove the folder `_iceberg`"):
         table.publish("iceberg")
 
 
@@ -283,7 +283,7 @@ def test_a_shallow_clone_is_refused_and_a_deep_one_is_published_by_itself(tmp_pa
     table.append(made(table, 0))
     table.publish("iceberg")
     table.clone(str(tmp_path / "shallow"))
-    with pytest.raises(InvalidInput, match="clone it with --deep"):
+    with pytest.raises(InvalidInput, match="Clone the table with --deep"):
         Table.open(str(tmp_path / "shallow")).publish("iceberg")
     table.clone(str(tmp_path / "deep"), deep=True)
     done = Table.open(str(tmp_path / "deep")).publish("iceberg")
@@ -306,7 +306,7 @@ def test_a_table_on_s3_is_read_as_iceberg_there(s3_server: S3Server) -> None:
     table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2")
     table.append(made(table, 0))
     done = table.publish("iceberg")
-    options = {"s3.endpoint": s3_server.endpoint, "s3.region": REGION}  # the rest is in the environment
+    options = {"s3.endpoint": s3_server.endpoint, "s3.region": REGION}  # the environment contains the other options
     shown = StaticTable.from_metadata(str(done.location), options)
     assert plain(shown.scan().to_arrow().select(SCHEMA.names)) == plain(table.scan().to_arrow())
 

@@ -1,4 +1,4 @@
-"""Publishing by command, by job and by asset, and the setting that says how."""
+"""Publishing by command, by job and by asset, and the setting that selects the format."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import pytest
 from dagster import AssetKey, DagsterInstance
 from pyiceberg.table import StaticTable
 
-from assets.due_runs import TableInputs, due_run
 from assets.launcher import InProcessLauncher
-from jobs import publish
+from jobs.command import main as job_main
+from jobs.due_runs import TableInputs, due_run
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
 from pipelines.tables import load_tables
-from storage_core.declaration import load
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.settings.publish import Publish
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.change.declaration import load
+from storage_core.data.settings.table import Publish, TableConfig
 from tidemark import Table
 
 DECLARATION = """\
@@ -113,7 +112,7 @@ def test_a_command_publishes_and_says_what_is_shown(
         "waits_for": None,
     }
     assert main(["publish", "hits", "--format", "hudi"]) == 2
-    assert publish.main(["--table-uri", "warehouse/hits", "--json"]) == 0
+    assert job_main("publish", ["--table-uri", "warehouse/hits", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["details"]["mirrors"][0]["shown_as"] == 1
     assert main(["alter", "warehouse/hits", "set", 'publish=["delta", "iceberg"]']) == 0
     capsys.readouterr()

@@ -1,4 +1,4 @@
-"""Splits that are no local files are read in verified parts: what an answer needs, and nothing that is not checked."""
+"""A read of a split without a local file fetches only the parts that the answer needs, and verifies each part."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, SnapshotExpired
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import Corrupt, SnapshotExpired
 from storage_core.read import fetching
-from storage_core.split import row_groups
+from storage_core.split import metadata
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import S3Server
 from tests.support.split_places import column_places
@@ -28,8 +28,8 @@ NAMES = [f"c{number}" for number in range(COLUMNS)]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of a few megabytes are large, and have many row groups."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
+    """Treat splits of a few megabytes as large, and give them many row groups."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 2_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
 
 
@@ -42,7 +42,7 @@ def uri(request: pytest.FixtureRequest) -> str:
 
 
 def wide_rows(splits: int = 1) -> pa.Table:
-    """Numbers that do not compress, ascending in the first column."""
+    """Return numbers that do not compress, ascending in the first column."""
     random = np.random.default_rng(1)
     rows = ROWS * splits
     values = [np.arange(rows), *(random.integers(0, 2**62, rows) for _ in NAMES[1:])]
@@ -50,7 +50,7 @@ def wide_rows(splits: int = 1) -> pa.Table:
 
 
 def column_bytes(table: Table, column: str) -> tuple[int, int]:
-    """What the chunks of a column take in all splits, and what the footers do."""
+    """Return the bytes of a column's chunks in all splits, and the bytes of the footers."""
     taken = footers = 0
     for add in table.snapshot.splits.values():
         places = column_places(table, add)[:, NAMES.index(column)]
@@ -96,7 +96,7 @@ CONDITIONS = {
 
 @pytest.mark.parametrize("is_keyed", [True, False])
 def test_row_groups_that_a_condition_leaves_are_fetched(uri: str, *, is_keyed: bool) -> None:
-    """By any column: that of the key orders the rows, and of the other table none is said to."""
+    """In the keyed table the key column orders the rows. The other table declares no order."""
     rows = wide_rows().select(NAMES[:5])
     if is_keyed:
         schema = pa.schema([pa.field("c0", pa.int64(), nullable=False), *list(rows.schema)[1:]])
@@ -123,7 +123,7 @@ def test_row_groups_that_a_condition_leaves_are_fetched(uri: str, *, is_keyed: b
 
 @pytest.fixture
 def two() -> Table:
-    """Two splits of six row groups, in memory."""
+    """Make a table in memory with two splits of six row groups each."""
     table = Table.create(f"memory://{uuid4()}", FEW.schema)
     table.append(FEW)
     table.append(FEW.slice(0, ROWS - 1))

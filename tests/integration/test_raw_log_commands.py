@@ -1,4 +1,7 @@
-"""`tidemark append --table` and `tidemark raw`: lines in, acknowledged or named; segments, copies and gaps out."""
+"""`tidemark append --table` and `tidemark raw`: input lines, and the output of segments, copies and gaps.
+
+Each input line is acknowledged or rejected by name.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from typing import Any
 import pytest
 
 from pipelines.cli import main
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_fields import decode_fields
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import union
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.formats.raw_fields import decode_fields
+from storage_core.store.resolve import open_store
+from storage_core.write.raw_log.history import union
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -27,7 +30,7 @@ Run = Callable[..., tuple[int, Any, str]]
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a command in an empty folder with `--json`; return exit code, the object it printed and standard error."""
+    """Run a command in an empty folder with `--json`, and return exit code, printed object and standard error."""
     monkeypatch.chdir(tmp_path)
 
     def call(*arguments: str, stdin: bytes = b"") -> tuple[int, Any, str]:
@@ -50,7 +53,7 @@ def test_lines_of_standard_input_become_records_in_every_store(run: Run) -> None
     code, said, _ = run("append", "./a", "-", "--table", "users", "--also", "./b", "--optional", "./c", stdin=lines)
     assert (code, said["status"], said["records"]) == (0, "acknowledged", 2)
     assert [(each["mandatory"], each["acknowledged"], each["failed"]) for each in said["stores"]] == [
-        (True, 2, 0),  # the last line has no end: it is one only when the input ends
+        (True, 2, 0),  # the last line has no newline, so it is complete only at the end of the input
         (True, 2, 0),
         (False, 2, 0),
     ]
@@ -72,7 +75,7 @@ def test_bad_lines_are_named_and_the_others_are_acknowledged(run: Run) -> None:
     lines = [b'{"id": 1}', b"nonsense", b"[1]", b'{"id": 2}', b"\xff", b'{"id": 99999999999999999999}', b'{"no": 1}']
     code, said, err = run("append", "./a", "-", "--table", "t", "--key", "id", stdin=b"\n".join(lines))
     assert (code, said["status"], said["error"]) == (2, "failed", "invalid_input")
-    assert "the other 2 are acknowledged" in said["message"]
+    assert "The other 2 are acknowledged" in said["message"]
     assert [each["line"] for each in said["rejected"]] == [2, 3, 5, 6, 7]
     assert said["rejected"][2]["encoding"] == "base64"
     assert "-:2" in err
@@ -104,7 +107,7 @@ def test_no_lines_are_nothing_to_do(run: Run) -> None:
         (["append", "./a", ".", "--table", "t"], "is a folder"),
         (["append", "./a", "-", "--table", "t", "--format", "csv"], "NDJSON"),
         (["append", "./a", "-", "--table", "t", "--also", "./a"], "given twice"),
-        (["append", "./a", "-", "--key", "id"], "name its table with --table"),
+        (["append", "./a", "-", "--key", "id"], "Give its table with --table"),
         (["append", "./a", "-", "--table", "t", "--operation", "upsert"], "upsert"),
     ],
 )
@@ -119,7 +122,7 @@ def test_a_store_that_cannot_be_written_says_how_far_the_rows_are_acknowledged(r
     (tmp_path / "b").write_text("no folder")
     code, said, _ = run("append", "./a", "-", "--table", "t", "--also", "./b", stdin=b'{"id": 1}\n')
     assert (code, said["error"]) == (5, "outcome_unknown")
-    assert said["message"].startswith("0 rows of the lines up to 0 are acknowledged; then: ")
+    assert said["message"].startswith("0 rows of the lines up to 0 are acknowledged. Then: ")
 
 
 def test_a_pipe_that_pauses_does_not_keep_back_what_it_delivered(tmp_path: Path) -> None:

@@ -1,20 +1,20 @@
-"""What a raw log is declared to be, and what a run of its distribution is asked for: read, checked and passed on."""
+"""The declaration of a raw log and the request for a distribution run: parsed, checked and passed on."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from jobs.requests.distribute import DistributeRequest, parse, parser
-from jobs.requests.request import to_argv
-from pipelines.raw_logs import read_raw_logs
-from storage_core.errors import InvalidInput
+from jobs.command import from_arguments, to_arguments
+from pipelines.tables import read_raw_logs
+from storage_core.base.errors import InvalidInput
+from storage_core.data.steps import Distribute
+from storage_core.raw_log_steps import give_up_to
 
 
 def test_a_request_travels_as_arguments() -> None:
-    request = DistributeRequest(
+    request = Distribute(
         raw_log="raw_logs/a b.yaml",
         tables=("tables/x.yaml", "tables/y.yaml"),
         root="/somewhere",
@@ -23,10 +23,10 @@ def test_a_request_travels_as_arguments() -> None:
         run_id="run",
         master="local[1]",
     )
-    assert parse(parser("").parse_args([*to_argv(request)])) == request
-    assert request.give_up_to() == {"w": 3}
+    assert from_arguments("distribute", to_arguments(request)) == request
+    assert give_up_to(request.skip_gaps) == {"w": 3}
     with pytest.raises(InvalidInput, match="WRITER:LAST"):
-        replace(request, skip_gaps=("w",)).give_up_to()
+        give_up_to(["w"])
 
 
 @pytest.mark.parametrize(

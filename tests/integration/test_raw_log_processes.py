@@ -1,4 +1,4 @@
-"""Real producer processes write one raw log to several stores; a store is lost on the way, and nothing is missing."""
+"""Real producer processes write one raw log to several stores. One store is lost, and no record is missing."""
 
 from __future__ import annotations
 
@@ -16,35 +16,34 @@ from uuid import uuid4
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Unavailable
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_fields import decode_fields
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import History, union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.stores import RawStore
+from storage_core.base.errors import CommitUnknown, Unavailable
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.formats.raw_fields import decode_fields
+from storage_core.store.resolve import open_store
+from storage_core.write.raw_log.history import History, RawStore, union
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.s3_server import HttpFault, S3Server
 
 BEFORE = 30
 AFTER = 60
-"""Appends of each producer, at least, before and after what happens to one of them or to a store."""
+"""The minimum number of appends of each producer before and after the event."""
 
 LIMITS = RawLimits(segment_ms=200)
 PRODUCERS = ("left", "right")
 
 
 def opened(folder: Path) -> RawLog:
-    """A log on the stores that the producers believe in, by the file that whoever operates them edits."""
+    """Open the log on the stores in the file that an operator edits."""
     names = (folder / "stores").read_text(encoding="utf-8").split()
     stores = [RawStore(folder / name.removesuffix("?"), mandatory=not name.endswith("?")) for name in names]
     return RawLog(stores, limits=LIMITS)
 
 
 def produce(folder: Path, producer: str) -> None:
-    """Append rows, and write down each one that was acknowledged. A writer that is done is followed by another.
+    """Append rows and record each acknowledged row. A closed writer is replaced by a new one.
 
-    However slow the other one or the test is, this goes on until enough came after what was to happen.
+    The loop ends a fixed number of rows after the event, so its result does not depend on the speed of the machine.
     """
     log, after = opened(folder), 0
     with (folder / f"{producer}.told").open("w", encoding="utf-8") as told:
@@ -58,7 +57,7 @@ def produce(folder: Path, producer: str) -> None:
                     log.append("t", {"value": f"{producer}-{number}"})
                     break
                 except (CommitUnknown, Unavailable):
-                    # As a careful producer that may send a row twice rather than lose it: told apart by its value.
+                    # A careful producer sends a row twice rather than lose it. The values identify duplicates.
                     time.sleep(0.02)
                     log = opened(folder)
             told.write(f"{producer}-{number}\n")
@@ -71,7 +70,7 @@ def acknowledged(folder: Path) -> list[str]:
 
 
 def values(history: History) -> list[str]:
-    """Every value in the order of the history; a gap or damage is a failure."""
+    """Return every value in the order of the history, and fail on a gap or damage."""
     found = []
     for each in history.read():
         assert isinstance(each, RawColumns)
@@ -80,14 +79,14 @@ def values(history: History) -> list[str]:
 
 
 def told_of_each(told: list[str]) -> Counter[str]:
-    """How many rows each producer was told are there: without a gap, for none of them gave up."""
+    """Return the number of acknowledged rows per producer, and check that the rows have no gap."""
     counts = Counter(each.partition("-")[0] for each in told)
     assert sorted(told) == sorted(f"{name}-{number}" for name in PRODUCERS for number in range(counts[name]))
     return counts
 
 
 def write_stores(folder: Path, stores: str) -> None:
-    """At once: nobody reads half of it."""
+    """Replace the file of stores atomically."""
     (folder / "stores.new").write_text(stores, encoding="utf-8")
     (folder / "stores.new").rename(folder / "stores")
 
@@ -113,7 +112,7 @@ def half_way(folder: Path) -> None:
 
 
 def ended(folder: Path, processes: list[BaseProcess]) -> list[int | None]:
-    """What became of the producers, who now know that what was to happen has happened."""
+    """Signal the event to the producers, and return their exit codes."""
     (folder / "happened").touch()
     for process in processes:
         process.join()
@@ -122,13 +121,13 @@ def ended(folder: Path, processes: list[BaseProcess]) -> list[int | None]:
 
 
 def lose(place: Path) -> None:
-    """The disk is gone, and its mount point is nothing that one can write to, not even as root."""
+    """Simulate a lost disk: its mount point accepts no writes, not even from root."""
     while not place.is_file():
         deleted = place.with_name(f"{place.name}.{uuid4()}")
         place.rename(deleted)
-        with suppress(IsADirectoryError):  # somebody who writes may have made it anew meanwhile
+        with suppress(IsADirectoryError):  # a writer may have created the folder again
             place.write_text("no disk here")
-        shutil.rmtree(deleted, ignore_errors=True)  # somebody may be writing into a folder that is open
+        shutil.rmtree(deleted, ignore_errors=True)  # a writer may still be writing into an open folder
 
 
 def test_an_optional_store_is_lost_and_nobody_stops(tmp_path: Path) -> None:
@@ -159,7 +158,7 @@ def test_a_mandatory_store_is_lost_and_the_producers_go_on_with_the_others(tmp_p
     assert min(told_of_each(told).values()) > BEFORE + AFTER
     history = union([tmp_path / "here", tmp_path / "elsewhere"])
     assert history.verify().gaps == ()
-    # A row whose first attempt had no known outcome was sent again: its producer was told that it may be there.
+    # If the outcome of a row was unknown, its producer sent the row again, although the row might already exist.
     found = values(history)
     assert set(found) == set(told)
     assert len(found) <= len(told) + len(history.writers)

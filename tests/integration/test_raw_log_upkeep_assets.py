@@ -1,4 +1,4 @@
-"""The assets that heal and collect a raw log, in a real Dagster instance, and the command on the same declaration."""
+"""The assets that heal and collect a raw log in a real Dagster instance, and the command on the same declaration."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import pytest
 from dagster import DagsterInstance, ExecuteInProcessResult
 
 from assets.launcher import InProcessLauncher
-from jobs.requests.raw_log import RawLogRequest, parse, parser
-from jobs.requests.request import to_argv
+from jobs.command import from_arguments, to_arguments
 from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
-from pipelines.raw_logs import read_raw_logs
-from pipelines.tables import read_tables
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
+from pipelines.tables import read_raw_logs, read_tables
+from storage_core.data.steps import options_for
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
@@ -31,7 +30,7 @@ pytestmark = [pytest.mark.dagster, pytest.mark.spark]
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """A table and a raw log of three chunks in one store; the other was away."""
+    """Make a table and a raw log of three chunks that only one of two stores has."""
     (tmp_path / "tables").mkdir()
     (tmp_path / "raw_logs").mkdir()
     (tmp_path / "tables" / "a.yaml").write_text("name: a\nuri: warehouse/a\ncolumns:\n  n: long!\n")
@@ -55,18 +54,13 @@ def verdicts(result: ExecuteInProcessResult) -> dict[str, bool]:
     return {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
 
 
-def test_a_request_travels_as_arguments() -> None:
-    request = RawLogRequest(
-        raw_log="raw_logs/a b.yaml",
-        tables=("tables/x.yaml",),
-        root="/somewhere",
-        horizon_ms=0,
-        verify=True,
-        dry_run=True,
-        run_id="run",
-        master="local[1]",
-    )
-    assert parse(parser("", "").parse_args([*to_argv(request)])) == request
+def test_options_travel_as_arguments() -> None:
+    files = {"raw_log": "raw_logs/a b.yaml", "tables": ("tables/x.yaml",), "root": "/somewhere"}
+    of_run = {"dry_run": True, "run_id": "run", "master": "local[1]"}
+    collecting = options_for("collect_raw", horizon_ms=0, **files, **of_run)
+    assert from_arguments("collect_raw", to_arguments(collecting)) == collecting
+    healing = options_for("heal_raw", verify=True, **files, **of_run)
+    assert from_arguments("heal_raw", to_arguments(healing)) == healing
 
 
 def test_stores_are_healed_and_what_the_table_has_is_collected_later(
@@ -95,7 +89,7 @@ def test_the_command_says_what_waits_heals_and_collects(
 ) -> None:
     def tidemark(*arguments: str) -> dict[str, Any]:
         capfd.readouterr()
-        with monkeypatch.context() as there:  # Spark stays where it is
+        with monkeypatch.context() as there:  # the Spark session stays in its folder
             there.chdir(root)
             assert main([*arguments, "--json"]) == 0
         found: dict[str, Any] = json.loads(capfd.readouterr().out.splitlines()[0])
@@ -133,4 +127,4 @@ def test_what_is_no_raw_log_or_contradicts_is_refused_and_a_store_that_is_no_fol
     (root / "here" / key).write_bytes(b"torn")
     shutil.rmtree(root / "away", ignore_errors=True)
     assert main(["raw", "all", "--heal"]) == 4
-    assert "whole in no store" in capfd.readouterr().err
+    assert "have no undamaged copy" in capfd.readouterr().err

@@ -1,16 +1,16 @@
-"""A raw log on S3 over HTTP: healed, distributed once by ids, and collected, each request a real one."""
+"""A raw log on S3 over HTTP: healed, distributed once by ids, and collected, with real requests."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from uuid import uuid4
 
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_log.history import union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.repair.raw_log import heal
+from storage_core.maintain.raw_logs import heal
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.copies import contents
 from tests.support.distribution import Board
@@ -19,7 +19,7 @@ from tests.support.raw_collection import collector
 from tests.support.s3_server import S3Server
 
 NOW_MS = 4_000_000_000_000
-"""Beyond every time that a store of this test writes down."""
+"""Later than every time that a store of this test records."""
 
 
 def test_a_store_that_was_away_for_a_thousand_chunks_is_complete(s3_server: S3Server, tmp_path: Path) -> None:

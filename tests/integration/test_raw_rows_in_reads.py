@@ -1,4 +1,4 @@
-"""Rows that a raw log acknowledged and nobody distributed yet, as readers at `latest` have them."""
+"""Reads at `latest` return the rows that a raw log has acknowledged and not distributed yet."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
-from storage_core.formats.history_token import RawRun, decode, encode
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.settings.raw_logs import FeedingRawLog
+from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.data.formats.history_token import RawRun, decode, encode
+from storage_core.data.settings.table import FeedingRawLog
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
@@ -30,7 +29,7 @@ EVENTS = {"n": 1, "text": "a row"}
 
 
 def appended(reads: RawReads, *numbers: int, seed: int = 1, at: int = START_MS, ids: bool = False) -> None:
-    """A chunk and a segment per number, with a row for each table."""
+    """Append a chunk and a segment per number, with a row for each table."""
     clock, limits = ManualClock(at), RawLimits(segment_ms=1)
     with RawLog([reads.stores[each] for each in RAW], clock=clock, ids=SeededIds(seed), limits=limits) as log:
         for n in numbers:
@@ -108,7 +107,7 @@ def test_queries_filters_and_searches_answer_as_they_do_after_distribution(name:
 
 
 def counted(reads: RawReads, name: str) -> tuple[Table, Callable[[], dict[str, int]]]:
-    """A table, and what tells the requests to the raw log since it was asked last."""
+    """Return a table, and a function that returns the requests to the raw log since its last call."""
     raw = {each: MeteredStore(reads.stores[each]) for each in RAW}
     last: dict[str, int] = {}
 
@@ -176,7 +175,9 @@ def test_a_chunk_that_no_store_has_is_named_until_it_is_given_up_or_comes_back()
     reads.stores["one"].delete([second])
     assert by_scan(reads.table("events")).total() == 3, "the other store has it"
     reads.stores["two"].delete([second])
-    with pytest.raises(Corrupt, match=r"chunks 2 to 2 of writer .* --skip-gap .*:2; consistency='committed'"):
+    with pytest.raises(
+        Corrupt, match=r"chunks 2 to 2 of writer .* --skip-gap .*:2. Read without it with consistency='committed'"
+    ):
         by_scan(reads.table("events"))
     with pytest.raises(Unavailable, match="may be in memory://two, which does not answer"):
         by_scan(reads.table("events", {"two": silent(reads.stores["two"])}))
@@ -318,7 +319,7 @@ def test_a_statement_on_rows_that_wait_is_refused_and_after_distribution_done() 
     reads = RawReads.create()
     reads.table("users").append([{"n": 1, "text": "a"}, {"n": 2, "text": "a"}])
     appended(reads, 1)
-    with pytest.raises(Unavailable, match=r"not distributed yet, .* first run tidemark distribute raw"):
+    with pytest.raises(Unavailable, match=r"not distributed yet.* First run tidemark distribute raw"):
         reads.table("users").delete("n = 1")
     with pytest.raises(Unavailable, match="not distributed yet"):
         reads.table("users").update({"text": "b"}, "true")

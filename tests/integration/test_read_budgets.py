@@ -1,6 +1,7 @@
-"""What each kind of read may cost off a local disk: requests and waves of them, by a new process and by an open table.
+"""Limits of requests and round trips for each kind of read from a remote store, by a new process and an open table.
 
-Counted at a store in memory, and of S3 over HTTP at the client and at the server, which must agree.
+Requests are counted at an in-memory store. For S3 over HTTP they are counted at the client and at the server, and both
+counts must be equal.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.ids import SystemIds
-from storage_core.index.vector import layout, parts, probing, segment, training
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.data.rows.vectors import Floats, column_of
+from storage_core.index.vector import blocks, layout, reader, segment
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.rows.vectors import Floats, column_of
-from storage_core.search import base, ranged
-from storage_core.split import row_groups
+from storage_core.read.search import base, sources
+from storage_core.split import metadata
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import open_store
 from tests.support.keyed_table import KeyedTable
 from tests.support.s3_server import Front, S3Server
 from tests.support.upkeep import catch_up
@@ -40,7 +40,7 @@ LINES = 4_000
 
 @dataclass(slots=True)
 class Cost:
-    """What a read cost: requests by kind, and waves of them."""
+    """The cost of a read: requests by kind, and round trips."""
 
     requests: dict[str, int] = field(default_factory=dict)
     waves: int = 0
@@ -48,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where the table is, and what its server saw, where it has one."""
+    """The location of the table, and the requests at its server, if there is a server."""
 
     uri: str
     front: Front | None
@@ -62,7 +62,7 @@ class Place:
 
     @contextmanager
     def costing(self, store: WavesStore) -> Iterator[Cost]:
-        """Yield what the block costs, known after it."""
+        """Yield the cost of the block, which is filled after the block."""
         found = Cost()
         if self.front is not None:
             self.front.reset()
@@ -76,8 +76,8 @@ class Place:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some kilobytes are read by ranges, and have several row groups."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2_000)
+    """Give small splits several row groups, and read them by ranges."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 2_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
 
@@ -92,7 +92,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 @pytest.fixture
 def wide(place: Place) -> Place:
-    """A table of two splits of sixty columns, in a manifest each."""
+    """Make a table of two splits with sixty columns, each split in its own manifest."""
     random = np.random.default_rng(1)
     rows = pa.table({f"c{each}": random.integers(0, 2**62, ROWS) for each in range(COLUMNS)})
     table = Table.create(place.uri, rows.schema)
@@ -139,7 +139,7 @@ def test_one_column_of_many_waits_for_footers_and_then_for_its_chunks(wide: Plac
 def test_a_search_for_ten_rows_waits_for_segments_footers_and_rows(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", LINES)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", LINES)
     index = {"name": "text", "kind": "fulltext", "columns": ["line"]}
     table = Table.create(place.uri, pa.schema([("n", pa.int64()), ("line", pa.string())]), indexes=[index])
     for first in range(0, SPLITS * LINES, LINES):
@@ -169,14 +169,14 @@ def around_points() -> Floats:
 
 @pytest.fixture
 def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """A table of vectors around 300 points, with one segment of 110 clusters that is read by ranges."""
-    for defaults in (training.train.__kwdefaults__, segment.build.__kwdefaults__):
+    """Make a table of embeddings around 300 points, with a segment of 110 clusters that is read by ranges."""
+    for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**16)
     monkeypatch.setattr(layout, "FLAT_BYTES", 2**16)
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", NEIGHBOURS // 4)
-    monkeypatch.setattr(ranged, "WHOLE_SEGMENT_BYTES", 2**16)
-    monkeypatch.setattr(parts, "GAP_BYTES", 2**10)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", NEIGHBOURS // 4)
+    monkeypatch.setattr(sources, "WHOLE_SEGMENT_BYTES", 2**16)
+    monkeypatch.setattr(blocks, "GAP_BYTES", 2**10)
     vectors = around_points()
     noise = np.random.default_rng(6).bytes(64 * NEIGHBOURS)
     others = pa.array([noise[at : at + 64] for at in range(0, len(noise), 64)])
@@ -188,7 +188,13 @@ def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
 
 
 def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vectors(near: Place) -> None:
-    """Waves: directory, what opens the segment, and the footer of the split; codes; pages of vectors; rows."""
+    """Check these round trips in order.
+
+    1. The directory, the opening parts of the segment, and the footer of the split.
+    2. The codes.
+    3. The embedding pages.
+    4. The rows.
+    """
     table, store = near.open()
     (path,) = table.snapshot.segments
     (split,) = table.snapshot.splits
@@ -198,7 +204,7 @@ def test_a_cold_search_by_vector_fetches_a_part_of_its_segment_and_pages_of_vect
     of_segment = [wave for wave, _, key in store.waves.requests if key == path]
     assert len({*of_segment}) == 2
     assert of_segment.count(min(of_segment)) == 1
-    assert len(of_segment) <= probing.REQUESTS
+    assert len(of_segment) <= reader.REQUESTS
     of_split = len(store.waves.requests) - len(of_segment)
     assert of_split <= 1 + 40 + len(found)
     assert cost.waves == 4
@@ -223,11 +229,19 @@ def test_no_first_search_by_vector_sends_more_requests_to_its_segments_than_a_do
         query = around_points()[number] + random.standard_normal(DIMENSIONS)
         with near.costing(store):
             table.search(vector=query, columns=["n"])
-        assert sum(key == path for _, _, key in store.waves.requests) <= probing.REQUESTS
+        assert sum(key == path for _, _, key in store.waves.requests) <= reader.REQUESTS
 
 
 def test_a_first_search_with_a_filter_reads_its_columns_at_once_and_codes_instead_of_vectors(near: Place) -> None:
-    """Waves: the footer; the column of the filter, of all row groups; directory; codes; pages of vectors; rows."""
+    """Check these round trips in order.
+
+    1. The footer.
+    2. The filter column of all row groups.
+    3. The directory.
+    4. The codes.
+    5. The embedding pages.
+    6. The rows.
+    """
     table, store = near.open()
     (path,), (split,) = table.snapshot.segments, table.snapshot.splits
     query = around_points()[7] + np.random.default_rng(5).standard_normal(DIMENSIONS)
@@ -235,7 +249,7 @@ def test_a_first_search_with_a_filter_reads_its_columns_at_once_and_codes_instea
         found = table.search(vector=query, columns=["n"], filter="n % 5 = 0")
     assert cost.waves <= 6
     of_segment = sum(key == path for _, _, key in store.waves.requests)
-    assert of_segment <= probing.REQUESTS
+    assert of_segment <= reader.REQUESTS
     assert len(store.waves.requests) - of_segment <= 1 + 4 + 40 + 4
     assert store.waves.bytes[split] < table.snapshot.splits[split].size / 2
     away = np.square(around_points() - query).sum(axis=1)[::5]
@@ -263,7 +277,7 @@ LOOKUPS = {
     "the base alone": (ROWS // 2 + GENERATIONS, 14, 30),
     "nothing": (ROWS, 7, 17),
 }
-"""The key that is there; and the waves and requests that a lookup by a new process takes at most."""
+"""The existing key, and the limits of round trips and requests for a lookup by a new process."""
 
 
 @pytest.mark.parametrize("where", LOOKUPS)

@@ -1,4 +1,4 @@
-"""The memory of a read off a local disk does not grow with the table: counted in a process of its own, over HTTP."""
+"""The memory of a read from a remote store does not grow with the table (measured in its own process, over HTTP)."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.support.s3_server import S3Server
 ROWS = rows_of(60_000, is_dense=False)
 FEW, MANY = 30, 180
 BOUND = 320 * 2**20
-"""Of what is held ahead and the engine's own; a table that is six times as large needs no more."""
+"""The memory for prefetched data and the engine. A table six times as large needs no more."""
 
 
 @pytest.fixture(scope="module")
 def uris(_s3_server: S3Server) -> dict[int, str]:
-    """Tables of splits that are small as they are stored and large as they are read."""
+    """Make tables with splits that are small in storage and large in memory."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in _s3_server.environment.items():
             patch.setenv(name, value)

@@ -1,4 +1,4 @@
-"""A read of an older version answers from that version's base, or says that it has nothing else."""
+"""A read of an older version returns rows of the base of this version, or reports that it has no other rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.read.arrow_rows import ArrowRows
+from storage_core.base.errors import InvalidInput
+from storage_core.read.answers import ArrowRows
 from tidemark import Table
 
 INDEX = {"name": "tags", "kind": "bitmap", "columns": ["tag"]}
 
-# Each read with the version `at`, by argument or None, and the consistency or nothing.
+# Each way to read, with the argument `at` (a version or None) and a consistency level or None.
 READS: Mapping[str, Callable[..., object]] = {
     "scan": lambda table, **how: table.scan(**how).to_arrow(),
     "sql": lambda table, **how: table.sql("select * from t", **how),
@@ -27,7 +27,7 @@ READS: Mapping[str, Callable[..., object]] = {
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """A keyed table whose only row no merge has brought into the base."""
+    """Make a keyed table whose only row is unmerged."""
     schema = pa.schema([pa.field("k", pa.int64(), nullable=False), ("tag", pa.string())])
     table = Table.create(str(tmp_path / "table"), schema, primary_key="k", indexes=[INDEX])
     table.append([{"k": 1, "tag": "x"}])
@@ -38,7 +38,7 @@ def uri(tmp_path: Path) -> str:
 @pytest.mark.parametrize("read", READS)
 def test_an_older_version_has_no_consistency_above_its_base(uri: str, read: str, level: str) -> None:
     for table, how in ((Table.open(uri, at=0), {}), (Table.open(uri), {"at": 0}), (Table.open(uri, at=0), {"at": 0})):
-        with pytest.raises(InvalidInput, match="sees the base table only; leave consistency out"):
+        with pytest.raises(InvalidInput, match=r"returns rows of the base table only. Leave consistency out"):
             READS[read](table, consistency=level, **how)
 
 
@@ -60,7 +60,7 @@ def test_a_lookup_in_the_newest_version_sees_every_acknowledged_row_unless_told_
 @pytest.mark.parametrize("level", ["committed", "latest"])
 def test_the_history_of_an_older_version_is_that_of_its_base(uri: str, level: str) -> None:
     older = Table.open(uri, at=0)
-    with pytest.raises(InvalidInput, match="sees the base table only"):
+    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
         older.read_history(consistency=level)
     assert older.read_history().records.num_rows == 0
     assert Table.open(uri).read_history().records.num_rows == 1

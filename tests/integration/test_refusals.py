@@ -1,6 +1,6 @@
-"""What no table can become and what no statement can mean: an error says so and what to do, and nothing has changed.
+"""Refused changes and statements leave the table unchanged, and the error states what to do.
 
-Every refusal of a change of columns, of settings and of rows is a line of the table below.
+The table below has one line for every refusal of a change of columns, settings or rows.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import InvalidInput, NotFound
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.change.declaration import TableDeclaration
 from storage_core.table import Table
 
-Act = Callable[[Any], object]  # of a table; what is refused does not all fit its types
+Act = Callable[[Any], object]  # takes a table of type Any, because refused values do not fit the types
 
 AT = dt.datetime(2026, 1, 2, tzinfo=dt.UTC)
 SCHEMA = pa.schema(
@@ -95,55 +95,55 @@ def _named(name: str) -> Table:
 
 REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
     _append: [
-        # Columns that are added.
-        (lambda t: t.add_column("n", "int"), "has a column 'n' already, of type int16; choose another name"),
-        (lambda t: t.add_column("TEXT", "int"), "the columns 'text' and 'TEXT' differ at most in case; rename one"),
+        # Added columns.
+        (lambda t: t.add_column("n", "int"), "already has a column 'n' of type int16. Choose another name"),
+        (lambda t: t.add_column("TEXT", "int"), "the columns 'text' and 'TEXT' differ at most in case. Rename one"),
         (lambda t: t.add_column("c\0", "int"), "cannot name a column: it is blank or unprintable"),
         (lambda t: t.add_column(" ", "int"), "cannot name a column: it is blank or unprintable"),
-        (lambda t: t.add_column("_change_type", "int"), "cannot name a column: reads give it a meaning"),
-        (lambda t: t.rename_column("day", "_COMMIT_version"), "cannot name a column: reads give it a meaning"),
+        (lambda t: t.add_column("_change_type", "int"), "cannot name a column: change reads add a column"),
+        (lambda t: t.rename_column("day", "_COMMIT_version"), "cannot name a column: change reads add a column"),
         (lambda t: t.rename_column("day", "a\nb"), "cannot name a column: it is blank or unprintable"),
         (lambda _: _named("a\0b"), "cannot name a column: it is blank or unprintable"),
-        (lambda _: _named("_commit_timestamp"), "cannot name a column: reads give it a meaning"),
+        (lambda _: _named("_commit_timestamp"), "cannot name a column: change reads add a column"),
         (lambda t: t.add_column(5, "int"), "name is 5. Give a text."),
-        (lambda t: t.add_column("w", None), "None is no column type: give an Arrow type or the name of one"),
-        (lambda t: t.widen_column("n", 5), "5 is no column type: give an Arrow type or the name of one"),
+        (lambda t: t.add_column("w", None), "None is not a column type. Give an Arrow type or the name of one"),
+        (lambda t: t.widen_column("n", 5), "5 is not a column type. Give an Arrow type or the name of one"),
         (lambda t: t.rename_column("day", None), "new is None. Give a text."),
-        (lambda t: t.add_column("c", "number"), "'number' is not a column type; use one of"),
+        (lambda t: t.add_column("c", "number"), "'number' is not a column type. Use one of"),
         (lambda t: t.add_column("c", "int", default="x"), "the default of column 'c' does not fit int32"),
         (lambda t: t.add_column("c", "byte", default=300), "the default of column 'c' does not fit int8"),
         (lambda t: t.add_column("c", "binary", default=b""), "is binary, which has no default"),
         (lambda t: t.add_column("c", "string", default="x" * 1025), "at most 1024 characters"),
-        # Columns that are narrowed, or made another type.
-        (lambda t: t.widen_column("n", "byte"), "'n' is int16 and cannot become int8 without a rewrite: .*; add a"),
-        (lambda t: t.widen_column("n", "double"), "'n' is int16 and cannot become double .*; add a column of type"),
-        (lambda t: t.widen_column("text", "binary"), "'text' is string and cannot become binary .*; add a column"),
-        (lambda t: t.widen_column("missing", "long"), "no column 'missing'; the table has"),
-        # Columns that the table relies on.
-        (lambda t: t.rename_column("n", "text"), "has a column 'text' already; drop or rename that one first"),
-        (lambda t: t.rename_column("n", "m"), "'n' cannot be renamed: it is in the sort schema; declare another"),
-        (lambda t: t.drop_column("n"), "'n' cannot be dropped: it is in the sort schema; declare another one"),
-        (lambda t: t.rename_column("at", "t"), "it is the time column; make a table without that and copy"),
-        (lambda t: t.drop_column("at"), "it is the time column; make a table without that and copy the rows"),
-        (lambda t: t.rename_column("text", "t"), "it is a column of the index 'words'; declare the table without"),
-        (lambda t: t.drop_column("text"), "it is a column of the index 'words'; declare the table without"),
-        (lambda t: t.rename_column("host", "h"), "it is named in bloom_filters; declare the table without it"),
-        (lambda t: t.drop_column("host"), "it is named in bloom_filters; declare the table without it there"),
-        (lambda t: t.relax_column("missing"), "no column 'missing'; the table has"),
+        # Narrowed columns, and columns with another type.
+        (lambda t: t.widen_column("n", "byte"), "'n' is int16 and cannot become int8 without a rewrite. .* Add a"),
+        (lambda t: t.widen_column("n", "double"), "'n' is int16 and cannot become double .* Add a column of type"),
+        (lambda t: t.widen_column("text", "binary"), "'text' is string and cannot become binary .* Add a column"),
+        (lambda t: t.widen_column("missing", "long"), "unknown column 'missing'. The table has"),
+        # Columns that the table needs.
+        (lambda t: t.rename_column("n", "text"), "already has a column 'text'. Drop or rename that column first"),
+        (lambda t: t.rename_column("n", "m"), "'n' cannot be renamed: it is in the sort schema. Declare another"),
+        (lambda t: t.drop_column("n"), "'n' cannot be dropped: it is in the sort schema. Declare another sort schema"),
+        (lambda t: t.rename_column("at", "t"), "it is the time column. Create a table without it and copy"),
+        (lambda t: t.drop_column("at"), "it is the time column. Create a table without it and copy the rows"),
+        (lambda t: t.rename_column("text", "t"), "it is a column of the index 'words'. Declare the table without"),
+        (lambda t: t.drop_column("text"), "it is a column of the index 'words'. Declare the table without"),
+        (lambda t: t.rename_column("host", "h"), "it is named in bloom_filters. Remove it there in the declaration"),
+        (lambda t: t.drop_column("host"), "it is named in bloom_filters. Remove it there in the declaration"),
+        (lambda t: t.relax_column("missing"), "unknown column 'missing'. The table has"),
         # Settings.
-        (lambda t: t.alter({"window": None}), "keeps having windows or none; give another duration, or make a"),
-        (lambda t: t.alter({"window": "7m"}), "a window of 420 s does not divide the hour; use one of"),
+        (lambda t: t.alter({"window": None}), "Windows cannot be added or removed later."),
+        (lambda t: t.alter({"window": "7m"}), "a window of 420 s does not divide an hour. Use one of"),
         (lambda t: t.alter({"windows": "1h"}), "windows"),
-        # Rows that are deleted or changed.
-        (lambda t: t.delete(None), "delete needs a condition; for every row of the table say so"),
-        (lambda t: t.update({"n": 1}, None), "update needs a condition; for every row of the table say so"),
-        (lambda t: t.delete(""), "delete needs a condition; for every row of the table say so"),
-        (lambda t: t.update({"n": 1}, " "), "update needs a condition; for every row of the table say so"),
-        (lambda t: t.overwrite([], ""), "overwrite needs a condition; for every row of the table say so"),
-        (lambda t: t.forget(""), "forget needs a condition; for every row of the table say so"),
-        # What may be another at another time: a statement is worked out again where others commit meanwhile.
+        # Deleted or changed rows.
+        (lambda t: t.delete(None), "delete needs a condition. For every row of the table, write"),
+        (lambda t: t.update({"n": 1}, None), "update needs a condition. For every row of the table, write"),
+        (lambda t: t.delete(""), "delete needs a condition. For every row of the table, write"),
+        (lambda t: t.update({"n": 1}, " "), "update needs a condition. For every row of the table, write"),
+        (lambda t: t.overwrite([], ""), "overwrite needs a condition. For every row of the table, write"),
+        (lambda t: t.forget(""), "forget needs a condition. For every row of the table, write"),
+        # Conditions that change with time. A statement is evaluated again if other processes commit meanwhile.
         (lambda t: t.delete("random() < 0.5"), "the condition of delete .* is refused: random may have another value"),
-        (lambda t: t.delete('"at" < now() - interval 1 day'), "now may have another value .*; write the value itself"),
+        (lambda t: t.delete('"at" < now() - interval 1 day'), "now may have another value .*. Write the value itself"),
         (lambda t: t.delete('"at" < Current_Timestamp'), "current_timestamp may"),
         (lambda t: t.delete("current_date > date '2026-01-01'"), "current_date may have another value"),
         (lambda t: t.delete('"at" < ago(interval 1 day)'), "ago may have another value"),
@@ -160,9 +160,9 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.delete("n in (select n from t)"), "not one condition"),
         (lambda t: t.delete("sum(n) > 1"), "aggregate"),
         (lambda t: t.update({}, "true"), "sets columns to values, as in"),
-        (lambda t: t.update({"nope": 1}, "true"), "unknown columns .*; the table has"),
+        (lambda t: t.update({"nope": 1}, "true"), "unknown column 'nope'. The table has"),
         (lambda t: t.update({"n": "text"}, "true"), "does not fit the type int16"),
-        (lambda t: t.update({"id": None}, "true"), "column 'id' is required, .*; fill it"),
+        (lambda t: t.update({"id": None}, "true"), "column 'id' is required, .*. Add a value"),
         (lambda t: t.update({"n": tm.expr("host")}, "true"), "has type string, the table has int16"),
         (lambda t: t.update({"n": tm.expr("max(n)")}, "true"), "GROUP BY"),
         (lambda t: t.update({"n": tm.expr("nope")}, "false"), "nope"),
@@ -171,47 +171,47 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (lambda t: t.update({"n": 1}, "true", application="a"), "an application is its name and the number"),
         (
             lambda t: t.update({"n": 1}, "true", application=("a", -1)),
-            r"from 0 to 2\*\*63 - 1, as in \('nightly', 17\); found 'a' and -1",
+            r"from 0 to 2\*\*63 - 1, as in \('nightly', 17\). Found 'a' and -1",
         ),
         (lambda _: tm.expr("n, 1"), "not one expression"),
-        (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|cannot read"),
+        (lambda _: tm.expr("n from t where (1 = 1"), "not one expression|is not valid SQL"),
         (lambda _: tm.expr("row_number() over ()"), "one value of one row"),
         (lambda _: tm.expr("(select 1)"), "one value of one row"),
         (lambda _: tm.expr("*"), "one value of one row"),
         (lambda _: tm.expr("unnest([1, 2])"), "one value of one row"),
-        (lambda _: tm.expr("read_text('/etc/passwd')"), "no function that a query may use"),
-        (lambda t: t.overwrite([_row(5), _row(500)], "n < 100"), "row 1 does not meet the condition .*; widen the"),
-        (lambda t: t.overwrite([_row(5)], None), "overwrite needs a condition; for every row"),
-        (lambda t: t.overwrite([{"nope": 1}], "true"), "unknown columns"),
-        (lambda t: t.upsert([_row(5), _row(6), _row(5)], on="n"), "row 2 is not the first with .*; leave all but"),
+        (lambda _: tm.expr("read_text('/etc/passwd')"), "the function read_text is not allowed in a query"),
+        (lambda t: t.overwrite([_row(5), _row(500)], "n < 100"), "row 1 does not meet the condition .* Widen the"),
+        (lambda t: t.overwrite([_row(5)], None), "overwrite needs a condition. For every row"),
+        (lambda t: t.overwrite([{"nope": 1}], "true"), "unknown column 'nope'"),
+        (lambda t: t.upsert([_row(5), _row(6), _row(5)], on="n"), "row 2 is not the first with .* Leave all but"),
         (lambda t: t.upsert([_row(None)], on="n"), "'n' is null in row 0"),
-        (lambda t: t.upsert([_row(5)], on=[]), "needs the columns that tell rows apart, each once, of"),
-        (lambda t: t.upsert([_row(5)], on="nope"), "needs the columns that tell rows apart, each once, of"),
-        (lambda t: t.upsert([_row(5)], on=("n", "nope")), r"each once, of \[.*\]; found 'nope'"),
-        (lambda t: t.upsert([_row(5)], on=["n", "n"]), "needs the columns that tell rows apart, each once, of"),
-        (lambda t: t.upsert([_row(5)], on="tags"), "cannot be told apart by .'tags'.: lists, maps and structs"),
+        (lambda t: t.upsert([_row(5)], on=[]), "needs columns that identify a row, each once, of"),
+        (lambda t: t.upsert([_row(5)], on="nope"), "on: unknown column 'nope'. The table has"),
+        (lambda t: t.upsert([_row(5)], on=("n", "nope")), "on: unknown column 'nope'. The table has"),
+        (lambda t: t.upsert([_row(5)], on=["n", "n"]), "needs columns that identify a row, each once, of"),
+        (lambda t: t.upsert([_row(5)], on="tags"), "cannot be identified by .'tags'.: lists, maps and structs"),
         (lambda t: t.restore(7), "7"),
     ],
     _keyed: [
-        (lambda t: t.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key; make a"),
-        (lambda t: t.drop_column("day"), "'day' cannot be dropped: it is part of the primary key; make a table"),
+        (lambda t: t.rename_column("id", "key"), "'id' cannot be renamed: it is part of the primary key. Create a"),
+        (lambda t: t.drop_column("day"), "'day' cannot be dropped: it is part of the primary key. Create a table"),
         (lambda t: t.relax_column("id"), "'id' is part of the primary key, which every row needs"),
-        (lambda t: t.widen_column("day", "timestamp"), "is a date in the primary key, .*; make a table"),
-        (lambda t: t.rename_column("tags", "labels"), "it is named in map_columns, .*; put whole rows"),
-        (lambda t: t.overwrite([_row(1, day=AT.date())], "true"), "a keyed table is not overwritten: .*; delete by a"),
-        (lambda t: t.update({"id": 2}, "true"), "'id'. are columns of the primary key, .*; delete the rows and put"),
-        (lambda t: t.update({"n": 2}, "true", application=("a", 1)), "the work of an application is told by"),
-        (lambda t: t.upsert([_row(1, day=AT.date())], on="n"), "told apart by its primary key .*; upsert on="),
-        (lambda t: t.delete(None), "delete needs a condition; for every row"),
+        (lambda t: t.widen_column("day", "timestamp"), "is a date in the primary key, .* Create a table"),
+        (lambda t: t.rename_column("tags", "labels"), "it is named in map_columns, .* Write whole values"),
+        (lambda t: t.overwrite([_row(1, day=AT.date())], "true"), "a keyed table cannot be overwritten, .*."),
+        (lambda t: t.update({"id": 2}, "true"), "columns of the primary key: .'id'.. Delete the rows and put"),
+        (lambda t: t.update({"n": 2}, "true", application=("a", 1)), "does not support `application`"),
+        (lambda t: t.upsert([_row(1, day=AT.date())], on="n"), "identified by its primary key .*. Upsert on="),
+        (lambda t: t.delete(None), "delete needs a condition. For every row"),
         (lambda t: t.delete("random() < 0.5"), "the condition of delete .*: random may have another value"),
         (lambda t: t.update({"at": tm.expr("now()")}, "true"), "the expression .*: now may have another value"),
         (lambda t: t.alter({"window": "1h"}), "window needs a time_column"),
     ],
     _of_landed: [
-        (lambda t: t.rename_column("host", "h"), "it is filled from the names of landed files; declare another"),
-        (lambda t: t.drop_column("host"), "it is filled from the names of landed files; declare another pattern"),
+        (lambda t: t.rename_column("host", "h"), "it is filled from the names of landed files. Declare another"),
+        (lambda t: t.drop_column("host"), "it is filled from the names of landed files. Declare another pattern"),
     ],
-    _one: [(lambda t: t.drop_column("a"), "'a' is the only one of the table; add another one first")],
+    _one: [(lambda t: t.drop_column("a"), "'a' is the only column of the table. Add another column first")],
     _first: [
         (_declare({**COLUMNS, "new": "int!"}), "'new' cannot follow, it is new and required: declare it"),
         (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark"),
@@ -238,7 +238,7 @@ def test_what_cannot_be_is_refused_with_what_to_do_and_changes_nothing(
 
 
 def test_conditions_that_are_the_same_at_all_times_are_no_less_than_a_scan_takes() -> None:
-    """A share of the rows, an assertion, the parameter of a lambda, and columns that are called like functions."""
+    """The cases are a share of the rows, an assertion, a lambda parameter, and columns with names of functions."""
     columns = [("now", pa.int64()), ("current_date", pa.int64()), ("tags", pa.list_(pa.int64()))]
     table = Table.create(f"memory://{uuid4()}", pa.schema(columns))
     table.append([{"now": n, "current_date": n, "tags": [n]} for n in range(10)])

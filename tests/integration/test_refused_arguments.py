@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.compaction.policy import Mode
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.layout import Mode
 
 SCHEMA = pa.schema([("x", pa.int64())])
 

@@ -1,4 +1,4 @@
-"""`tidemark regions` and `tidemark tail`: what is acknowledged and not merged yet."""
+"""`tidemark regions` and `tidemark tail`: rows that are acknowledged and not merged yet."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.merge import run
-from jobs.requests.request import JobRequest, parse, parser, to_argv
-from jobs.spark.code_archive import ROOT
+from jobs.command import from_arguments, to_arguments
+from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from pipelines.commands.unmerged import _print
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput
-from storage_core.ids import SystemIds
-from storage_core.read.tail import CollectedEntries
+from pipelines.commands.inspecting import _print
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.data.steps import Merge
+from storage_core.log.job_run import run
+from storage_core.read.describe import CollectedEntries
 from tests.support.keyed_table import PLANES, KeyedTable
 from tests.unit.lenient_writer import lenient
 from tidemark import Table
@@ -76,7 +76,7 @@ def test_a_merged_table_has_nothing_that_waits(table: Table, capsys: pytest.Capt
     assert [found[name] for name in ("generations", "wal_records", "oldest_ms", "age_seconds")] == [0, 0, None, None]
     assert answers(capsys, "tail", table.uri) == []
     assert main(["tail", table.uri]) == 0
-    assert capsys.readouterr().out == "nothing waits: every acknowledged record is merged\n"
+    assert capsys.readouterr().out == "no unmerged records: every acknowledged record is merged\n"
 
 
 def test_a_table_whose_rows_all_wait_is_not_described_as_empty(
@@ -96,11 +96,11 @@ def test_a_merge_that_one_record_blocks_goes_on_with_quarantine(
         writer.put({"tailnum": "a", "seats": 1})
         writer.patch({"tailnum": "b", "model": "X"})
         writer.flush()
-    request = JobRequest(table_uri=table.uri)
+    request = Merge(table_uri=table.uri)
     with pytest.raises(InvalidInput, match=r"region .*, generations 1 to 1: generation 1, record 1, key tailnum='b'"):
         run(request, spark)
-    quarantining = parse(parser("merge", "").parse_args([*to_argv(request), "--quarantine"]))
-    assert parse(parser("merge", "").parse_args(to_argv(quarantining))) == quarantining
+    quarantining = from_arguments("merge", [*to_arguments(request), "--quarantine"])
+    assert from_arguments("merge", to_arguments(quarantining)) == quarantining
     assert run(quarantining, spark).status == "committed"
     assert [kept["source"] for kept in answers(capsys, "quarantine", table.uri)] == ["merge"]
     assert Table.open(table.uri).scan().to_arrow().num_rows == 1
@@ -148,7 +148,7 @@ def test_an_append_table_has_no_tail_and_no_regions(
 ) -> None:
     table = Table.create(str(tmp_path / "t"), SCHEMA)
     assert main([command, table.uri]) == 2
-    assert "an append table has no records that wait" in capsys.readouterr().err
+    assert "an append table has no unmerged records" in capsys.readouterr().err
 
 
 def test_appending_no_rows_claims_nothing_and_leaves_the_live_writer_alone(
@@ -167,7 +167,7 @@ def test_an_append_that_is_refused_leaves_the_live_writer_alone() -> None:
     schema = pa.schema([("id", pa.int64()), ("n", pa.int64())])
     table = Table.create("memory://refused-append", schema, primary_key="id")
     with table.writer() as writer:
-        with pytest.raises(InvalidInput, match="every row needs its key"):
+        with pytest.raises(InvalidInput, match="Every row needs a key"):
             Table.open(table.uri).append([{"id": None, "n": 1}])
         writer.put({"id": 1})
 

@@ -1,4 +1,4 @@
-"""The same region values from Spark columns as from Arrow batches, and the reference buckets natively."""
+"""Region values are equal for Spark columns and Arrow batches, and Spark's native functions give the same buckets."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from jobs.spark.spark import Spark
-from storage_core.region.spec import canonical, declared_fields, field_values
-from storage_core.settings.region_fields import RegionField
+from storage_core.data.settings.layout import RegionField
+from storage_core.write.region.spec import canonical, declared_fields, field_values
 from tests.integration.region_columns import SEED_ZERO, region_column
 
 if TYPE_CHECKING:

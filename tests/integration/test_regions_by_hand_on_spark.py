@@ -1,4 +1,4 @@
-"""Jobs over regions made by hand (decision 0150): a run merges those of the spec, or one of the others."""
+"""A job on a table with manual regions merges either the regions of the spec or one manual region."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs import merge, sort
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.fsck.check import fsck
+from storage_core.data.steps import Merge, Sort
+from storage_core.log.job_run import run
+from storage_core.maintain.check import fsck
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -39,16 +39,16 @@ def test_each_run_of_the_merge_job_takes_its_turn_until_every_region_is_merged(t
     _put(table, "import-a", range(100, 130))
     _put(table, "import-b", range(200, 205))
     expected = _rows(table, "latest")
-    request = JobRequest(table_uri=table.uri)
-    reports = [merge.run(request, spark) for _ in range(4)]
+    merge = Merge(table_uri=table.uri)
+    reports = [run(merge, spark) for _ in range(4)]
     assert [each.status for each in reports] == ["committed"] * 3 + ["nothing_to_do"]
     assert sorted(each.metrics.rows_in for each in reports[:3]) == [5, 20, 30]
     assert _rows(table, "snapshot") == _rows(table, "latest") == expected
     for number in range(GENERATIONS):
         _put(table, "import-a", range(number, number + 2))
     expected = _rows(table, "latest")
-    done = sort.run(request, spark)
+    done = run(Sort(table_uri=table.uri), spark)
     assert (done.status, done.metrics.rows_in) == ("committed", 2 * GENERATIONS)
-    assert merge.run(request, spark).status == "committed"
+    assert run(merge, spark).status == "committed"
     assert _rows(table, "snapshot") == _rows(table, "latest") == expected
     assert fsck(table.store, clock=table.log.clock).findings == ()

@@ -1,4 +1,4 @@
-"""Regions that a caller names (decision 0150): read and merged like those of the spec, and governed by none."""
+"""Manual regions: they are written, read and merged like the regions of the spec, but are not part of the spec."""
 
 from __future__ import annotations
 
@@ -10,23 +10,22 @@ from collections import Counter
 import pyarrow as pa
 import pytest
 
-from storage_core.dml.keyed import change
-from storage_core.errors import CommitConflict, InvalidInput, Unsupported, WriterFenced
-from storage_core.formats.keys import region_registry_key
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Severity
-from storage_core.gc.collect import collect
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict, InvalidInput, Unsupported, WriterFenced
+from storage_core.change.statements import change
+from storage_core.data.formats.keys import region_registry_key
 from storage_core.log import actions, snapshot
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.resolve import open_store
-from storage_core.region import merge as merging
-from storage_core.region.manifest import read_latest
-from storage_core.region.progress import list_regions
-from storage_core.region.records import RecordBuilder
-from storage_core.region.registry import read_registry
-from storage_core.region.spec import hand_region
-from storage_core.repair.repair import repair
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Severity
+from storage_core.maintain.repair import repair
+from storage_core.store.resolve import open_store
+from storage_core.write.region import merge as merging
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.records import RecordBuilder
+from storage_core.write.region.spec import hand_region, list_regions, read_registry
+from tests.support.keyed_table import commit_merges
 from tidemark import Table, col
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string())])
@@ -63,7 +62,7 @@ def merge_once(table: Table, regions: list[str] | None = None) -> bool:
     works = merging.plan(table.store, head, regions=regions)
     done = [merging.execute(table.store, each, ids=SystemIds(), now_ms=table.log.clock.now_ms()) for each in works]
     if works:
-        merging.commit(table.log, head, works, done)
+        commit_merges(table.log, head, works, done)
     table.refresh()
     return bool(works)
 
@@ -161,12 +160,12 @@ def test_a_lost_registry_is_made_again_with_the_regions_by_hand(table: Table) ->
 def test_a_table_without_the_setting_refuses_a_name_until_it_is_altered_and_then_keeps_it() -> None:
     table = new_table(by_hand=False)
     before = Table.open(table.uri)
-    with pytest.raises(InvalidInput, match="alter it first with regions_by_hand: true"):
+    with pytest.raises(InvalidInput, match="Alter it first with regions_by_hand: true"):
         table.writer(region="a")
     table.alter({"regions_by_hand": True})
     put(table, "a", {1: "by hand"})
     assert seen(before) == {1: "by hand"}, "a reader from before looks again"
-    with pytest.raises(InvalidInput, match="stays so"):
+    with pytest.raises(InvalidInput, match="cannot be set back"):
         table.alter({"regions_by_hand": None})
     with pytest.raises(InvalidInput, match="not empty"):
         table.writer(region="")
@@ -230,7 +229,7 @@ def test_a_statement_judges_each_key_once_also_where_a_merge_moves_it_between_at
         nonlocal reads
         reads += 1
         if reads == 2:
-            merge(table)  # now no region says that key 2 is of the one by hand
+            merge(table)  # no region has key 2 in the manual region now
         found = Table.open(table.uri)
         rows = found.scan(filter=col("id") < 9, consistency="latest").to_arrow()
         if reads == 1:
@@ -272,9 +271,9 @@ def test_two_merges_that_know_nothing_of_each_other_never_both_commit(table: Tab
     head = table.log.snapshot()
     plans = [merging.plan(table.store, head, regions=[hand_region(head.table_id, name).id]) for name in "xy"]
     done = [[merging.execute(table.store, each, ids=SystemIds(), now_ms=1) for each in works] for works in plans]
-    merging.commit(table.log, head, plans[0], done[0])
-    with pytest.raises(CommitConflict, match="follow one another"):
-        merging.commit(table.log, head, plans[1], done[1])
+    commit_merges(table.log, head, plans[0], done[0])
+    with pytest.raises(CommitConflict, match="run one merge at a time"):
+        commit_merges(table.log, head, plans[1], done[1])
     merge(table)
     assert seen(table, "snapshot") == {1: "y"}
 
@@ -289,7 +288,7 @@ def test_a_merge_that_was_planned_before_the_setting_does_not_commit_after_it() 
     put(table, "a", {1: "by hand"})
     assert merge_once(table, [hand_region(head.table_id, "a").id])
     with pytest.raises(CommitConflict, match="regions by hand"):
-        merging.commit(table.log, head, works, done)
+        commit_merges(table.log, head, works, done)
     merge(table)
     assert seen(table, "snapshot") == {1: "routed"}
 

@@ -1,4 +1,4 @@
-"""A table with several regions through its façade: writing, pruned reads, many keys at once, declarations."""
+"""A table with several regions through `Table`: writes, pruned reads, lookups of many keys, declarations."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput
-from storage_core.ids import SystemIds
-from storage_core.region.progress import list_regions
-from storage_core.region.router import RoutingWriter, TableWriter
-from storage_core.region.writer import RegionWriter
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import load
+from storage_core.write.region.router import RoutingWriter, TableWriter
+from storage_core.write.region.spec import list_regions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table, col
 
@@ -99,8 +99,8 @@ def test_many_keys_cost_as_many_requests_as_regions_and_not_as_keys(table: Table
     opened = Table.open(table.uri)
     before = opened.store.requests
     assert all(opened.get_many(list(IDS)))
-    # Per region: hint, manifest, the end of its log by two, and of its generation one WAL entry.
-    # Once: that no version is new, by two requests. Nothing for the registry, since keys name their regions.
+    # Per region: hint, manifest, two requests for the end of its log, and one WAL entry of its generation. Once per
+    # read: two requests that find no newer version. The registry is not requested, because keys name their regions.
     assert requests(opened, before) == {"get": 4 * 5 + 2, "head": 4}
 
 
@@ -118,7 +118,7 @@ def test_keys_that_filters_exclude_cost_no_entry(table: Table) -> None:
     before = opened.store.requests
     assert opened.get_many([1000, 2000]) == [None, None]
     requested = requests(opened, before)
-    assert requested["get"] <= 2 * 5 + 2  # bounds exclude them: no filter, no entry
+    assert requested["get"] <= 2 * 5 + 2  # the bounds exclude the keys, so no filter and no entry is read
 
 
 def test_a_filter_that_pins_the_region_reads_that_region_only(table: Table) -> None:
@@ -133,14 +133,14 @@ def test_a_filter_that_pins_the_region_reads_that_region_only(table: Table) -> N
     before = opened.store.requests
     assert opened.scan(filter=col("id") >= 5, consistency="latest").to_arrow().num_rows == 95
     whole = requests(opened, before)
-    assert whole["get"] == 2 + 4 * (pruned["get"] - 2) + 1  # and the registry
+    assert whole["get"] == 2 + 4 * (pruned["get"] - 2) + 1  # plus the registry
 
 
 @pytest.mark.parametrize("condition", ["id = 5", "id = 5.0", "id = '5'", "ID = 5", "id = 5 AND id = 6", "id = 4 + 1"])
 def test_pruning_regions_never_changes_an_answer(table: Table, condition: str) -> None:
     with table.writer() as writer:
         writer.put(rows("live"))
-    every = table.sql(f"select * from t where {condition}", consistency="latest")  # of this test
+    every = table.sql(f"select * from t where {condition}", consistency="latest")  # the condition of this test
     assert table.scan(filter=condition, consistency="latest").to_arrow().to_pylist() == every.to_pylist()
 
 
@@ -192,7 +192,7 @@ def test_regions_are_declared_with_the_table(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="region_specs"):
         Table.declare(load(file))
     file.write_text(text.format(tmp_path / "planes", "  - {transform: bucket, source: at, n: 0}\n"))
-    with pytest.raises(InvalidInput, match=r"planes.yaml:5: field `regions`: no region transform"):
+    with pytest.raises(InvalidInput, match=r"planes.yaml:5: field `regions`: 'bucket.0.' is not a region transform"):
         load(file)
 
 
@@ -209,7 +209,7 @@ def test_a_reader_that_was_opened_before_the_regions_changed_sees_what_is_writte
         writer.put(rows("old"))
     reader, writer_of_old = Table.open(table.uri), Table.open(table.uri)
     table.set_regions(REGIONS)
-    with writer_of_old.writer() as writer:  # it looks for the newest version first
+    with writer_of_old.writer() as writer:  # the writer first searches for the newest version
         writer.put(rows("new", range(10)))
     assert reader.get(5) == {"id": 5, "name": "new"}
     stale = Table.open(table.uri, at=0)

@@ -1,4 +1,4 @@
-"""Repair: a sound table in a new place with everything that still reads, whatever part of the old one is lost."""
+"""After the loss of any part, repair copies everything that is still readable into a valid table in a new location."""
 
 from __future__ import annotations
 
@@ -10,32 +10,31 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as compaction
-from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
-from storage_core.formats import wal_entry
-from storage_core.formats.keys import KeyKind, parse, tags_key, version_key, wal_entry_key
-from storage_core.fsck.check import fsck
-from storage_core.fsck.inventory import take_inventory
-from storage_core.fsck.log_check import check_log
-from storage_core.fsck.report import Kind
-from storage_core.history.renumbered import RENUMBERED_UP_TO
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitUnknown, Corrupt, InvalidInput, NotFound, Unavailable, Unsupported
+from storage_core.compact import execute as compaction
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.keys import parse, tags_key, version_key, wal_entry_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, RemoveTxn, Txn
-from storage_core.log.conflicts.requirements import pruning
-from storage_core.log.encoding.codec import decode_version, encode_version
+from storage_core.log.codec import decode_version, encode_version
 from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import pruning
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge, wal
-from storage_core.repair.outcome import Outcome
-from storage_core.repair.repair import repair
-from storage_core.rows.schema import to_schema_string
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.history import RENUMBERED_UP_TO, restore
+from storage_core.maintain.log_check import check_log
+from storage_core.maintain.repair import Outcome, repair
+from storage_core.maintain.walk import list_table
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge, wal
 from tests.support.blind_listing import BlindListing
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
@@ -86,7 +85,7 @@ def answered(store: ObjectStore, *names: str) -> dict[str, object]:
 LOG = (KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.JSON_CHECKPOINT, KeyKind.LAST_CHECKPOINT)
 
 
-# --- how much of the log is left
+# Remaining parts of the log.
 
 
 def test_a_sound_table_is_the_same_table_afterwards(whole: EveryKind) -> None:
@@ -127,10 +126,11 @@ def test_any_one_version_may_be_lost_and_every_row_is_there(whole: EveryKind) ->
         damaged = EveryKind(copy_of(whole.store, "one version less", whole.clock), whole.clock, whole.older)
         damaged.store.put(key, b"\x1f\x8bnot any more", Overwrite())
         target, outcome = repaired(damaged)
-        # A merge whose version is lost and whose records are there is merged again: `latest` sees the same rows.
+        # If the version of a merge is lost but its records remain, the merge is repeated, and `latest` returns the same
+        # rows.
         assert answered(target, "latest", "get") == {name: expected[name] for name in ("latest", "get")}, key
         number = _number(key)
-        # A version whose own state is sound opens without its file.
+        # A version with its own valid state opens without its version file.
         assert (key in {each.key for each in outcome.lost}) != (outcome.first_version == number)
 
 
@@ -213,7 +213,7 @@ def test_a_compaction_that_a_lost_restore_undid_is_not_live_beside_the_next_one(
     assert _counts(target) == [1, 2, 3]
 
 
-# --- what is not in the log
+# Data that is not in the log.
 
 
 def test_after_a_repair_the_next_writer_and_the_next_merge_go_on(whole: EveryKind) -> None:
@@ -236,7 +236,10 @@ def test_every_lost_region_manifest_leaves_every_acknowledged_row(whole: EveryKi
 
 
 def _with_an_entry_of(models: pa.Array) -> tuple[MemoryStore, str]:
-    """A keyed table whose newest WAL entry has these values, as releases before the check wrote it."""
+    """Make a keyed table whose newest WAL entry has these values.
+
+    Releases without the check could write such an entry.
+    """
     clock = ManualClock(step_ms=1)
     store = MemoryStore("planes", clock=clock)
     model = PLANES.get_field_index("model")
@@ -245,12 +248,12 @@ def _with_an_entry_of(models: pa.Array) -> tuple[MemoryStore, str]:
         writer.put({"tailnum": "before", "seats": 1})
         writer.put([{"tailnum": f"N{number}", "seats": number} for number in range(len(models))])
         region = writer.region_id
-        (number,) = (max(each.entry or 0 for each in take_inventory(table.store).of(KeyKind.WAL_ENTRY)),)
+        (number,) = (max(each.entry or 0 for each in list_table(table.store).of(KeyKind.WAL_ENTRY)),)
     held = wal.read(table.store, region, number)
     rows = held.entry.records
     broken = rows.set_column(rows.schema.get_field_index("model"), "model", models)
     key = wal_entry_key(region, number)
-    table.store.put(key, wal_entry.encode(replace(held.entry, records=broken)), Overwrite())
+    table.store.put(key, arrow_files.encode_wal_entry(replace(held.entry, records=broken)), Overwrite())
     return store, key
 
 
@@ -290,7 +293,7 @@ def test_of_a_wal_entry_of_which_no_value_can_be_told_every_row_is_counted() -> 
 @pytest.mark.parametrize("kind", [Damage.BIT_FLIP, Damage.MISSING])
 def test_a_wal_entry_that_is_damaged_counts_as_an_unknown_number_of_rows(kind: Damage) -> None:
     store, key = _with_an_entry_of(text_of([b"m"]))
-    if kind is Damage.MISSING:  # which an entry behind it tells
+    if kind is Damage.MISSING:  # only a later entry shows that an entry is missing
         with KeyedTable(store, ids=SeededIds(9)).writer() as writer:
             writer.put({"tailnum": "after"})
     damage(store, key, kind, seed=1)
@@ -311,7 +314,7 @@ def test_a_split_that_nothing_can_replace_is_listed_with_its_rows(whole: EveryKi
     assert len(expected) - len(found) == last.visible_rows < (last.numRecords or 0)
 
 
-# --- splits of a lost log
+# Splits of a lost log.
 
 
 @pytest.fixture
@@ -463,7 +466,7 @@ def test_a_check_beside_a_running_writer_calls_nothing_lost(windowed: tuple[Memo
     rows = events([{"at": 7200, "service": "s", "host": "h", "count": 9, "value": 1.0}])
     _append(log, 2)
     sort_and_write(store, rows, context=context_of(log.snapshot()), ids=log.ids, now_ms=1)
-    inventory = take_inventory(BlindListing(store, lambda key: key == version_key(2)))
+    inventory = list_table(BlindListing(store, lambda key: key == version_key(2)))
     found = check_log(store, inventory)
     assert found.head is not None
     assert (found.head.version, [each for each in found.findings if each.kind is Kind.VERSION_MISSING]) == (2, [])
@@ -495,7 +498,7 @@ def test_while_the_log_reads_an_orphan_stays_outside(windowed: tuple[MemoryStore
 
 
 def test_a_flipped_bit_anywhere_in_a_split_never_gives_wrong_rows(windowed: tuple[MemoryStore, TransactionLog]) -> None:
-    """Without a log nothing but the file itself speaks against its bytes."""
+    """Without a log, only the file itself can show that its bytes are damaged."""
     store, log = windowed
     (add,) = _append(log, *range(20))
     lose(store, *LOG)
@@ -580,7 +583,7 @@ def test_inputs_of_a_compaction_whose_vectors_hide_no_row_come_back_as_well(
     assert outcome.lost == ()
 
 
-# --- where it writes
+# The location of the repaired table.
 
 
 def test_a_location_that_is_not_empty_is_refused(whole: EveryKind) -> None:
@@ -602,7 +605,7 @@ def test_a_location_within_the_damaged_table_is_refused(tmp_path: Path, whole: E
 
 
 def test_nothing_is_repaired_into_nothing() -> None:
-    with pytest.raises(NotFound, match="nothing of a table"):
+    with pytest.raises(NotFound, match="no object of a table"):
         repair(MemoryStore("empty"), MemoryStore("target"), clock=ManualClock(), ids=SeededIds(1))
 
 
@@ -635,7 +638,7 @@ def test_a_tag_of_which_the_store_does_not_tell_is_not_called_lost(whole: EveryK
 
 
 def test_a_check_of_a_store_that_breaks_off_reports_no_damage(whole: EveryKind) -> None:
-    """At whichever request it does: what cannot be read now is no finding."""
+    """In each run, another request of the store fails. An object that is temporarily unreadable is not a finding."""
     calm = FaultStore(whole.store)
     report = fsck(calm, clock=whole.clock, deep=True)
     assert report.clean

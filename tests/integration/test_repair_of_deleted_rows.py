@@ -1,20 +1,20 @@
-"""Deleted rows do not come back when the log is lost; where that cannot be told, a repair says so."""
+"""Deleted rows do not come back when the log is lost. If a repair cannot decide, it reports this."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.formats.keys import KeyKind, parse, version_key
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
-from storage_core.region.repartition import change_regions
-from storage_core.region.spec import declared_fields
-from storage_core.repair.outcome import Outcome
-from storage_core.repair.repair import repair
-from storage_core.split.vectors import INLINE_BYTES
+from storage_core.data.formats.keys import parse, version_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.repair import Outcome, repair
+from storage_core.split.hidden_rows import INLINE_BYTES
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge
+from storage_core.write.region.repartition import change_regions
+from storage_core.write.region.spec import declared_fields
 from tests.support.deleted_rows import delete_places
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable, Row, base_seats
@@ -38,7 +38,7 @@ def _repaired(table: KeyedTable) -> tuple[KeyedTable, Outcome]:
 
 @pytest.fixture
 def planes() -> KeyedTable:
-    """Ten rows, some put again, one patched, one deleted and put again; `t9` is deleted for good, last of all."""
+    """Write ten rows. Put some rows again, patch one row, and delete and put one row again. Delete `t9` last."""
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         writer.put([_plane(n, 1) for n in range(10)])
@@ -145,7 +145,7 @@ def test_a_split_whose_vector_is_lost_is_found_and_not_brought_back_with_its_del
 
 
 def _emptied_by_two_regions() -> KeyedTable:
-    """A split of which each of two regions hides a part, by puts and deletes: together they hide all of it."""
+    """Make a split whose rows are all hidden. Puts and deletes in each of two regions hide a part of the rows."""
     table = _one_split_before_two_regions()
     (path,) = table.snapshot.splits
     with table.routing_writer() as writer:
@@ -231,7 +231,7 @@ def test_records_of_regions_that_nothing_describes_any_more_are_said_to_be_lost(
     assert target.rows() == {f"t{n}": _plane(n, 1) for n in range(10)}
     lost = [each for each in outcome.lost if each.key.startswith("_mem_wal/")]
     assert sum(each.rows or 0 for each in lost) == 3
-    assert all("of region spec 2, which nothing that is left describes" in each.reason for each in lost)
+    assert all("of region spec 2, which no remaining object describes" in each.reason for each in lost)
 
 
 def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_table() -> None:
@@ -248,7 +248,7 @@ def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_tabl
 def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_are_newer(
     kinds: frozenset[KeyKind],
 ) -> None:
-    """Both were planned on one version, so their files alone say it only if a compaction makes no row newer."""
+    """Both were planned on the same version. Their files show the order only if a compaction makes no row newer."""
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         for first in (0, 5):

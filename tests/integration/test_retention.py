@@ -1,17 +1,18 @@
-"""Retention as people meet it: the command, the asset, its schedule, and time travel to what has left."""
+"""Retention for users: the command, the asset, its schedule, and time travel to expired windows."""
 
 from __future__ import annotations
 
 import datetime as dt
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from pipelines.cli import main
-from storage_core.declaration import TableDeclaration, load
+from storage_core.change.declaration import TableDeclaration, load
 from storage_core.index import catch_up
 from storage_core.log.actions import MergeSkip
 from tidemark import Table
@@ -35,7 +36,7 @@ Run = Callable[..., list[dict[str, Any]]]
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with a declared table of three windows, two of which have left."""
+    """Make a folder with a declared table of three windows, two of which are expired."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables" / "events.yaml").write_text(EVENTS, encoding="utf-8")
@@ -99,7 +100,9 @@ def test_the_changes_of_an_expiry_are_the_rows_that_left(run: Run) -> None:
 
 @pytest.mark.usefixtures("place")
 def test_the_job_runs_on_its_own_and_reports(capfd: pytest.CaptureFixture[str]) -> None:
-    from jobs.expire import main as job
+    from jobs.command import main
+
+    job = partial(main, "expire")
 
     assert job(["--table-uri", "warehouse/events", "--dry-run", "--run-id", "r", "--json"]) == 0
     assert job(["--table-uri", "warehouse/events", "--run-id", "r", "--json"]) == 0
@@ -135,9 +138,9 @@ def test_people_see_the_windows_that_leave(capfd: pytest.CaptureFixture[str]) ->
     first = f"{dt.datetime.fromtimestamp(LEFT, dt.UTC):%Y-%m-%dT%H:%M}"
     assert first in shown("--dry-run")
     assert "expire: committed (version 3" in shown()
-    assert "no window has left" in shown()
+    assert "no window was removed" in shown()
     Table.declare(redeclare(KEPT_FOR_EVER))
-    assert "the table has no retention: every row stays" in shown()
+    assert "the table has no retention, so all rows are kept" in shown()
 
 
 @pytest.mark.usefixtures("place")
@@ -145,7 +148,7 @@ def test_what_left_by_mistake_comes_back_with_a_longer_retention_and_a_restore(r
     run("expire", "events")
     redeclare("retention: 3d", "retention: 30d")
     run("restore", "events", "--to", "2")
-    run("init", "events")  # a restore brings back the settings of then, too
+    run("init", "events")  # a restore also restores the settings of the older version
     assert run("expire", "events")[0]["status"] == "nothing_to_do"
     assert rows() == 6
 
@@ -187,8 +190,8 @@ def test_debt_says_of_every_window_what_is_to_be_done_why_and_what_it_costs(
 def test_the_asset_expires_before_the_compaction_and_is_asked_for_only_when_a_window_has_left() -> None:
     from dagster import DagsterInstance
 
-    from assets.due_runs import TableInputs, due_run
     from assets.launcher import InProcessLauncher
+    from jobs.due_runs import TableInputs, due_run
     from jobs.spark.spark import Spark
     from pipelines.catalog import build_definitions
     from pipelines.tables import load_tables
@@ -212,8 +215,8 @@ def test_the_asset_expires_before_the_compaction_and_is_asked_for_only_when_a_wi
 @pytest.mark.dagster
 @pytest.mark.usefixtures("place")
 def test_a_retention_that_is_only_declared_is_asked_for_and_without_one_there_is_no_asset() -> None:
-    from assets.due_runs import TableInputs, due_run
     from assets.steps import steps_of
+    from jobs.due_runs import TableInputs, due_run
 
     without = declared().model_copy(update={"retention": None})
     Table.declare(without)

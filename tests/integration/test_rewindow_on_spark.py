@@ -1,4 +1,4 @@
-"""`tidemark compact --rewindow` on Spark: from ingest over a change of the window to one run per new window."""
+"""`tidemark compact --rewindow` on Spark: an ingest, a change of the window length, and one run per new window."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from jobs import compact, ingest
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import WindowRange
-from jobs.spark.spark import Answer, Item, Spark
+from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.audit.audit import audit
-from storage_core.compaction.policy import Mode
-from storage_core.errors import CommitConflict
+from storage_core.base.errors import CommitConflict
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import Compact, Ingest
+from storage_core.log.job_run import Answer, Item, run
+from storage_core.maintain.audit import audit
 from storage_core.table import Table
 from tests.support.deleted_rows import delete_where
 
@@ -34,24 +34,24 @@ landing: {{uri: {root}/landing, format: ndjson}}
 """
 
 
-def declared(root: Path, window: str) -> JobRequest:
+def declared(root: Path, window: str) -> Ingest:
     path = root / "events.yaml"
     path.write_text(DECLARATION.format(root=root, window=window), encoding="utf-8")
-    return JobRequest(table_uri=str(root / "events"), declaration=str(path), master=MASTER)
+    return Ingest(table_uri=str(root / "events"), declaration=str(path), master=MASTER)
 
 
 @pytest.fixture
 def changed(tmp_path: Path, spark: Spark) -> Table:
-    """A file of three hours, of which one was ingested by quarters of an hour and the rest by hours."""
+    """Land a file of three hours. One hour is ingested in 15-minute windows, and the other hours in hourly windows."""
     (tmp_path / "landing").mkdir()
     lines = (f'{{"at": "2024-02-29T{10 + n // 60:02}:{n % 60:02}:00Z", "n": {n}}}\n' for n in range(180))
     (tmp_path / "landing" / "a.ndjson").write_text("".join(lines), encoding="utf-8")
     eleven = 1_709_204_400
     first = declared(tmp_path, "15m")
-    ingest.run(replace(first, windows=WindowRange(eleven, eleven + 1800)), spark)
+    run(replace(first, windows=WindowRange(eleven, eleven + 1800)), spark)
     table = Table.open(first.table_uri)
     assert table.snapshot.rows == 30
-    ingest.run(declared(tmp_path, "1h"), spark)
+    run(declared(tmp_path, "1h"), spark)
     return table.refresh()
 
 
@@ -68,8 +68,8 @@ def test_a_file_that_was_begun_is_finished_by_new_windows_and_old_ones_are_rewri
 ) -> None:
     assert numbers(changed) == list(range(180))
     assert seconds(changed) == {900, 3600}
-    request = JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
-    planned = compact.run(JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, dry_run=True), spark)
+    request = Compact(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
+    planned = run(Compact(table_uri=changed.uri, mode=Mode.REWINDOW, dry_run=True), spark)
     assert (planned.status, planned.metrics.rows_in) == ("planned", 30)
     assert main(["compact", changed.uri, "--rewindow", "--json"]) == 0
     report = json.loads(capfd.readouterr().out)
@@ -77,8 +77,8 @@ def test_a_file_that_was_begun_is_finished_by_new_windows_and_old_ones_are_rewri
     assert report["details"]["windows"] == [1_709_204_400]
     assert changed.refresh().history(1)[0].operation == "REWINDOW"
     assert (numbers(changed), seconds(changed)) == (list(range(180)), {3600})
-    assert compact.run(request, spark).status == "nothing_to_do"
-    compact.run(JobRequest(table_uri=changed.uri, master=MASTER), spark)
+    assert run(request, spark).status == "nothing_to_do"
+    run(Compact(table_uri=changed.uri, master=MASTER), spark)
     assert [each["splits"] for each in changed.refresh().describe()["windows"]] == [1, 1, 1]  # type: ignore[attr-defined]
     assert audit(changed.store, changed.snapshot).violations == ()
     assert main(["compact", changed.uri, "--rewindow", "--policy"]) == 2
@@ -88,24 +88,24 @@ def test_scheduled_runs_join_cold_windows_and_then_merge_them(changed: Table, sp
     changed.alter({"compaction.coarsen_to": "1d", "compaction.coarsen_after": "0s", "compaction.cold_after": "0s"})
     changed.alter({"compaction.most_files": 1})
     assert {each.reasons for each in changed.debt(Mode.POLICY)} == {("coarsen",)}
-    request = JobRequest(table_uri=changed.uri, mode=Mode.POLICY, master=MASTER)
+    request = Compact(table_uri=changed.uri, mode=Mode.POLICY, master=MASTER)
     act = Meanwhile(lambda: delete_where(changed.log, lambda row: row["n"] == 65))
     with pytest.raises(CommitConflict, match="were not compacted"):
-        compact.run(request, act)
+        run(request, act)
     left = [n for n in range(180) if n != 65]
     assert numbers(changed) == left
-    report = compact.run(request, spark)
+    report = run(request, spark)
     assert (report.status, report.metrics.rows_in) == ("committed", len(left))
     assert changed.refresh().history(1)[0].operation == "REWINDOW"
     assert (numbers(changed), seconds(changed)) == (left, {86_400})
-    while compact.run(request, spark).status != "nothing_to_do":
+    while run(request, spark).status != "nothing_to_do":
         pass
     assert (numbers(changed), len(changed.refresh().snapshot.splits)) == (left, 1)
     assert audit(changed.store, changed.snapshot).violations == ()
 
 
 class Meanwhile(Spark):
-    """Joins the session; somebody acts when the tasks are done, before the job goes on."""
+    """A launcher that joins the session and runs an operation between the tasks and the next step of the job."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)
@@ -120,11 +120,11 @@ class Meanwhile(Spark):
 
 
 def test_rows_that_are_deleted_meanwhile_never_come_back(changed: Table, spark: Spark) -> None:
-    request = JobRequest(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
+    request = Compact(table_uri=changed.uri, mode=Mode.REWINDOW, master=MASTER)
     act = Meanwhile(lambda: delete_where(changed.log, lambda row: row["n"] == 65))
     with pytest.raises(CommitConflict):
-        compact.run(request, act)
+        run(request, act)
     assert numbers(changed) == [n for n in range(180) if n != 65]
-    assert compact.run(request, spark).status == "committed"
+    assert run(request, spark).status == "committed"
     assert numbers(changed) == [n for n in range(180) if n != 65]
     assert seconds(changed) == {3600}

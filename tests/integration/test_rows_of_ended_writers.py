@@ -1,6 +1,7 @@
-"""Writers in real processes end without a flush, are killed, or stand still: the job `merge` brings in what they left.
+"""If writer processes end without a flush, are killed, or are stopped, the job `merge` merges their rows.
 
-The files that they wrote are made old, so that nobody waits. One that stood still wakes up when its rows are merged.
+The test backdates the files of the writers, so that it does not have to wait. A stopped writer continues after the
+merge of its rows.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 
 import pytest
 
-from assets.due_runs import DueRun, TableInputs, due_run
-from jobs import merge
-from jobs.requests.request import JobRequest
+from jobs.due_runs import TableInputs, due_run
 from jobs.spark.spark import Spark
-from storage_core.declaration import TableDeclaration
-from storage_core.fsck.check import fsck
-from storage_core.region.registry import read_registry
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.steps import Merge
+from storage_core.log.job_run import DueRun, run
+from storage_core.maintain.check import fsck
+from storage_core.write.region.spec import read_registry
 from tests.support.old_regions import make_old
 from tidemark import Table
 
@@ -69,7 +70,7 @@ def declaration(tmp_path: Path) -> TableDeclaration:
 
 @contextmanager
 def writer_until(end: str, uri: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has written, and has ended or stands still."""
+    """Start a process that writes and then ends or stops."""
     with subprocess.Popen([sys.executable, "-c", WRITER, uri, end], cwd=ROOT) as process:
         try:
             _, status = os.waitpid(process.pid, os.WUNTRACED)
@@ -93,20 +94,20 @@ def test_its_rows_are_in_the_base_after_the_next_merge_and_one_that_wakes_up_goe
     declaration: TableDeclaration, spark: Spark, end: str
 ) -> None:
     table = Table.declare(declaration)
-    request = JobRequest(table_uri=table.uri)
+    request = Merge(table_uri=table.uri)
     with writer_until(end, table.uri) as process:
         assert len(read_registry(table.store).regions) == REGIONS
         make_old(table, 60)
         assert merge_due(declaration) is None
-        assert merge.run(request, spark).status == "nothing_to_do"
+        assert run(request, spark).status == "nothing_to_do"
         make_old(table, 3600)
         due = merge_due(declaration)
         assert due is not None
         assert due.reason == "16 regions with rows of a silent writer"
-        planned = merge.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
+        planned = run(Merge(table_uri=table.uri, dry_run=True), spark)
         assert planned.details == {"generations": 0, "regions": 0, "idle_regions": REGIONS}
         assert merge_due(declaration) == due, "nothing was changed"
-        done = merge.run(request, spark)
+        done = run(request, spark)
         assert (done.status, done.metrics.rows_out) == ("committed", len(NAMES))
         assert done.details == {"generations": REGIONS, "regions": REGIONS, "idle_regions": REGIONS}
         assert years(table) == dict.fromkeys(NAMES, 2004)
@@ -117,6 +118,6 @@ def test_its_rows_are_in_the_base_after_the_next_merge_and_one_that_wakes_up_goe
             assert process.wait() == 0, "its caller saw an error"
             expected = dict.fromkeys(NAMES[1:], 2005)
             make_old(table, 3600)
-            assert merge.run(request, spark).details["idle_regions"] == 1
+            assert run(request, spark).details["idle_regions"] == 1
         assert years(table) == expected
         assert fsck(table.store, clock=table.log.clock, deep=True).clean

@@ -1,4 +1,4 @@
-"""Rows as people have them mean the same at every way in: text, times without a zone, pandas, NumPy and Polars."""
+"""The same rows have the same values on every write path: text, times without a zone, pandas, NumPy and Polars."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
-from storage_core.errors import InvalidInput
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.ingest.parquet_files import parquet_blocks
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed_records
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.store.memory import MemoryStore
+from storage_core.write.ingest.parquet_files import parquet_blocks
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.read import typed_records
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
@@ -128,7 +128,7 @@ DOORS: dict[str, Callable[[Path, Any], tm.Table]] = {
 
 
 def _distributed(rows: Any) -> tuple[list[dict[str, Any]], list[str]]:
-    """The rows that a table takes of what a raw log was given, and why others are rejected."""
+    """Return the rows that a table accepts from a raw log, and the reasons of the rejected rows."""
     store = MemoryStore("raw")
     with RawLog([store], clock=ManualClock(), ids=SeededIds(1)) as log:
         log.append("t", rows)

@@ -1,4 +1,4 @@
-"""A secret in the environment is in no log line, exception, report, metadata or object of ours (lesson 85)."""
+"""No log line, exception, report, metadata or object of Tidemark contains a secret from the environment (lesson 85)."""
 
 from __future__ import annotations
 
@@ -13,16 +13,15 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.clock import SystemClock
-from storage_core.compaction import execute
-from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.gc.collect import collect
-from storage_core.ids import SystemIds
-from storage_core.objectstore.contract import IfAbsent, IfMatch
-from storage_core.objectstore.resolve import open_store
-from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_calls import Retries
-from storage_core.objectstore.s3_location import parse_s3_uri
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.compact import execute
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import IfAbsent, IfMatch
+from storage_core.store.resolve import open_store
+from storage_core.store.s3 import S3Store
+from storage_core.store.s3_calls import Retries
+from storage_core.store.s3_location import parse_s3_uri
 from storage_core.table import Table
 from tests.support import merge_plan
 from tests.support.s3_server import Answer, HttpFault, S3Server, Step
@@ -39,7 +38,7 @@ KINDS = {"get": "/k", "put": "/k", "head": "/k", "list": "list-type", "delete": 
 
 @pytest.fixture(autouse=True)
 def canary(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
-    """The server, entered with a secret to look for."""
+    """Return the server. Its credentials contain a marked secret."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "canary0id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY_CANARY)
     monkeypatch.setenv("AWS_SESSION_TOKEN", SESSION_CANARY)
@@ -53,7 +52,7 @@ def uri(s3_server: S3Server) -> str:
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """Everything that our own loggers said, at their most talkative."""
+    """Return all output of Tidemark's loggers at the most verbose level."""
     for name in ("storage_core", "jobs", "pipelines"):
         caplog.set_level(logging.DEBUG, name)
 
@@ -67,7 +66,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 
 def everything_about(error: BaseException) -> str:
-    """All texts that an exception and whatever it hangs on to can show."""
+    """Return all texts that an exception and everything attached to it can show."""
     parts = ["".join(traceback.format_exception(error))]
     seen: BaseException | None = error
     while seen is not None:
@@ -77,14 +76,14 @@ def everything_about(error: BaseException) -> str:
 
 
 def objects(uri: str, server: S3Server) -> Iterator[str]:
-    """Every object below a prefix as the server has it: bytes, key and metadata."""
+    """Return every object below a prefix as the server stores it: bytes, key and metadata."""
     import boto3
 
     client = boto3.session.Session().client("s3", endpoint_url=server.endpoint, region_name="eu-central-1")
     prefix = parse_s3_uri(uri, {}).prefix
     for each in client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]:
         reply = client.get_object(Bucket=server.bucket, Key=each["Key"])
-        # But the test server's own record of the request, which says who signed it.
+        # Except for the test server's own record of the request, which names the signer.
         yield f"{each['Key']} {reply['Metadata']} {reply['Body'].read()!r}"
 
 
@@ -182,7 +181,7 @@ def test_a_server_out_of_reach_and_missing_credentials_show_no_secret(
             S3Store(parse_s3_uri(each, {}), retries=retries).get("k")
         messages.append(everything_about(failed.value))
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        with pytest.raises(TidemarkError, match="check the credentials") as failed:
+        with pytest.raises(TidemarkError, match="Check the credentials") as failed:
             S3Store(parse_s3_uri(each, {}), retries=retries).get("k")
         messages.append(everything_about(failed.value))
         monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", KEY_CANARY)
@@ -213,7 +212,7 @@ def test_a_uri_with_a_secret_is_refused_without_repeating_it(
     for call in (Table.open, open_store, lambda uri: Table.create(uri, SCHEMA)):
         with pytest.raises(TidemarkError) as refused:
             call(written)
-        # The line of the test itself that called with it is no text of ours.
+        # The source line of the test itself does not count.
         assert (
             "canary0" not in f"{refused.value} {refused.value!r} {refused.value.context} {refused.value.__context__!r}"
         )

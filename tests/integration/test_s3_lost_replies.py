@@ -1,4 +1,4 @@
-"""Each reply of an S3 server lost, cut or refused over HTTP: the store says what happened, or that nobody knows."""
+"""When S3 replies over HTTP are lost, cut or refused, the store reports the outcome or that it is unknown."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from uuid import uuid4
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
-from storage_core.objectstore.contract import (
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
+from storage_core.store.contract import (
     Blob,
     Committed,
     Conflict,
@@ -20,9 +20,9 @@ from storage_core.objectstore.contract import (
     PutMode,
     PutResult,
 )
-from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_calls import Retries
-from storage_core.objectstore.s3_location import parse_s3_uri
+from storage_core.store.s3 import S3Store
+from storage_core.store.s3_calls import Retries
+from storage_core.store.s3_location import parse_s3_uri
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.s3_server import Answer, Front, HttpFault, S3Server, Step
@@ -142,7 +142,7 @@ def test_a_swap_whose_reply_was_lost_and_whose_object_was_replaced_is_unknown(
 
     class Meanwhile(ManualClock):
         def sleep_ms(self, duration_ms: float) -> None:
-            """Somebody reads what we wrote and replaces it before we look."""
+            """Read the object of this test and replace it before the store checks it."""
             super().sleep_ms(duration_ms)
             blob = other.get("k")
             assert blob.data == b"ours"
@@ -230,7 +230,7 @@ def test_a_put_that_never_reached_the_server_is_unavailable_and_not_unknown(
     store = S3Store(parse_s3_uri(uri, {}), clock=clock, retries=RETRIES)
     with pytest.raises(Unavailable, match="cannot be reached"):
         store.put("k", b"x", IfAbsent())
-    with pytest.raises(Unavailable, match=r"cannot be reached .*; check the endpoint \(AWS_ENDPOINT_URL"):
+    with pytest.raises(Unavailable, match=r"cannot be reached .*. Check the endpoint \(AWS_ENDPOINT_URL"):
         store.get("k")
     assert s3_server.front.requests == {}
 
@@ -257,7 +257,7 @@ def test_a_redirect_is_not_followed_and_says_where_to(
     }
     for kind, call in calls.items():
         front.on(kind, "", *[answer] * 3)
-        with pytest.raises(Unsupported, match="redirects are not followed") as refused:
+        with pytest.raises(Unsupported, match="Redirects are not followed") as refused:
             call()
         assert said in str(refused.value)
     assert front.requests == dict.fromkeys(calls, 1)
@@ -388,7 +388,7 @@ def test_thousands_of_keys_are_listed_and_deleted_by_pages(store: S3Store, front
 
 
 class TestLargeObjects:
-    """Two parts and a bit, created under a condition; whatever fails, nothing shows before it is complete."""
+    """Tests of a conditional create of more than two parts: no failure makes an incomplete object visible."""
 
     body = bytes(range(256)) * (PART * 9 // 4 // 256)
 

@@ -1,4 +1,4 @@
-"""A store is asked before it is trusted: one that lacks a capability is refused by name, and only once is it asked."""
+"""The capability probe refuses a store with the name of the missing capability, and runs only once per store."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.errors import Unavailable, Unsupported
-from storage_core.formats.keys import probe_key
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.probe import Capability, probe
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.errors import Unavailable, Unsupported
+from storage_core.data.formats.keys import probe_key
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import Capability, open_store, probe
 from storage_core.table import Table
 from tests.support.s3_server import CONDITIONS, Answer, HttpFault, S3Server
 
@@ -151,7 +150,7 @@ def test_a_table_is_not_written_to_through_a_front_that_drops_conditions_but_can
 ) -> None:
     Table.create(uri, SCHEMA).append(ROWS)
     s3_server.front.ignore(*CONDITIONS)
-    other_name = uri.replace("127.0.0.1", "localhost")  # another URI: not proven in this process yet
+    other_name = uri.replace("127.0.0.1", "localhost")  # another URI, which this process has not probed yet
     table = Table.open(other_name)
     assert table.scan().to_arrow().num_rows == 1
     with pytest.raises(Unsupported, match="create_only"):

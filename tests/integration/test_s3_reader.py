@@ -1,4 +1,4 @@
-"""Reads of S3 without boto3's client: the same answers and failures as through it, over kept connections."""
+"""Reads of S3 without boto3's client give the same results and errors as with boto3, over persistent connections."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
-from storage_core.errors import NotFound, TidemarkError, Unavailable
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import open_store
-from storage_core.objectstore.s3 import S3Store
-from storage_core.objectstore.s3_calls import Retries
-from storage_core.objectstore.s3_location import S3Location, parse_s3_uri
+from storage_core.base.errors import NotFound, TidemarkError, Unavailable
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import open_store
+from storage_core.store.s3 import S3Store
+from storage_core.store.s3_calls import Retries
+from storage_core.store.s3_location import S3Location, parse_s3_uri
 from tests.support.s3_server import Answer, HttpFault, S3Server, Step
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def uri(s3_server: S3Server) -> str:
 
 @pytest.fixture
 def both(uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Store, S3Store]:
-    """Two stores of one place: the first reads by itself, the second through boto3."""
+    """Return two stores of one location. The first store reads by itself, the second store reads through boto3."""
     stores = []
     for more in (False, True):
         if more:
@@ -58,7 +58,7 @@ def both(uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Store, S3Store]:
 
 
 def said(call: Callable[[], object]) -> object:
-    """What a call returns or raises, by class and text."""
+    """Return the result of a call, or the class and text of its error."""
     try:
         return call()
     except TidemarkError as error:
@@ -146,7 +146,7 @@ GONE = b"HTTP/1.1 404 Not Found\r\nContent-Length: 37\r\n\r\n<Error><Code>NoSuch
 def answering(
     answer: Callable[[bytes], bytes], secure: ssl.SSLContext | None = None
 ) -> Iterator[tuple[str, list[int]]]:
-    """A server, and how many requests came over each of its connections. An empty answer ends the connection."""
+    """Start a server and count the requests per connection. An empty answer closes the connection."""
     connections: list[int] = []
 
     class Handler(socketserver.BaseRequestHandler):
@@ -171,7 +171,7 @@ def answering(
         daemon_threads = True
 
         def handle_error(self, *_: object) -> None:
-            """Say nothing: clients that end a connection are what is tested."""
+            """Print nothing, because the tests include clients that close a connection."""
 
     with Server(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.001})
@@ -282,7 +282,7 @@ def test_a_signal_ends_the_wait_for_an_answer() -> None:
 
     def answer(_: bytes) -> bytes:
         os.kill(os.getpid(), signal.SIGUSR1)
-        done.wait()  # for ever, if the wait did not end
+        done.wait()  # if the timeout failed, this would wait forever
         return b""
 
     def interrupt(*_: object) -> None:
@@ -302,7 +302,7 @@ def test_a_process_that_reads_loads_nothing_of_boto3(uri: str) -> None:
     open_store(uri).put("k", b"x", IfAbsent())
     program = (
         "import sys\n"
-        "from storage_core.objectstore.resolve import open_store\n"
+        "from storage_core.store.resolve import open_store\n"
         "store = open_store(sys.argv[1])\n"
         "assert store.get('k').data == b'x' and store.head('k').size == 1 and len(list(store.list(''))) == 1\n"
         "print({name.partition('.')[0] for name in sys.modules} & {'boto3', 'botocore', 'urllib3'})\n"
@@ -315,7 +315,7 @@ def test_a_process_that_reads_loads_nothing_of_boto3(uri: str) -> None:
 
 @pytest.fixture
 def certificate(tmp_path: Path) -> Path:
-    """A certificate for this machine that nobody vouches for but itself, with its key."""
+    """Make a self-signed certificate for this machine, with its key."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now = dt.datetime.now(dt.UTC)

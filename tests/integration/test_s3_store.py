@@ -7,9 +7,9 @@ from uuid import uuid4
 import boto3
 import pytest
 
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, Overwrite
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.store.contract import Committed, Conflict, IfAbsent, IfMatch, ObjectStore, Overwrite
+from storage_core.store.resolve import open_store
 from tests.support.s3_server import REGION, S3Server
 from tests.support.store_conformance import StoreConformance
 
@@ -25,7 +25,7 @@ def store(uri: str) -> ObjectStore:
 
 
 class TestS3Store(StoreConformance):
-    """Over HTTP, against a server that takes one request at a time."""
+    """Tests of the store contract over HTTP, against a server that handles one request at a time."""
 
 
 @pytest.mark.parametrize(
@@ -56,7 +56,7 @@ def test_every_call_costs_the_requests_that_it_says(
 
 
 def test_equal_bytes_have_equal_etags_so_that_a_swap_needs_a_nonce(store: ObjectStore) -> None:
-    # The other side of the contract's "an ETag may be a hash of the content".
+    # The counterpart of the contract's "an ETag may be a hash of the content".
     first, second = (store.put(key, b"same", IfAbsent()) for key in ("a", "b"))
     assert isinstance(first, Committed)
     assert first == second

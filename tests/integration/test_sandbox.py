@@ -1,4 +1,4 @@
-"""The processes that answer queries: what ends them, what they hold, and what comes of a call that never ends."""
+"""The query processes: the events that end them, their memory and files, and a call that never ends."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.engine.sandbox import messages, pool, process, result
-from storage_core.engine.sandbox.process import Sandbox
-from storage_core.engine.sandbox.query import Query, Relation
-from storage_core.engine.sandbox.sessions import Sessions
-from storage_core.errors import InvalidInput, Unavailable
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.engine.sandbox import process, result
+from storage_core.engine.sandbox.process import Query, Relation, Sandbox
+from storage_core.engine.sandbox.worker import Sessions
 from tidemark import QueryLimits, Scan, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("l", pa.list_(pa.int64()))])
@@ -38,16 +37,16 @@ FORMS: dict[str, Callable[[Table], object]] = {
 
 @pytest.fixture
 def table(tmp_path: Path) -> Iterator[Table]:
-    """A table of ten rows, and no process that was started before."""
-    pool.end_all()
+    """Make a table of ten rows, and end all earlier query processes."""
+    process.end_all()
     made = Table.create(str(tmp_path / "t"), SCHEMA)
     made.append([{"a": each, "s": f"row {each}", "l": [each, 1]} for each in range(10)])
     yield made
-    pool.end_all()
+    process.end_all()
 
 
 def children() -> list[int]:
-    """The processes of queries that this one has."""
+    """Return the query processes that this process has."""
     found = [each for path in Path("/proc/self/task").glob("*/children") for each in path.read_text().split()]
     return [int(each) for each in found if b"sandbox.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
@@ -59,7 +58,7 @@ def answered(table: Table) -> bool:
 @pytest.mark.parametrize("form", FORMS)
 def test_a_call_that_takes_hours_ends_with_its_time(table: Table, form: str) -> None:
     before = children()
-    with pytest.raises(Unavailable, match=r"longer than 0.3 seconds; ask for less, or raise `seconds`"):
+    with pytest.raises(Unavailable, match=r"longer than 0.3 seconds. Query less data, or raise `seconds`"):
         FORMS[form](table)
     assert children() == before
     assert answered(table)
@@ -103,12 +102,12 @@ def test_a_process_is_kept_for_the_next_query(table: Table) -> None:
 
 
 def test_as_many_processes_as_queries_at_a_time_and_few_are_kept(table: Table) -> None:
-    count = pool.MOST_KEPT + 2
+    count = process.MOST_KEPT + 2
     streams = [table.scan(filter="a > 3").to_reader(2) for _ in range(count)]
     assert [next(each).num_rows for each in streams] == [2] * count
     assert len(children()) == count
     assert [sum(batch.num_rows for batch in each) for each in streams] == [4] * count
-    assert len(children()) == pool.MOST_KEPT
+    assert len(children()) == process.MOST_KEPT
 
 
 def test_a_stream_that_is_given_up_ends_its_process(table: Table) -> None:
@@ -129,7 +128,7 @@ def test_a_kept_process_that_was_killed_is_not_asked(table: Table) -> None:
 
 
 def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
-    table.append([{"a": 10, "s": "x" * 2**24, "l": []}])  # more than waits in a socket
+    table.append([{"a": 10, "s": "x" * 2**24, "l": []}])  # more than the buffer of a socket holds
     stream = table.scan(filter="a > 3").to_reader(2)
     (at_work,) = children()
     os.kill(at_work, signal.SIGKILL)
@@ -139,9 +138,9 @@ def test_a_process_that_is_killed_at_work_is_no_answer(table: Table) -> None:
 
 
 def test_ctrl_c_ends_a_query_and_its_process(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun, receive = threading.Event(), messages.receive_in_time
+    begun, receive = threading.Event(), process.receive_in_time
 
-    def noted(source: socket.socket, *, until: float, most: int) -> messages.Message:
+    def noted(source: socket.socket, *, until: float, most: int) -> process.Message:
         message = receive(source, until=until, most=most)
         begun.set()
         return message
@@ -151,7 +150,7 @@ def test_ctrl_c_ends_a_query_and_its_process(table: Table, monkeypatch: pytest.M
         os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(process, "receive_in_time", noted)
-    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # by a shell, of what it runs in the background
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell does this for its background processes
     try:
         threading.Thread(target=interrupt, daemon=True).start()
         with pytest.raises(KeyboardInterrupt):
@@ -198,7 +197,7 @@ def test_a_copy_of_the_process_asks_processes_of_its_own(
     copy = os.fork()
     if copy == 0:
         sound = answered(table) and ours not in children()
-        pool.end_all()
+        process.end_all()
         os._exit(0 if sound else 1)
     assert os.waitpid(copy, 0)[1] == 0
     assert len(folders) == 1
@@ -266,7 +265,7 @@ def test_limits_hold_for_a_scan_that_has_no_filter(table: Table) -> None:
 
 
 def test_a_query_is_answered_from_its_own_version_limits_and_rows(table: Table, tmp_path: Path) -> None:
-    """Sessions are kept for queries over the same files, and serve no other."""
+    """Sessions are cached for queries over the same files, and are not used for other queries."""
     other = Table.create(str(tmp_path / "other"), SCHEMA)
     other.append([{"a": 100, "s": "other", "l": []}])
     memory = Table.create("memory://kept-sessions", SCHEMA)
@@ -294,7 +293,7 @@ def test_the_time_of_an_answer_is_one_for_all_of_its_batches(table: Table) -> No
 
 
 def slow_scan(table: Table) -> Scan:
-    """A scan whose batches come soon, one after the other, for longer than its time."""
+    """Return a scan whose batches arrive quickly, but together take longer than the time limit of the scan."""
     rows = pa.table({"a": range(400_000), "s": ["x"] * 400_000, "l": [[]] * 400_000}, schema=SCHEMA)
     table.append(rows)
     return table.scan(filter="length(sha256(repeat(s, 20000 + a::int % 2))) = 64", limits=QueryLimits(seconds=1))
@@ -309,7 +308,7 @@ def test_a_kept_process_that_does_not_wake_is_replaced(
     (first,) = children()
     begin, many = Sandbox.begin, ", ".join(["1"] * 9_000)
 
-    def hit(sandbox: Sandbox, query: Query) -> None:  # after it was found ready
+    def hit(sandbox: Sandbox, query: Query) -> None:  # called after the check that it is ready
         if first in children():
             os.kill(first, signal_number)
         begin(sandbox, query)
@@ -385,7 +384,7 @@ def test_an_answer_that_arrow_cannot_carry_is_refused(table: Table) -> None:
 
 
 def test_what_a_sandbox_says_is_not_done_here(tmp_path: Path) -> None:
-    """A process that was taken over may send the name of a function for that of an error."""
+    """A compromised process can send the name of a function as the name of an error."""
     written = tmp_path / "written.csv"
     error = result._raised({"class": "sql", "text": f"COPY (SELECT 1) TO '{written}'"})
     assert isinstance(error, RuntimeError)
@@ -395,8 +394,8 @@ def test_what_a_sandbox_says_is_not_done_here(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("said", "found"),
     [
-        (b"+" + (2**62).to_bytes(8, "big"), messages.BadMessage),
-        (b"x" + bytes(8), messages.BadMessage),
+        (b"+" + (2**62).to_bytes(8, "big"), process.BadMessage),
+        (b"x" + bytes(8), process.BadMessage),
         (b"+", EOFError),
     ],
 )
@@ -406,12 +405,15 @@ def test_what_is_no_message_is_told_from_the_end_of_its_sender(said: bytes, foun
         theirs.sendall(said)
         theirs.shutdown(socket.SHUT_WR)
         with pytest.raises(found):
-            messages.receive_in_time(ours, until=time.monotonic() + 60, most=2**20)
+            process.receive_in_time(ours, until=time.monotonic() + 60, most=2**20)
 
 
 @pytest.mark.parametrize(
     ("does", "how"),
-    [("os.write(int(sys.argv[1]), bytes(9))", "sent what is no message"), ("os.close(int(sys.argv[1]))", "closed its")],
+    [
+        ("os.write(int(sys.argv[1]), bytes(9))", "sent bytes that are not a message"),
+        ("os.close(int(sys.argv[1]))", "closed its"),
+    ],
 )
 def test_a_process_that_lives_and_answers_nothing_is_ended(
     table: Table, monkeypatch: pytest.MonkeyPatch, does: str, how: str

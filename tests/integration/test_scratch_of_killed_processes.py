@@ -1,4 +1,4 @@
-"""What a killed process leaves among the temporary files, with texts of rows in it, is removed by the next one."""
+"""Temporary files of a killed process, which contain text of rows, are removed by the next process."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.scratch import locked_folder, scratch_folder
+from storage_core.base.process import locked_folder, scratch_folder
 from tidemark import IndexDefinition, Table
 
 ROOT = Path(__file__).parents[2]
 CANARY = "zqjcanary"
 
-# The process is killed when it begins to remove what it has made, so that everything is there.
+# The process is killed when it begins to remove its files, so that all of them exist.
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -45,7 +45,7 @@ DOORS = {
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A table with an index, files to append, and a folder for temporary files."""
+    """Make a table with an index, files to append, and a folder for temporary files."""
     made = IndexDefinition("words", "fulltext", ("text",))
     table = Table.create(str(tmp_path / "table"), pa.schema([("text", pa.string())]), indexes=[made])
     table.append([{"text": f"{CANARY} {number}"} for number in range(100)])
@@ -57,7 +57,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def left(place: Path) -> list[Path]:
-    """Temporary folders and files; entries of a cache stay."""
+    """Return the temporary folders and files, without entries of a cache."""
     return [*(place / "tmp").iterdir(), *(place / "cache").glob("tidemark-*")]
 
 
@@ -72,7 +72,7 @@ def test_the_next_process_removes_what_a_killed_one_left(door: str, place: Path)
     assert run(place, KILLED + DOORS[door]) == -signal.SIGKILL
     assert left(place)
     where = 'here / "cache"' if "cache" in door else "None"
-    after = f"from storage_core.scratch import scratch_folder\nwith scratch_folder('any', {where}):\n    pass\n"
+    after = f"from storage_core.base.process import scratch_folder\nwith scratch_folder('any', {where}):\n    pass\n"
     assert run(place, f"import sys, pathlib; here = pathlib.Path(sys.argv[1])\n{after}") == 0
     assert left(place) == []
 
@@ -108,6 +108,6 @@ def test_a_folder_of_another_name_stays(tmp_path: Path) -> None:
 
 
 def next_process(folder: Path) -> None:
-    program = "import sys, pathlib; from storage_core.scratch import scratch_folder\n"
+    program = "import sys, pathlib; from storage_core.base.process import scratch_folder\n"
     program += "with scratch_folder('test', pathlib.Path(sys.argv[1])): pass"
     subprocess.run([sys.executable, "-c", program, str(folder)], cwd=ROOT, check=True)

@@ -1,4 +1,4 @@
-"""Searches of what a writer has not flushed: only new rows are indexed, and what was found before says nothing."""
+"""A search of unflushed rows indexes only new rows, and does not depend on old results."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from storage_core.errors import InvalidInput
-from storage_core.read.log_runs import LEAST_RATIO, LoggedRows, LogRuns
-from storage_core.region.options import WriterOptions
-from storage_core.region.router import TableWriter
+from storage_core.base.errors import InvalidInput
+from storage_core.read.unmerged import LEAST_RATIO, LoggedRows, LogRuns
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.router import TableWriter
 from tests.support import upkeep
 from tidemark import Table
 
@@ -54,7 +54,7 @@ def scored(table: Table, query: str) -> pa.Table:
 
 
 def indexed(caplog: pytest.LogCaptureFixture) -> int:
-    """How many rows were indexed since the last call."""
+    """Return the number of rows that were indexed since the last call."""
     said = [each for each in caplog.records if each.message.startswith("indexed ")]
     caplog.clear()
     return sum(int(each.message.split()[1]) for each in said)
@@ -83,7 +83,7 @@ def test_a_second_search_indexes_only_the_rows_that_were_written_since(
         writer.put(rows_of(4, 1, "flood"))
         assert 3 not in ids(table)
         assert ids(table, "flood") == [4]
-        assert indexed(caplog) <= 7 + 1  # the last run is not twice as long
+        assert indexed(caplog) <= 7 + 1  # the last run is less than twice as long
         near = table.search(vector=[0.0, 1.0], limit=4, consistency="latest").to_arrow().to_pylist()
         assert [row["id"] for row in near] == [0, 1, 2, 4]
         assert indexed(caplog) == 0, "vectors are compared as they are"
@@ -184,17 +184,20 @@ def test_rows_given_without_waiting_are_found_once_they_are_durable_also_by_the_
         upkeep.merge(Table.open(table.uri))
         writer.put(rows_of(5, 5), durable=False)
         writer.patch([{"id": 1, "text": "patched"}, {"id": 6, "text": "patched"}], durable=False)
-        assert {*ids(table)} <= {*range(10)}  # some may be durable by now, and none is twice
+        assert {*ids(table)} <= {*range(10)}  # some rows may already be durable, and no row occurs twice
         writer.sync()
         assert ids(table) == [0, 2, 3, 4, 5, 7, 8, 9]
         assert ids(table, "patched") == [1, 6]
-        assert ids(table, index="tags") == [*range(10)]  # what a patch leaves as it was
+        assert ids(table, index="tags") == [*range(10)]  # a patch leaves this column unchanged
         near = table.search(vector=[0.01, 1.0], limit=3, consistency="latest").to_arrow().to_pylist()
         assert [(row["id"], row["text"]) for row in near] == [(1, "patched"), (0, "ebb tide"), (2, "ebb tide")]
 
 
 def test_pages_of_equal_scores_are_complete(tmp_path: Path) -> None:
-    """By words, values, and both with a vector, in the log, in generations, in the base, with segments and without."""
+    """The searches use words, values, or both together with an embedding.
+
+    The rows are in the log, in generations and in the base, with segments and without.
+    """
     table, count, page = table_at(tmp_path), 30, 7
     rows = [{**row, "place": [0.0, 1.0]} for row in rows_of(0, count)]
     searches: list[dict[str, Any]] = [

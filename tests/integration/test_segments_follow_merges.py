@@ -1,4 +1,4 @@
-"""Segments of generations become those of the base: a merge indexes nothing, and no catch-up does what it did."""
+"""Index segments of generations become segments of the base: a merge and a later catch-up index no row again."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from storage_core.formats.translation_map import TranslationMap
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
+from storage_core.data.formats.bundle import TranslationMap
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.index.coverage import coverage
+from storage_core.index.segments import coverage
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import merge_segments, sorting, unmerged
-from storage_core.region.options import WriterOptions
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import generation_write, merge, unmerged
+from storage_core.write.region.records import WriterOptions
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
 from tests.support.searching import search
@@ -48,7 +48,7 @@ def row(number: int) -> dict[str, object]:
 
 
 def written(*numbers: range, config: TableConfig = CONFIG) -> KeyedTable:
-    """A generation per range of rows, nothing merged."""
+    """Write one generation per range of rows, without a merge."""
     clock = ManualClock(step_ms=1)
     table = KeyedTable(MemoryStore("followed", clock=clock), clock=clock).create(SCHEMA, config)
     for each in numbers:
@@ -63,7 +63,7 @@ def put(table: KeyedTable, numbers: range) -> None:
 
 
 def require_exact(table: KeyedTable, head: Snapshot) -> None:
-    """Every search of the base finds the rows that it holds, as an index that was built anew does."""
+    """Check that every search of the base returns the same as a newly built index."""
     rows = table.base_rows(head)
     for index, query, wanted in (
         ("text", "word1", [each["id"] for each in rows if "word1" in str(each["text"])]),
@@ -75,7 +75,7 @@ def require_exact(table: KeyedTable, head: Snapshot) -> None:
 
 
 def built_by_catch_ups(table: KeyedTable, *indexes: IndexDefinition) -> int:
-    """Catch these indexes up, or all, and return how many rows that indexed."""
+    """Catch up these indexes, or all, and return the number of rows that were indexed."""
     count = 0
     for index in indexes or (TEXT, NUMBERS):
         snapshot = table.snapshot
@@ -157,7 +157,7 @@ def test_a_part_keeps_the_translations_by_which_its_origins_are_known(indexes: t
     put(table, range(10))
     table.merge()
     table.compact()
-    # Half of the first generation is gone, so its segments are built anew.
+    # Half of the first generation's rows are gone, so its segments are rebuilt.
     assert built_by_catch_ups(table, *indexes) == 10 * len(indexes)
     assert all(catch_up.plan(table.snapshot, each.name).empty for each in indexes)
 
@@ -166,7 +166,7 @@ def test_a_part_keeps_the_translations_by_which_its_origins_are_known(indexes: t
 def test_a_sorted_generation_is_followed_and_a_damaged_segment_is_not(
     damaged: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sorting, "SEGMENT_ROWS", 1)
+    monkeypatch.setattr(generation_write, "SEGMENT_ROWS", 1)
     table = written(range(50), range(50, 120))
     assert table.sort()
     if damaged:
@@ -239,7 +239,7 @@ def test_a_merge_does_not_store_a_translation_that_is_off_by_one(
         ]
         return TranslationMap(**{**parts, "dropped": tuple(moved)})
 
-    monkeypatch.setattr(f"{merge_segments.__name__}.TranslationMap", wrong)
+    monkeypatch.setattr(f"{merge.__name__}.TranslationMap", wrong)
     table.merge()
     head = table.snapshot
     assert (head.translations, head.segments) == ({}, {})

@@ -1,4 +1,4 @@
-"""Rows that only move are never indexed again: what a compaction leaves of an index, and what a catch-up does then."""
+"""Rows that only move are never indexed again, neither by a compaction nor by the next catch-up."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ from typing import Any
 import numpy as np
 import pytest
 
-from storage_core.compaction import translate
-from storage_core.creation import configure
-from storage_core.errors import CommitConflict, NotFound
-from storage_core.formats import keys
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.formats.translation_map import Numbers, TranslationMap, pack
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitConflict, NotFound
+from storage_core.change.creation import configure
+from storage_core.compact import execute
+from storage_core.data.formats import keys
+from storage_core.data.formats.bundle import Numbers, TranslationMap, pack_translation
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.index.coverage import MOST_MOVES, coverage
 from storage_core.index.places import load_map
+from storage_core.index.segments import MOST_MOVES, coverage
 from storage_core.log.actions import TRANSLATIONS_FEATURE, RemoveIndexSegment, RemoveTranslation, Translation
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.search.explain import covered
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.history import restore
+from storage_core.read.search.plan import covered
+from storage_core.store.contract import Overwrite
 from tests.support.indexed_table import (
     CONFIG,
     HERE,
@@ -47,7 +48,7 @@ VOCABULARY = [f"word{number}" for number in range(2_000)]
 
 
 def filled(splits: int = 3, rows: int = 20, *, config: TableConfig = CONFIG) -> IndexedTable:
-    """Rows of every tag in one window, in so many splits, none indexed."""
+    """Make a table with rows of every tag in one window, in this many splits without segments."""
     table = IndexedTable(config=config)
     for split in range(splits):
         table.append(
@@ -64,7 +65,7 @@ def caught_up(splits: int = 3, rows: int = 20) -> IndexedTable:
 
 
 def require_same_as_built_anew(table: IndexedTable) -> None:
-    """The rows, scores and order of every search are those of an index that was built over the splits as they are."""
+    """Check that rows, scores and order of every search equal those of a newly built index."""
     head = table.snapshot
     anew = replace(head, segments={})
     for index, query in (("text", "tide"), ("text", "ebb flood"), ("tags", "x"), ("tags", ["y", "z"])):
@@ -147,7 +148,7 @@ def test_rows_are_followed_through_several_outputs_and_rounds() -> None:
     table.require_exact(second)
     table.retokenised = 0
     table.catch_up()
-    assert table.retokenised == 30  # of the text index, which lagged: only the rows that it lacked
+    assert table.retokenised == 30  # only the rows that the lagging text index lacked
     table.require_exact(table.snapshot)
     require_same_as_built_anew(table)
 
@@ -206,7 +207,7 @@ def test_a_segment_of_which_more_than_a_fifth_is_gone_is_built_anew() -> None:
     table.delete({first: range(5), second: range(2)})
     table.compact()
     table.catch_up()
-    assert table.retokenised == 2 * 15  # of both indexes the rows that are left of the first split
+    assert table.retokenised == 2 * 15  # for both indexes, the remaining rows of the first split
     assert watermarks(table.snapshot)["text"] == table.snapshot.version
     assert first not in {each.covers[0] for each in table.snapshot.segments.values()}
     table.require_exact(table.snapshot)
@@ -257,7 +258,7 @@ def test_older_versions_and_restored_ones_are_answered_from_segments_too() -> No
 def test_the_collector_keeps_translations_as_long_as_a_version_needs_them() -> None:
     table = caught_up()
     table.compact()
-    orphan = table.merge([sorted(table.snapshot.splits)])  # and killed: nobody commits it
+    orphan = table.merge([sorted(table.snapshot.splits)])  # killed before its commit
     (moved,) = orphan.made[0][1].translations
     for _ in range(3):
         table.clock.now += 10_000
@@ -330,11 +331,11 @@ def test_a_damaged_segment_whose_rows_moved_is_named_and_the_answer_is_exact_wit
 
 
 def forged(table: IndexedTable, head: Snapshot, order: Numbers) -> Snapshot:
-    """The snapshot with a translation in place of its own that is sound but for where it leads."""
+    """Return the snapshot with a translation that is valid in form but maps to wrong rows."""
     (translation,) = head.translations.values()
     found = load_map(table.store, translation)
     identity = table.ids.uuid()
-    packed = pack(replace(found, order=order.astype(found.order.dtype)), identity=identity)
+    packed = pack_translation(replace(found, order=order.astype(found.order.dtype)), identity=identity)
     path = keys.translation_key(identity)
     table.store.put(path, packed.data, Overwrite())
     other = replace(translation, path=path, size=len(packed.data), xxh3=packed.xxh3, footerOffset=packed.footer_offset)
@@ -364,7 +365,7 @@ def test_a_compaction_does_not_store_a_translation_that_is_off_by_one(
     def wrong(*, order: Numbers, **others: Any) -> TranslationMap:
         return TranslationMap(order=np.roll(order, by), **others)
 
-    monkeypatch.setattr(f"{translate.__name__}.TranslationMap", wrong)
+    monkeypatch.setattr(f"{execute.__name__}.TranslationMap", wrong)
     head = table.compact()
     assert head.translations == {}
     assert "no translation of" in caplog.text
@@ -378,7 +379,7 @@ def test_the_removal_of_a_translation_that_a_new_segment_needs_is_left_out() -> 
     table.compact()
     planned = table.snapshot
     idle = tuple(planned.translations)
-    assert catch_up.plan(planned, "tags").idle == ()  # a run under way may have indexed the rows where they were
+    assert catch_up.plan(planned, "tags").idle == ()  # a running catch-up may have indexed the old positions
     table.commit_index(late)
     with pytest.raises(CommitConflict):
         table.log.commit(planned, [RemoveTranslation(path=path) for path in idle], operation="CATCH UP")

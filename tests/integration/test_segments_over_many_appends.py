@@ -1,12 +1,14 @@
-"""A hundred appends, each caught up: how many segments a search asks, and how often a row is written."""
+"""A hundred appends with a catch-up after each: segments per search, and rewrites per row."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from storage_core.index.coverage import coverage
-from storage_core.index.segment_merge_work import FACTOR
-from tests.support.indexed_table import TAG_VALUES, TEXT, IndexedTable
+from storage_core.index.segment_merge import FACTOR
+from storage_core.index.segments import coverage
+from storage_core.log.coverage import OUTLIVED_MOVES
+from storage_core.split.hidden_rows import removal
+from tests.support.indexed_table import TAG_VALUES, TAGS, TEXT, IndexedTable
 from tests.support.searching import search
 
 WORDS = ("ebb", "flood", "tide", "neap", "spring tide", None)
@@ -31,13 +33,45 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
     assert table.retokenised == 400  # each row once
     assert written <= 3 * 400  # a row is written once per tier
     head = table.snapshot
-    assert len(head.splits.values()) == 1  # from now on the manifests of the log are in memory
+    assert len(head.splits.values()) == 1  # from now on the log's manifests are in memory
     for query in ("tide", "ebb flood", '"spring tide"'):
         before = table.store.requests["get"]
         found = search(table.store, head, query, index="text", limit=1_000)
         assert table.store.requests["get"] - before <= 2 * FACTOR + len(head.translations) + len(head.splits)
         assert found.num_rows
         assert found.equals(search(table.store, replace(head, segments={}), query, index="text", limit=1_000))
-    # Merged segments are where the rows are. Those of the compactions stay for an index that has no segment yet.
-    assert len(head.translations) <= 5
+    # Merged segments cover the current rows. The index without a segment keeps the last compactions' translations.
+    assert len(head.translations) <= 2
     table.require_exact(head)
+
+
+def test_translations_of_an_index_that_is_never_caught_up_do_not_grow_with_compactions() -> None:
+    table = IndexedTable()
+    for number in range(12):
+        table.append([(0, TAG_VALUES[number % 4], WORDS[number % 6])])
+        table.compact()
+        assert len(table.snapshot.translations) <= OUTLIVED_MOVES
+    table.catch_up()
+    table.require_exact(table.snapshot)
+
+
+def test_a_translation_stays_while_a_segment_is_behind_it() -> None:
+    table = IndexedTable()
+    table.append([(0, "x", "tide"), (0, "y", "ebb")])
+    table.catch_up("tags")
+    for _ in range(2 * OUTLIVED_MOVES):
+        table.compact_alone()
+    assert len(table.snapshot.translations) == 2 * OUTLIVED_MOVES
+    assert not coverage(table.snapshot, TAGS).missing
+    table.require_exact(table.snapshot)
+
+
+def test_translations_go_with_the_splits_that_leave_a_table() -> None:
+    table = IndexedTable()
+    table.append([(0, "x", "tide"), (0, "y", "ebb")])
+    for _ in range(OUTLIVED_MOVES):
+        table.compact_alone()
+    head = table.snapshot
+    (add,) = head.splits.values()
+    left = table.log.commit(head, [removal(add, table.clock.now_ms(), changes_rows=True)], operation="EXPIRE").snapshot
+    assert not left.translations

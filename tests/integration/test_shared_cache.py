@@ -1,4 +1,4 @@
-"""Threads and processes that share one cache, while what is in it is damaged: right answers, below the bound."""
+"""Threads and processes that share one damaged cache get correct answers, and the cache stays below its limit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.cache.bounded_folder import BoundedFolder
+from storage_core.store.pieces import BoundedFolder
 from tests.support.elsewhere import open_elsewhere
 from tests.support.scale import scaled
 from tidemark import Table
@@ -24,14 +24,14 @@ SPLITS = 40
 ROWS = 3_000
 COLUMNS = 8
 MIB = 6
-"""What the cache may take, which is less than the table has."""
+"""The size limit of the cache in MiB, which is less than the table."""
 READS = scaled(2)
 CROWD = (16, 1, 1, 1, 1)
-"""How many threads the processes have."""
+"""The number of threads of each process."""
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from storage_core.cache import pieces
+from storage_core.store import pieces
 from tests.support.elsewhere import open_elsewhere
 left, write = [int(sys.argv[2])], pieces._write_at
 def torn(file, data, start):
@@ -43,7 +43,7 @@ def torn(file, data, start):
 pieces._write_at = torn
 open_elsewhere(Path(sys.argv[1])).scan(["c0"]).to_arrow()
 """
-"""A process that reads through the cache, and is killed in the middle of the write after so many."""
+"""A process that reads through the cache and is killed during one of its writes."""
 
 
 def make_table(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_crowd_reads_right_answers_through_one_cache_that_is_damaged(tmp_path:
 def test_a_process_that_is_killed_while_it_writes_leaves_nothing_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: int
 ) -> None:
-    """Its first write is of a manifest, those after it are of splits."""
+    """The first write of the process is a manifest, and later writes are splits."""
     table, cache = tmp_path / "table", tmp_path / "cache"
     make_table(table)
     monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(cache))

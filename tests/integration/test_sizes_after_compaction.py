@@ -1,4 +1,4 @@
-"""Windows of few rows are no larger as compacted splits than as files in arrival order with default encodings."""
+"""Compacted splits of small windows are not larger than files in arrival order with default encodings."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ ROWS = 1_500
 
 @pytest.fixture(scope="module")
 def by_name() -> dict[str, Data]:
-    """The data sets, cut to their first rows, which are whole windows but for one."""
+    """Return the data sets, cut to their first rows. All windows but one are complete."""
     return {each.name: replace(each, rows=each.rows.slice(0, ROWS)) for each in datasets()}
 
 
 @pytest.mark.parametrize("name", ["weather", "access log"])
 def test_compaction_does_not_enlarge_rows_in_small_windows(name: str, by_name: dict[str, Data]) -> None:
-    files, _, bare, _ = islice(small_windows(by_name[name]), 4)  # of packed splits; every other one is of their pages
+    files, _, bare, _ = islice(small_windows(by_name[name]), 4)  # the first four results are those of packed splits
     assert (files.name, bare.name) == (
         f"{name} by window, packed, to arrival order, default encodings",
         f"{name} by window, packed, to arrival order, default encodings, bare",

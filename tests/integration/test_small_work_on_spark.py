@@ -1,9 +1,8 @@
-"""Small work gives the same tables and the same reports in the job's own process as on Spark."""
+"""Small work gives the same tables and reports in the job's own process as on Spark."""
 
 from __future__ import annotations
 
 import datetime as dt
-import importlib
 import json
 import os
 import shutil
@@ -15,17 +14,19 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from jobs.requests.request import JobRequest, to_argv
-from jobs.spark.code_archive import ROOT
+from jobs.command import to_arguments
+from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
-from storage_core.declaration import load
+from storage_core.change.declaration import load
+from storage_core.data.steps import RunOptions, options_for
+from storage_core.log.job_run import run
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("name", pa.string()), ("size", pa.int64())])
 APART = {"seconds", "spark_seconds", "ran", "commit_id", "commits", "landing", "quarantine"}
-"""What two runs of one job never share: times, ids, and the folder that the table is in."""
+"""Fields that differ between two runs of one job: times, ids, and the folder of the table."""
 
 DECLARATION = """
 name: events
@@ -48,7 +49,7 @@ def rows(first: int, count: int) -> list[dict[str, object]]:
 
 
 def make(root: Path) -> None:
-    """A table of splits and landed files, and a keyed one of generations, each with something to do for its jobs."""
+    """Make a table of splits and landed files and a keyed table of generations, each with pending work."""
     (root / "landing").mkdir(parents=True)
     for number in range(3):
         lines = [json.dumps(each, default=dt.datetime.isoformat) for each in rows(200 * number, 100)]
@@ -63,15 +64,15 @@ def make(root: Path) -> None:
 
 
 def moved(root: Path, to: Path) -> Path:
-    """A copy of it all, which knows its new place."""
+    """Copy everything, and adapt the declaration to the new location."""
     shutil.copytree(root, to)
     (to / "events.yaml").write_text(DECLARATION.format(root=to), encoding="utf-8")
     return to
 
 
-def in_a_process_of_its_own(job: str, request: JobRequest) -> dict[str, Any]:
-    """The report of a job that has no session to join, and no Java to start one with."""
-    command = [sys.executable, "-m", f"jobs.{job}", *to_argv(request), "--json"]
+def in_a_process_of_its_own(job: str, options: RunOptions) -> dict[str, Any]:
+    """Return the report of a job that cannot join a session and has no Java to start a session."""
+    command = [sys.executable, "-m", "jobs", job, *to_arguments(options), "--json"]
     environment = {**os.environ, "JAVA_HOME": "/nowhere", "TIDEMARK_SPARK": "auto"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
@@ -79,8 +80,8 @@ def in_a_process_of_its_own(job: str, request: JobRequest) -> dict[str, Any]:
     return report
 
 
-def on_spark(job: str, request: JobRequest, spark: Spark) -> dict[str, Any]:
-    report: dict[str, Any] = json.loads(importlib.import_module(f"jobs.{job}").run(request, spark).to_json())
+def on_spark(options: RunOptions, spark: Spark) -> dict[str, Any]:
+    report: dict[str, Any] = json.loads(run(options, spark).to_json())
     return report
 
 
@@ -90,7 +91,7 @@ def shared(report: dict[str, Any]) -> dict[str, Any]:
 
 
 def contents(uri: str) -> tuple[list[Any], list[tuple[object, ...]]]:
-    """The rows in order, and what is said of every split, without its name."""
+    """Return the rows in order, and the metadata of every split without its name."""
     table = Table.open(uri)
     found = table.scan().to_arrow().to_pylist()
     splits = [(each.windowStart, each.numRecords, each.size) for each in table.snapshot.splits.values()]
@@ -104,8 +105,8 @@ def test_tables_and_reports_are_those_of_spark(tmp_path: Path, spark: Spark) -> 
         reports = []
         for root in (here, there):
             declaration = str(root / "events.yaml") if job == "ingest" else None
-            request = JobRequest(table_uri=str(root / table), declaration=declaration)
-            reports.append(in_a_process_of_its_own(job, request) if root == here else on_spark(job, request, spark))
+            options = options_for(job, table_uri=str(root / table), declaration=declaration)
+            reports.append(in_a_process_of_its_own(job, options) if root == here else on_spark(options, spark))
         small, large = reports
         assert (small["status"], small["ran"], small["spark_seconds"]) == ("committed", "driver", 0.0), job
         assert large["ran"].startswith("spark "), job

@@ -1,4 +1,4 @@
-"""A sort schema that changes: new splits follow it, old ones keep theirs, and the two never mix (SS-4)."""
+"""A changed sort schema applies to new splits. Old splits keep their sort schema, and no merge mixes both (SS-4)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from jobs import compact
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.requests.window_range import EVERY_WINDOW, WindowRange
 from jobs.spark.spark import Spark
-from storage_core.audit.audit import audit
-from storage_core.compaction.debt import Task
-from storage_core.compaction.execute import execute
-from storage_core.compaction.policy import Mode
-from storage_core.declaration import load
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.ids import SystemIds
+from pipelines.commands.overview import record_of
+from pipelines.status import Place, held_back, look_at_all, metrics_text
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.change.declaration import load
+from storage_core.compact.debt import Task
+from storage_core.compact.execute import execute
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import Compact
+from storage_core.log.job_run import JobReport, run
+from storage_core.maintain.audit import audit
+from storage_core.maintain.status import Owed
 from storage_core.split.read import read_split
 from storage_core.table import Table
 from tests.support.merge_plan import plan
@@ -118,8 +120,8 @@ def test_the_time_column_under_its_own_name_changes_no_table(tmp_path: Path) -> 
 
 
 def resort(table: Table, windows: WindowRange = EVERY_WINDOW, *, dry_run: bool = False) -> JobReport:
-    request = JobRequest(table_uri=table.uri, mode=Mode.RESORT, windows=windows, dry_run=dry_run)
-    return compact.run(request, Spark())
+    request = Compact(table_uri=table.uri, mode=Mode.RESORT, windows=windows, dry_run=dry_run)
+    return run(request, Spark())
 
 
 def resort_debt(table: Table) -> dict[int | None, int]:
@@ -156,6 +158,26 @@ def test_a_resort_writes_the_splits_of_another_sort_schema_window_by_window(tmp_
     assert sorted(after.scan(["status"]).to_arrow().column("status").to_pylist()) == list(range(48))
     assert audit(after.store, after.snapshot).violations == ()
     assert {each.operation for each in after.history()} >= {"RESORT"}
+
+
+def test_an_owed_resort_is_in_the_status_and_no_sensor_is_missed_for_it(tmp_path: Path) -> None:
+    table = declare(tmp_path, "service|host|timestamp/V2")
+    table.append(rows(0))
+    size = sum(add.size for add in table.refresh().snapshot.splits.values())
+    declare(tmp_path, "host|service|timestamp/V2")
+    declaration = load(tmp_path / "logs.yaml")
+    found = list(look_at_all([Place.of(declaration)]))
+    [looked] = found
+    assert looked.status is not None
+    assert looked.status.owed == {"resort": Owed(count=1, unit="windows", bytes=size)}
+    assert record_of(looked, None)["owed"] == {"resort": {"count": 1, "unit": "windows", "bytes": size}}
+    assert 'tidemark_owed{table="logs",step="resort",unit="windows"} 1' in metrics_text(found, {})
+    assert held_back(found, [declaration], tmp_path, now_ms=0) == {}
+
+    assert resort(table.refresh()).status == "committed"
+    [looked] = look_at_all([Place.of(declaration)])
+    assert looked.status is not None
+    assert looked.status.owed == {}
 
 
 def described(table: Table) -> list[dict[str, Any]]:

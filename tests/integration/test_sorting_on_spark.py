@@ -1,4 +1,4 @@
-"""`jobs.sort` and `tidemark sort`: every region that is due in a task of its own, under a lease, read as before."""
+"""The step `sort` and `tidemark sort` give each due region its own task and lease, and reads stay the same."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs import merge, sort
-from jobs.process.holder import holder_of
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
 from pipelines.cli import main as tidemark
-from storage_core.errors import Held
-from storage_core.leases.lease import acquire
-from storage_core.region.manifest import read_latest
-from storage_core.region.registry import read_registry
+from storage_core.base.errors import Held
+from storage_core.base.process import holder_of
+from storage_core.data.steps import Merge, Sort
+from storage_core.log.job_run import run
+from storage_core.log.lease import acquire
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.spec import read_registry
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -26,7 +26,7 @@ GENERATIONS = 31
 
 
 def due(root: Path) -> Table:
-    """A table of two regions that both have more generations than may stay unsorted."""
+    """Make a table of two regions that both have more unsorted generations than allowed."""
     regions = [{"transform": "bucket", "source": "n", "n": 2}]
     table = Table.create(str(root / "t"), SCHEMA, primary_key="n", regions=regions)
     with table.writer() as writer:
@@ -51,15 +51,15 @@ def test_the_job_sorts_every_region_that_is_due_and_rows_stay_what_they_were(
 ) -> None:
     table = due(tmp_path)
     before, several = rows(table, "latest"), generations(table)
-    request = JobRequest(table_uri=table.uri, run_id="run-1")
-    planned = sort.run(JobRequest(table_uri=table.uri, dry_run=True), spark)
+    request = Sort(table_uri=table.uri, run_id="run-1")
+    planned = run(Sort(table_uri=table.uri, dry_run=True), spark)
     assert (planned.status, planned.details) == ("planned", {"generations": sum(several), "regions": 2})
     assert generations(table) == several
     lease = acquire(table.log, table.snapshot, "sort", holder_of("another run"))
     with pytest.raises(Held):
-        sort.run(request, spark)
+        run(request, spark)
     lease.release()
-    done = sort.run(request, spark)
+    done = run(request, spark)
     assert (done.status, done.metrics.rows_in, done.metrics.rows_out, done.commit_id) == (
         "committed",
         9 * GENERATIONS,
@@ -70,5 +70,5 @@ def test_the_job_sorts_every_region_that_is_due_and_rows_stay_what_they_were(
     assert rows(table, "latest") == before
     assert tidemark(["sort", table.uri, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["status"] == "nothing_to_do"
-    assert merge.run(request, spark).status == "committed"
+    assert run(Merge(table_uri=table.uri), spark).status == "committed"
     assert rows(table.refresh(), "snapshot") == before

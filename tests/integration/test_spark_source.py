@@ -1,4 +1,4 @@
-"""Tables in Spark: `spark.read.format("tidemark")`, `df.write.format("tidemark")`, and what they refuse."""
+"""Tables in Spark: `spark.read.format("tidemark")`, `df.write.format("tidemark")`, and refused options."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ import pytest
 
 import tidemark as tm
 import tidemark.spark
-from storage_core.errors import TidemarkError
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.errors import TidemarkError
+from storage_core.store.resolve import open_store
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
@@ -64,7 +64,7 @@ def session(spark: Spark) -> SparkSession:
 
 
 def row(n: int) -> dict[str, object]:
-    """A row with a null, a NaN and a negative zero here and there."""
+    """Return a row, which sometimes has a null, a NaN or a negative zero."""
     ts = BEGIN + dt.timedelta(minutes=n)
     numbers = {"n": n, "f": {3: math.nan, 4: -0.0, 5: None}.get(n % 11, n / 3), "i": n % 9, "v": [n, 0.5]}
     texts = {"s": None if n % 13 == 0 else f"text {n % 40}", "y": f"y{n % 10}".encode()}
@@ -76,7 +76,7 @@ def row(n: int) -> dict[str, object]:
 
 @pytest.fixture(scope="module")
 def events(tmp_path_factory: pytest.TempPathFactory) -> tm.Table:
-    """Four versions with rows: two appended parts, some deleted, one more part."""
+    """Make a table of four versions: two appends, a delete, and one more append."""
     table = tm.Table.create(str(tmp_path_factory.mktemp("events") / "t"), SCHEMA, time_column="ts", window="1h")
     table.append([row(n) for n in range(300)])
     table.append([row(n) for n in range(300, 500)])
@@ -90,7 +90,7 @@ def load(session: SparkSession, table: tm.Table, **options: str | int) -> DataFr
 
 
 def rows(found: pa.Table, schema: pa.Schema) -> list[str]:
-    """As texts, in which a NaN equals another and a negative zero no other."""
+    """Return the rows as texts, so that NaN equals NaN and a negative zero differs from zero."""
     return sorted(map(repr, found.cast(schema).to_pylist()))
 
 
@@ -111,7 +111,10 @@ def test_the_rows_are_those_of_a_scan_of_the_same_version(session: SparkSession,
 
 @pytest.fixture(scope="module")
 def products(tmp_path_factory: pytest.TempPathFactory) -> tm.Table:
-    """A keyed table with rows in the base, others in a generation, and in the log: new ones, patches and deletes."""
+    """Make a keyed table with rows in the base, in a generation and in the log.
+
+    The log has new rows, patches and deletes.
+    """
     schema = pa.schema([pa.field("id", pa.int64(), nullable=False), ("name", pa.string()), ("stock", pa.int64())])
     table = tm.Table.create(str(tmp_path_factory.mktemp("products") / "t"), schema, primary_key="id")
     with table.writer() as writer:
@@ -161,7 +164,7 @@ def test_what_the_source_imported_is_passed_over_by_collections_behind_tasks(
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory: pytest.TempPathFactory) -> tm.Table:
-    """A table of eight splits, in windows of an hour, each of them large enough for a task of its own."""
+    """Make a table of eight splits in hourly windows, each large enough for its own task."""
     schema = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("noise", pa.binary())])
     table = tm.Table.create(str(tmp_path_factory.mktemp("many") / "t"), schema, time_column="ts", window="1h")
     noise = Random(1)
@@ -172,7 +175,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> tm.Table:
 
 
 def tasks_of(session: SparkSession, name: str, query: Callable[[], Any]) -> int:
-    """How many tasks a query started."""
+    """Return the number of tasks that a query started."""
     context = session.sparkContext
     context.setJobGroup(name, name)
     query()
@@ -199,7 +202,7 @@ def test_what_conditions_exclude_starts_no_task(session: SparkSession, many: tm.
 def test_each_part_of_a_query_over_one_frame_has_all_of_its_rows_whatever_spark_would_push(
     session: SparkSession, many: tm.Table
 ) -> None:
-    """Spark would read what was planned with the conditions of one part in all of them, and in the next query."""
+    """With pushdown, Spark would reuse a plan with the conditions of one part in all parts and in the next query."""
     session.conf.set(PUSHDOWN, "true")
     try:
         frame = load(session, many, columns="n")
@@ -218,18 +221,20 @@ def test_what_is_loaded_stays_at_its_version(session: SparkSession, tmp_path: Pa
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """What Spark's exception says of ours: the last line of the traceback."""
+    """Return the error of Tidemark in Spark's exception, which is the last line of the traceback."""
     from pyspark.errors import PySparkException
 
     with pytest.raises(PySparkException) as refused:
         call()
-    lines = [line for line in str(refused.value).splitlines() if line.startswith("storage_core.errors.")]
-    return lines[-1].removeprefix("storage_core.errors.") if lines else str(refused.value)
+    lines = [line for line in str(refused.value).splitlines() if line.startswith("storage_core.base.errors.")]
+    return lines[-1].removeprefix("storage_core.base.errors.") if lines else str(refused.value)
 
 
 def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table, tmp_path: Path) -> None:
     unknown = refusal(lambda: load(session, events, colums="n"))
-    assert unknown.startswith("InvalidInput: spark.read of the format tidemark has no option 'colums'; it has at, ")
+    assert unknown.startswith(
+        "InvalidInput: spark.read of the format tidemark has no option 'colums'. The options are at, "
+    )
     missing = refusal(lambda: session.read.format("tidemark").load(str(tmp_path / "none")))
     assert missing.startswith("NotFound: ")
 
@@ -237,16 +242,16 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"columns": "n,none"}, "no such column: ['none']"),
-        ({"at": "1", "consistency": "latest"}, "a read of an older version (at) sees the base table only"),
+        ({"columns": "n,none"}, "unknown column 'none'"),
+        ({"at": "1", "consistency": "latest"}, "a read of an older version (at) returns rows of the base table only"),
         ({"consistency": "newest"}, "consistency 'newest' is not one of"),
         ({"at": "99"}, "99"),
-        ({"filter": "n >"}, "cannot read the filter"),
-        ({"filter": "no_such = 1"}, "unknown column 'no_such'; the table has ['ts', 'n', "),
-        ({"changes": "yes"}, "the option changes is true or false, found 'yes'"),
+        ({"filter": "n >"}, "the filter 'n >' is not valid SQL"),
+        ({"filter": "no_such = 1"}, "unknown column 'no_such'. The table has ['ts', 'n', "),
+        ({"changes": "yes"}, "the option changes is 'yes'. Write true or false."),
         (
             {"Pushdown": "true"},
-            "has no option pushdown: Spark plans a source in Python once for all that reads a data ",
+            "has no option pushdown. Spark plans a Python source once for all uses of a data ",
         ),
         ({"path": ""}, "the location of the table is missing"),
         ({"max_rows": "5", "max_bytes": "5"}, "a micro-batch has one limit"),
@@ -323,9 +328,14 @@ def test_frames_that_the_table_does_not_take_are_refused(events: tm.Table, produ
         (events.uri, {"batch": "1"}, StructType().add("n", "long"), "the options application and batch go together"),
         (events.uri, {"application": "a", "batch": str(2**70)}, StructType().add("n", "long"), f"'{2**70}'"),
         (events.uri, {"application": "a", "batch": str(2**70)}, StructType().add("n", "long"), f"up to {2**63 - 1},"),
-        (events.uri, {"merge": "x"}, StructType().add("n", "long"), "has no option 'merge'; it has application, batch"),
+        (
+            events.uri,
+            {"merge": "x"},
+            StructType().add("n", "long"),
+            "has no option 'merge'. The options are application, batch",
+        ),
         (events.uri, {}, StructType().add("n", "double"), "column 'n' has type double"),
-        (events.uri, {}, StructType().add("m2", "long"), "unknown columns ['m2']"),
+        (events.uri, {}, StructType().add("m2", "long"), "unknown column 'm2'"),
         (str(tmp_path / "none"), {}, StructType().add("n", "long"), "no table"),
     ]
     for uri, options, schema, said in cases:
@@ -354,13 +364,13 @@ def test_without_pyspark_the_error_says_what_to_install() -> None:
 
 
 def streamed(session: SparkSession, folder: Path, uri: str) -> None:
-    """Append what landed in a folder as Parquet since the last time, file by file."""
+    """Append the newly landed Parquet files of a folder, file by file."""
     landed = session.readStream.schema("n long").option("maxFilesPerTrigger", 1).parquet(str(folder / "landed"))
     copied(landed, folder / "checkpoint", uri).awaitTermination()
 
 
 def copied(frame: DataFrame, checkpoint: Path, uri: str) -> StreamingQuery:
-    """A query that appends a stream to a table until it has all that is there now."""
+    """Start a query that appends a stream to a table until it has all current rows."""
     writing = frame.writeStream.format("tidemark").option("checkpointLocation", str(checkpoint))
     return writing.trigger(availableNow=True).start(uri)
 
@@ -404,7 +414,7 @@ def test_a_stream_of_results_that_replace_one_another_is_refused(session: SparkS
 def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_again(
     session: SparkSession, tmp_path: Path
 ) -> None:
-    from tests.integration.copy_in_spark import follow  # and PySpark
+    from tests.integration.copy_in_spark import follow  # imports PySpark
 
     source, copy = (
         tm.Table.create(str(tmp_path / name), SCHEMA, time_column="ts", window="1h") for name in ("source", "copy")
@@ -417,7 +427,7 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
         running = subprocess.Popen(program, start_new_session=True)
         try:
             wait_for_commits(copy, 1, running.poll)
-            time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first time just behind its commit
+            time.sleep(Random(kill).choice([0, 0.2, 0.5]) if kill else 0)  # the first kill is just after its commit
         finally:
             os.killpg(running.pid, signal.SIGKILL)
         assert running.wait() == -signal.SIGKILL, "it was at work"
@@ -432,7 +442,7 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
 
 
 def wait_for_commits(table: tm.Table, count: int, ended: Callable[[], int | None]) -> None:
-    """Wait until a table has so many more versions, or who makes them has ended."""
+    """Wait until a table has this many more versions, or until its writer has ended."""
     wanted = table.refresh().version + count
     while table.refresh().version < wanted and ended() is None:
         time.sleep(0.02)
@@ -454,4 +464,4 @@ def test_changes_are_streamed_with_what_happened_to_each_row(session: SparkSessi
     rows_only = session.readStream.format("tidemark").option("at", 1).load(table.uri)
     copy = tm.Table.create(str(tmp_path / "copy"), table.schema)
     said = refusal(lambda: copied(rows_only, tmp_path / "other", copy.uri).awaitTermination())
-    assert "version 2 changed or removed rows, which a stream of rows cannot tell" in said
+    assert "version 2 changed or removed rows, which a stream of rows cannot show" in said

@@ -1,6 +1,6 @@
-"""A split whose columns have other types than the table's: no call writes one, but files get copied and logs get lost.
+"""A split whose column types differ from the table's types, for example after a copy of files or a lost log.
 
-It is never read as if it were one of the table's, which DuckDB would do by casting every row.
+No call of Tidemark writes this split, and a read refuses it. DuckDB would cast every row instead.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from shutil import rmtree
 import pyarrow as pa
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
 from storage_core.log.actions import Add
-from storage_core.objectstore.resolve import open_store
-from storage_core.repair.repair import repair
+from storage_core.maintain.audit import audit
+from storage_core.maintain.repair import repair
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.resolve import open_store
 from tidemark import Table
 
 SCHEMA = pa.schema([("n", pa.int64()), ("text", pa.string())])
@@ -40,7 +39,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def written(table: Table, rows: pa.Table) -> Add:
-    """A split of this very table, checksummed and all, but for the types of its columns. No version names it."""
+    """Write a valid, checksummed split of this table with other column types. No version refers to this split."""
     (add,) = sort_and_write(
         table.store, rows, context=context_of(table.log.snapshot()), ids=SystemIds(), now_ms=SystemClock().now_ms()
     )

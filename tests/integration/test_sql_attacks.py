@@ -1,4 +1,4 @@
-"""Attacks on `sql`, filters and region expressions that are known by name, each beside a control that is answered."""
+"""Known attacks on `sql`, filters and region expressions, each with a harmless control query that succeeds."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.engine.sandbox import pool
-from storage_core.engine.sandbox.query import Relation
+from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired, TidemarkError, Unavailable
+from storage_core.engine.sandbox import process as pool
+from storage_core.engine.sandbox.process import Relation
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.session import session
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired, TidemarkError, Unavailable
 from storage_core.log.actions import Add
 from storage_core.read import sql
+from storage_core.read.fetching import FetchPlan
 from storage_core.read.predicate import Filter, Opaque
-from storage_core.read.query_errors import query_errors
 from storage_core.read.scan import Scan
 from storage_core.read.source import Source, answer
-from storage_core.read.splits_source import splits_source
-from storage_core.read.verified import Verified
+from storage_core.read.table_read import splits_source
+from storage_core.read.verified import Verified, query_errors
 from tidemark import QueryLimits, Table, col
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
@@ -42,7 +42,7 @@ SMALL = QueryLimits(seconds=60, memory_bytes=64 * 2**20, spill_bytes=2**30)
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """A table of one split, in a working directory that holds a canary, also where DuckDB spills by default."""
+    """Make a table of one split, and a working directory with a canary, also in DuckDB's default spill folder."""
     place = tmp_path / "here"
     (place / ".tmp").mkdir(parents=True)
     (place / ".tmp" / "canary.csv").write_text("canary")
@@ -238,7 +238,7 @@ def test_a_query_writes_nothing(table: Table, tmp_path: Path, form: str, options
 
 
 def asked(source: Source, text: str) -> pa.Table:
-    """What a process answers that was given the text unchecked."""
+    """Return the answer of a query process that receives the text without a check."""
     with source.answer(text, SMALL, spill_bytes=SMALL.spill_bytes) as answer:
         return pa.Table.from_batches(answer, answer.schema)
 
@@ -252,7 +252,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
     table: Table, tmp_path: Path, options: str
 ) -> None:
     splits = list(table.snapshot.splits.values())
-    source = splits_source(table.store, splits, SCHEMA, verified=Verified())
+    source = splits_source(table.store, splits, FetchPlan(SCHEMA, SCHEMA.names), verified=Verified())
     before = everything(tmp_path)
     for form in WRITES:
         text = form.replace("COPY", copied(options, split_of(table)))
@@ -264,7 +264,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
 
 
 def _requires_the_rights_that_the_process_gives_up(files: tuple[Path, ...], folder: Path) -> None:
-    """The control: a session that is not asked in such a process does write the file that it may read."""
+    """Check the control: a session outside a query process can overwrite the file that it may read."""
     copy = folder / "control.parquet"
     copy.write_bytes(files[0].read_bytes())
     with session(files=[copy]) as connection:
@@ -341,7 +341,7 @@ def test_a_split_that_goes_after_it_was_verified_is_named_as_gone(
         return relation(source, name)
 
     monkeypatch.setattr(Source, "relation", gone)
-    with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* open a newer version"):
+    with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* Open a newer version"):
         read(table)
 
 
@@ -354,7 +354,7 @@ def test_a_split_that_goes_before_it_is_read_is_named_as_gone(table: Table, monk
         return connection
 
     monkeypatch.setattr(Source, "opened", gone)
-    with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* open a newer version"):
+    with pytest.raises(SnapshotExpired, match=rf"{path.name}: .* Open a newer version"):
         table.scan().to_arrow()
 
 
@@ -377,7 +377,7 @@ def test_a_query_spills_to_a_private_folder_that_ends_with_its_process(
     before = everything(Path.cwd())
     numbered = "select row_number() over (order by hash(range)) as n, * from range(4000000)"
     largest = f"select max(n) as n from ({numbered})"
-    with pytest.raises(Unavailable, match="spill_bytes"):  # so it has to spill
+    with pytest.raises(Unavailable, match="spill_bytes"):  # so the query must spill
         table.sql(largest, limits=replace(SMALL, spill_bytes=2**20))
     assert table.sql(largest, limits=SMALL).to_pylist() == [{"n": 4_000_000}]
     assert set(modes) == {0o700}
@@ -401,7 +401,7 @@ JOINED = " and ".join(f"t{n}.a = t{n + 1}.a" for n in range(99))
 LONG = (
     ("select count(*) from range(100000000) a, range(1000000) b where a.range + b.range = 7", "seconds"),
     ("with recursive r as (select 1 as i union all select i + 1 from r) select max(i) from r", "seconds"),
-    (f"select count(*) from {', '.join(f't t{n}' for n in range(100))} where {JOINED}", "seconds"),  # planning alone
+    (f"select count(*) from {', '.join(f't t{n}' for n in range(100))} where {JOINED}", "seconds"),  # only planning
 )
 LARGE = (
     "select list(range) from range(300000000)",
@@ -414,9 +414,9 @@ LARGE = (
 @pytest.mark.parametrize(
     "value",
     [
-        f"('{'[' * 60_000}{']' * 60_000}')::JSON::VARIANT is null",  # ended the process
+        f"('{'[' * 60_000}{']' * 60_000}')::JSON::VARIANT is null",  # this ended the process
         f"variant_extract('{'[' * 60_000}', 'a') is null",
-        f"{'nullif(' * 40}a{', 7)' * 40} = 3",  # each level twice as much to bind
+        f"{'nullif(' * 40}a{', 7)' * 40} = 3",  # each level doubles the binding work
         f"{'fmod(' * 9}a{', 7)' * 9} = 3",
         f"{'split_part(' * 40}s{', s, 1)' * 40} = 's'",
     ],
@@ -479,7 +479,7 @@ GROWN = (
 
 @pytest.mark.parametrize("text", GROWN)
 def test_what_makes_much_of_little_is_answered_or_ends_within_its_memory(table: Table, text: str) -> None:
-    text = text.replace("KILO", "r" * 1_001).replace("EURO", "€" * 400)  # of three bytes each
+    text = text.replace("KILO", "r" * 1_001).replace("EURO", "€" * 400)  # characters of three bytes each
     small = QueryLimits(seconds=5, memory_bytes=64 * 2**20)
     asked: list[Callable[[], object]] = [
         lambda: table.sql(f"select sum(length({text})) from t", limits=small),
@@ -667,7 +667,7 @@ def test_no_text_that_a_relation_of_a_scan_is_given_writes_a_split(table: Table,
 
 HOLDS_A_FOLDER = """
 import sys
-from storage_core.scratch import scratch_folder
+from storage_core.base.process import scratch_folder
 with scratch_folder("tidemark-spill-") as folder:
     (folder / "block").write_text("spilled")
     print(folder, flush=True)

@@ -1,4 +1,4 @@
-"""The SQL catalogue against the log that it is of, in SQLite and in PostgreSQL, whatever happens to either."""
+"""The SQL catalog compared with its log, in SQLite and in PostgreSQL, after failures of either."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 import sqlalchemy as sa
 
 import tidemark as tm
+from storage_core.base.errors import SnapshotExpired
 from storage_core.catalog.answers import FoundSplit, Page, Place, Refreshed
-from storage_core.catalog.apply import apply
 from storage_core.catalog.catalog import Catalog
-from storage_core.compaction import expiry
-from storage_core.errors import SnapshotExpired
-from storage_core.formats.keys import version_key
-from storage_core.fsck.inventory import take_inventory
-from storage_core.gc.boundary import advance_boundary
-from storage_core.log.advance import read_version
+from storage_core.catalog.refresher import apply
+from storage_core.compact import planner as expiry
+from storage_core.data.formats.keys import version_key
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import open_table_store as open_store
+from storage_core.log.versions import read_version
+from storage_core.maintain.collect import advance_boundary
+from storage_core.maintain.walk import list_table
 from storage_core.read.pruning import prune
 from tests.support import upkeep
 from tests.support.catalogued import ByHand, Killer, OfACatalogue, OfTheLog, Side, paged
@@ -50,7 +50,7 @@ DATABASES = ("sqlite", "postgresql")
 ODD = "a \"',"
 MOST_STATEMENTS = 45
 FAR_MS = 4_102_444_800_000
-"""Behind every retention of a test."""
+"""A time after the end of every retention in the tests."""
 
 
 def appended(table: tm.Table, hour: int, *numbers: int) -> None:
@@ -84,7 +84,7 @@ def events(uri: str) -> tm.Table:
 
 
 def course(table: tm.Table) -> Iterator[str]:
-    """What happens to an append table, a step at a time."""
+    """Change an append table step by step."""
     for hour in range(3):
         appended(table, hour, hour, hour + 1, hour + 10)
         yield "append"
@@ -111,7 +111,7 @@ def course(table: tm.Table) -> Iterator[str]:
     upkeep.catch_up(table.refresh())
     yield "index what came back"
     head = table.refresh().snapshot
-    gone = expiry.plan(
+    gone = expiry.plan_expiry(
         head, retention_ms=1, now_ms=1000 * int(dt.datetime(2026, 1, 1, 1, tzinfo=dt.UTC).timestamp()) + 1
     )
     table.log.commit(head, gone.removes(0), operation="EXPIRE")
@@ -119,7 +119,7 @@ def course(table: tm.Table) -> Iterator[str]:
 
 
 def keyed_course(table: tm.Table) -> Iterator[str]:
-    """What happens to a keyed table."""
+    """Change a keyed table step by step."""
     for number in range(3):
         table.upsert([{"id": each, "text": f"{number}"} for each in range(number, number + 4)], on="id")
         table.append([{"id": 50 + number, "text": "appended"}])
@@ -161,7 +161,7 @@ def test_every_side_answers_the_same_after_every_step(
             assert asked.expired(FAR_MS) == by_hand.expired(FAR_MS), step
             for since in range(0, by_hand.version, 5):
                 assert asked.changes(since) == by_hand.changes(since), step
-            there = take_inventory(table.store).objects
+            there = list_table(table.store).objects
             assert {*asked.live(), *asked.segments()} <= there.keys(), step
 
 
@@ -177,7 +177,7 @@ def test_a_table_whose_versions_were_collected_meanwhile_is_loaded_again(catalog
     assert (again.outcome, again.reason) == ("loaded", "the file of version 0 is not there any more")
     assert catalog.check(table.uri).shown == []
     assert catalog.refresh(table.uri).outcome == "current"
-    with pytest.raises(SnapshotExpired, match="knows what changed since version"):
+    with pytest.raises(SnapshotExpired, match="contains the changes since version"):
         catalog.changes_since(table.uri, 0)
 
 
@@ -229,7 +229,7 @@ def uri_of(catalog: Catalog) -> str:
 def test_whatever_values_hold_the_catalogue_says_what_the_log_says(
     catalog: Catalog, copied_rows: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.catalog.insertion.COPIED_ROWS", copied_rows)
+    monkeypatch.setattr("storage_core.catalog.refresher.COPIED_ROWS", copied_rows)
     schema = pa.schema([(ODD, pa.string()), ("plain", pa.string()), ("f", pa.float64()), ("b", pa.bool_())])
     table = tm.Table.create(str(tmp_path / "t"), schema, partition_by=["plain"])
     texts = [
@@ -272,7 +272,7 @@ def begun(uri: str) -> tm.Table:
 
 
 def finished(table: tm.Table) -> TransactionLog:
-    """Commit every kind of change that a catalogue takes, in few versions."""
+    """Commit every kind of change that a catalog supports, in few versions."""
     upkeep.catch_up(table.refresh())
     table.refresh().delete("n = 0 or ok = false")
     table.rename_column("n", "number")
@@ -291,7 +291,7 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
         return server.place()
 
     table = begun(str(tmp_path / "t"))
-    # A rebuild is one transaction: of its statements every third is enough where there is no time.
+    # A rebuild is one transaction. Short runs test every third of its statements.
     step = 3 if work == "rebuild" and scaled(1) == 1 else 1
     behind = {number: tm.open_catalog(place(number)) for number in range(0, MOST_STATEMENTS, step)}
     for each in behind.values():
@@ -318,7 +318,7 @@ def test_killed_at_any_statement_it_is_at_a_whole_version_and_goes_on(
 def test_the_first_rows_go_in_before_their_indexes_and_leave_all_of_them_wherever_that_is_killed(
     database_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.catalog.insertion.ANEW_ROWS", 1)
+    monkeypatch.setattr("storage_core.catalog.refresher.ANEW_ROWS", 1)
     first, second = (begun(str(tmp_path / name)) for name in ("first", "second"))
 
     def index_names(catalog: Catalog) -> set[str]:

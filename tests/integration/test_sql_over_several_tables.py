@@ -1,4 +1,4 @@
-"""One query over several tables: each by its name, each pruned where that is safe, and nothing else is read."""
+"""One query over several named tables prunes each table where this is safe, and reads nothing else."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidemark as tm
-from storage_core.errors import Corrupt, InvalidInput
+from storage_core.base.errors import Corrupt, InvalidInput
 from tests.support.scale import scaled
 
 FLIGHTS = pa.table(
@@ -79,7 +79,7 @@ def test_every_table_has_the_consistency_of_the_query(tmp_path: Path, flights: t
     planes.append([{"plane": "a", "seats": 7}])
     assert flights.sql(JOIN, tables={"p": planes}).num_rows == 0
     assert _rows(flights.sql(JOIN, tables={"p": planes}, consistency="latest")) == [(1, 7), (3, 7)]
-    with pytest.raises(InvalidInput, match="sees the base table only"):
+    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
         flights.sql(JOIN, tables={"p": tm.Table.open(planes.uri, at=0)}, consistency="latest")
 
 
@@ -179,19 +179,19 @@ def test_a_damaged_split_of_any_table_is_noticed(tmp_path: Path, flights: tm.Tab
 @pytest.mark.parametrize(
     ("tables", "said"),
     [
-        ({"t": PLANES}, "a query cannot call a table 't'"),
-        ({"T": PLANES}, "a query cannot call a table 'T'"),
-        ({"p": PLANES, "P": PLANES}, "a query cannot call a table 'P'"),
-        ({"": PLANES}, "a query cannot call a table ''"),
-        ({'p" as x': PLANES}, "a query cannot call a table"),
-        ({"duckdb_settings": PLANES}, "a query cannot call a table 'duckdb_settings'"),
-        ({"tidemark_template_t": PLANES}, "a query cannot call a table 'tidemark_template_t'"),
-        ({1: PLANES}, "a query cannot call a table 1"),
+        ({"t": PLANES}, "the name of a table in a query cannot be 't'"),
+        ({"T": PLANES}, "the name of a table in a query cannot be 'T'"),
+        ({"p": PLANES, "P": PLANES}, "the name of a table in a query cannot be 'P'"),
+        ({"": PLANES}, "the name of a table in a query cannot be ''"),
+        ({'p" as x': PLANES}, "the name of a table in a query cannot be"),
+        ({"duckdb_settings": PLANES}, "the name of a table in a query cannot be 'duckdb_settings'"),
+        ({"tidemark_template_t": PLANES}, "the name of a table in a query cannot be 'tidemark_template_t'"),
+        ({1: PLANES}, "the name of a table in a query cannot be 1"),
         ([PLANES], "Give a mapping"),
         ({"p": "planes"}, "p of a query is a table or Arrow data, found 'planes'"),
         ({"p": [{"a": 1}]}, "p of a query is a table or Arrow data"),
-        ({"q": PLANES}, "Table with name p does not exist! A query reads the tables t, q, and no other"),
-        (None, "Table with name p does not exist! A query calls the table t, and reads no other"),
+        ({"q": PLANES}, "Table with name p does not exist! A query can read the tables t, q, and no other"),
+        (None, "Table with name p does not exist! In a query, the table has the name t. No other table can be read"),
     ],
 )
 def test_what_is_no_table_of_a_query_is_refused(flights: tm.Table, tables: Any, said: str) -> None:

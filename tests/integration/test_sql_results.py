@@ -1,4 +1,4 @@
-"""What `sql` gives: rows in every form, small answers held, larger ones streamed; parameters have values."""
+"""Results of `sql`: rows in every form, small results in memory, larger results streamed, and parameter values."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidemark as tm
-from storage_core.engine.sandbox.pool import end_all
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.engine.sandbox.process import end_all
 from storage_core.engine.session import session
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.read.sql_result import AT_ONCE_BYTES
+from storage_core.read.answers import AT_ONCE_BYTES
 from tests.support.scale import scaled
 
 SCHEMA = pa.schema([("n", pa.int64()), ("name", pa.string()), ("f", pa.float64()), ("day", pa.date32())])
@@ -94,13 +94,13 @@ def test_a_large_answer_is_streamed_in_bounded_memory(table: tm.Table) -> None:
         rows += batch.num_rows
         total += int(batch.column("n").to_numpy().sum())
     assert (rows, total) == (MANY, MANY * (MANY - 1) // 2)
-    with pytest.raises(InvalidInput, match="taken as a stream or closed; run it again"):
+    with pytest.raises(InvalidInput, match=r"read as a stream, or the answer is closed. Run the query again"):
         result.to_arrow()
 
 
 def test_a_large_answer_is_held_whole_up_to_its_limit(table: tm.Table) -> None:
     assert table.sql(LARGE).num_rows == MANY
-    with pytest.raises(Unavailable, match=r"larger than `memory_bytes` = 16777216; take it as a stream"):
+    with pytest.raises(Unavailable, match=r"larger than `memory_bytes` = 16777216. Read it as a stream"):
         table.sql(LARGE, limits=SMALL_MEMORY).to_arrow()
 
 
@@ -124,7 +124,7 @@ def test_a_large_answer_that_fails_is_never_taken_for_its_first_rows(table: tm.T
     result = table.sql(f"select if(range < {MANY - 1}, range, ('x' || range)::bigint) as n from range({MANY})")
     with pytest.raises(InvalidInput, match="Could not convert string"):
         result.to_arrow()
-    with pytest.raises(InvalidInput, match="run it again"):
+    with pytest.raises(InvalidInput, match="Run the query again"):
         result.to_arrow()
 
 
@@ -136,7 +136,7 @@ def test_a_batch_has_a_row(table: tm.Table, batch_rows: Any) -> None:
 
 
 def _processes() -> set[str]:
-    """The living processes that this one has started, from any of its threads."""
+    """Return the running processes that any thread of this process has started."""
     tasks = Path("/proc/self/task").glob("*/children")
     return {each for task in tasks for each in task.read_text().split()}
 
@@ -204,19 +204,19 @@ def test_a_query_with_parameters_is_answered(
 @pytest.mark.parametrize(
     ("text", "parameters", "said"),
     [
-        ("select ?", None, "its parameter 1 has no value; `parameters` of `Table.sql` gives one"),
-        ("select ?", [], "has the parameters 1; found values for none"),
-        ("select ?, ?", [1], "has the parameters 1, 2; found values for 1"),
-        ("select 1", [1], "has the parameters none; found values for 1"),
-        ("select $a", {"b": 1}, "has the parameters a; found values for b"),
-        ("select ?", {"a": 1}, "has the parameters 1; found values for a"),
+        ("select ?", None, "its parameter 1 has no value. Give one in `parameters` of `Table.sql`"),
+        ("select ?", [], "has the parameters 1. Found values for none"),
+        ("select ?, ?", [1], "has the parameters 1, 2. Found values for 1"),
+        ("select 1", [1], "has the parameters none. Found values for 1"),
+        ("select $a", {"b": 1}, "has the parameters a. Found values for b"),
+        ("select ?", {"a": 1}, "has the parameters 1. Found values for a"),
         ("select ?", "a", "parameters are a list of values, or values by name"),
         ("select ?", 1, "parameters are a list of values, or values by name"),
         ("select ?", [object()], "parameter 1 cannot be <object"),
         ("select ?", [2**5000], "parameter 1 cannot be an integer of 5,001 bits"),
         ("select ?", [2**200], "parameter 1 cannot be a whole number of 201 bits"),
         ("select ?", ["\ud800"], "parameter 1 cannot be"),
-        ("select ? from read_blob(?)", [1, "/etc/passwd"], "read_blob is no function that a query may read from"),
+        ("select ? from read_blob(?)", [1, "/etc/passwd"], "the table function read_blob is not allowed"),
     ],
 )
 def test_wrong_parameters_are_refused(table: tm.Table, text: str, parameters: Any, said: str) -> None:

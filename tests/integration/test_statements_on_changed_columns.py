@@ -1,4 +1,4 @@
-"""Statements, changed windows, packed metadata and settings by name, over tables whose columns have changed."""
+"""Statements, changed windows, packed metadata and named settings on tables with changed columns."""
 
 from __future__ import annotations
 
@@ -16,16 +16,15 @@ import pytest
 
 import tidemark as tm
 from pipelines.cli import main
-from storage_core.audit.audit import audit
-from storage_core.clock import SystemClock
-from storage_core.compaction import rewindow
-from storage_core.errors import InvalidInput
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.ids import SystemIds
-from storage_core.objectstore.resolve import open_store
-from storage_core.repair.repair import repair
-from storage_core.split.packed_metadata import PACKED, entries_of
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.compact import rewindow
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.repair import repair
+from storage_core.split.verification import PACKED, entries_of
+from storage_core.store.resolve import open_store
 from tests.support import upkeep
 from tidemark import Table
 
@@ -51,7 +50,10 @@ def at(minutes: int) -> dt.datetime:
 
 
 def changed(uri: str, **creating: Any) -> Table:
-    """A table with splits of four schemas: `number` was called `n`, `text` is the second column of that name."""
+    """Make a table with splits of four schemas.
+
+    `number` was called `n`, and `text` is the second column of that name.
+    """
     table = Table.create(uri, SCHEMA, **creating)
     days = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), None]
     filled(table, [{"id": k, "at": at(20 * k), "n": k, "day": days[k - 1], "text": "old"} for k in (1, 2, 3)])
@@ -74,7 +76,7 @@ def filled(table: Table, rows: Sequence[Row]) -> None:
 
 
 def expected() -> dict[int, Row]:
-    """The rows of `changed` by their id."""
+    """Return the rows of `changed` by their id."""
     days = {1: midnight(1), 2: midnight(2), 4: midnight(4), 5: midnight(2)}
     numbers = {1: 1, 2: 2, 3: 3, 4: 40_000, 2**40: 3}
     return {
@@ -108,7 +110,7 @@ def require_sound(table: Table) -> None:
 
 
 def rewindowed(table: Table) -> None:
-    """The table with windows of another duration, every split written anew."""
+    """Change the window length of the table, and rewrite every split."""
     table.alter({"window": "1h"})
     snapshot = table.log.snapshot()
     works = [
@@ -135,7 +137,7 @@ UPKEEP: Mapping[str, Callable[[Table], object]] = {
 
 @pytest.fixture(params=UPKEEP)
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    """The table of `changed`, in one state of its upkeep or another."""
+    """Return the table of `changed` in one of several states of maintenance."""
     name: str = request.param
     creating: dict[str, Any] = {"time_column": "at", "window": "15m", "sort_schema": "timestamp/V2"}
     if name == "compacted":
@@ -192,7 +194,7 @@ def test_an_update_sets_columns_by_their_names_of_now_and_keeps_the_values_of_th
 
     assert rows(table) == by_id(wanted)
     require_sound(table)
-    with pytest.raises(InvalidInput, match="unknown columns"):
+    with pytest.raises(InvalidInput, match="unknown column"):
         table.update({"n": 1}, "true")
     with pytest.raises(InvalidInput, match="unknown column 'n'"):
         table.delete("n = 1")
@@ -303,7 +305,7 @@ def test_statements_of_keyed_tables_follow_the_columns(state: str) -> None:
     put = {**wanted[4], "number": 44, "words": "put"}
     if live is None:
         table.upsert([put], on="id")
-    else:  # it is not fenced, and has the columns that it was opened with until it flushes
+    else:  # this writer is not fenced, and keeps its original columns until it flushes
         live.put({"text" if name == "words" else name: value for name, value in put.items() if name != "later"})
 
     del wanted[3], wanted[2**40]
@@ -336,14 +338,14 @@ def test_packed_splits_have_the_ids_of_columns(tmp_path: Path) -> None:
 
 def test_settings_name_columns_as_the_table_calls_them_now(tmp_path: Path) -> None:
     table = changed(f"memory://{uuid4()}", time_column="at", window=None)
-    with pytest.raises(InvalidInput, match="sort schema names 'number', which splits have as 'n'"):
+    with pytest.raises(InvalidInput, match="sort schema names 'number', which is 'n' in splits"):
         table.alter({"sort_schema": "number__i|timestamp/V2"})
-    with pytest.raises(InvalidInput, match="'text', the name that an earlier column had"):
+    with pytest.raises(InvalidInput, match="'text', the name of an earlier column"):
         table.alter({"indexes": [{"name": "t", "kind": "fulltext", "columns": ["text"]}]})
     for name in ("n", "nothing"):
-        with pytest.raises(InvalidInput, match=f"bloom_filters names the column '{name}'"):
+        with pytest.raises(InvalidInput, match=f"bloom_filters: unknown column '{name}'"):
             table.alter({"bloom_filters": [name]})
-    with pytest.raises(InvalidInput, match=r"columns change by `Table.add_column`"):
+    with pytest.raises(InvalidInput, match=r"use `Table.add_column`"):
         table.alter({"columns": {"a": "int"}})
     table.alter({"bloom_filters": ["number", "text"], "sort_schema": "id__i|timestamp/V2"})
     table.append([{"id": 7, "at": at(1), "number": 12, "text": "a"}])

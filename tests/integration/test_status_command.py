@@ -1,4 +1,4 @@
-"""`tidemark status`: all tables in a line each, the last failure of Dagster's history, and what the exit code says."""
+"""`tidemark status`: one line per table, the last failure from Dagster's history, and the exit code."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from dagster import (
     AssetKey,
     AssetObservation,
     AssetsDefinition,
+    AssetSelection,
     DagsterEvent,
     DagsterEventType,
     DagsterExecutionInterruptedError,
@@ -33,32 +34,28 @@ from dagster import (
 )
 from dagster._core.events import EngineEventData
 from dagster._core.execution.plan.objects import StepSuccessData
-from dagster._core.remote_origin import (
-    GrpcServerCodeLocationOrigin,
-    RemoteInstigatorOrigin,
-    RemoteRepositoryOrigin,
-)
+from dagster._core.remote_origin import GrpcServerCodeLocationOrigin, RemoteInstigatorOrigin, RemoteRepositoryOrigin
 from dagster._core.scheduler.instigation import InstigatorState, InstigatorStatus, InstigatorType
 from dagster_shared.error import SerializableErrorInfo
 
-from assets.freshness import freshness_policy
-from assets.granted import bytes_tag
+from assets.checks import CHECK_NAMES
+from assets.factory import freshness_policy
 from assets.launcher import PipesLauncher
-from assets.run_tags import TABLE
+from assets.run_tags import TABLE, bytes_tag
 from pipelines.alerts.sensors import failure_alert
 from pipelines.automation import Automation
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
+from pipelines.failed import history_folder, last_failures, last_failures_in
+from pipelines.housekeeping import WRITTEN, build_report
 from pipelines.instance import home, open_instance
-from pipelines.report.written import REPORT, REPORT_PATH, report_file
-from pipelines.reporting import WRITTEN, build_report
-from pipelines.runs.failed import history_folder, last_failures, last_failures_in
-from pipelines.runs.requests import run_request
+from pipelines.report import REPORT, REPORT_PATH, report_file
+from pipelines.runs import run_request
 from pipelines.tables import read_tables
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import InvalidInput
-from storage_core.formats import keys
-from storage_core.objectstore.contract import Overwrite
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.data.formats import keys
+from storage_core.store.contract import Overwrite
 from storage_core.table import Table
 
 pytestmark = pytest.mark.dagster
@@ -73,12 +70,12 @@ NOON = dt.datetime(2026, 1, 1, 12, tzinfo=dt.UTC)
 
 @job
 def short() -> None:
-    """Nothing: for a run that waits."""
+    """Do nothing. This is the job of a queued run."""
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with three declared tables, two of them made, as the working directory."""
+    """Make a folder with three declared tables, two of which exist, and make it the working directory."""
     (tmp_path / "tables").mkdir()
     for name, text in (("events", EVENTS + LANDED), ("web-people", PEOPLE), ("later", LATER)):
         (tmp_path / "tables" / f"{name}.yaml").write_text(text)
@@ -100,7 +97,7 @@ def looked(capfd: pytest.CaptureFixture[str], *arguments: str, code: int = 0) ->
 
 
 def sensor_state(name: str, status: InstigatorStatus) -> InstigatorState:
-    """What Dagster stores when somebody switches a sensor on or off."""
+    """Return the state that Dagster stores when a user switches a sensor on or off."""
     repository = RemoteRepositoryOrigin(GrpcServerCodeLocationOrigin(host="here", port=1), "__repository__")
     return InstigatorState(RemoteInstigatorOrigin(repository, name), InstigatorType.SENSOR, status)
 
@@ -132,7 +129,7 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
 def test_what_upkeep_waits_for_is_said(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.clock.SystemClock.now_ms", lambda _: round(NOON.timestamp() * 1000))
+    monkeypatch.setattr("storage_core.base.clock.SystemClock.now_ms", lambda _: round(NOON.timestamp() * 1000))
     file = place / "tables" / "events.yaml"
     file.write_text(f"{file.read_text()}upkeep: {{quiet_hours: '08:00-18:00'}}\n")
     (place / "landing").mkdir()
@@ -169,9 +166,9 @@ def test_what_upkeep_waits_for_is_said(
 def test_that_nothing_starts_what_is_owed_is_said_with_what_to_do(
     place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    not_on = "no sensor is on here that starts it; switch on upkeep_sensor in `tidemark ui`"
+    not_on = "the sensor that starts it is stopped. Switch on upkeep_sensor in `tidemark ui`"
     or_declare = f"{not_on}, or declare `automation: on` and reload the definitions"
-    off = "automation is off, so no sensor starts it; declare `automation: on` and reload the definitions"
+    off = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
 
     def said(of_all: str = "") -> list[str | None]:
         (place / "automation.yaml").write_text(of_all)
@@ -211,7 +208,7 @@ def test_a_narrow_terminal_leaves_columns_out_and_says_which(
 def test_a_table_that_is_behind_ends_with_seven_and_one_that_fails_as_its_error(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    later = "storage_core.clock.SystemClock.now_ms"
+    later = "storage_core.base.clock.SystemClock.now_ms"
     now_ms = Table.open("warehouse/events").snapshot.timestamp + 3_600_001
     with monkeypatch.context() as patched:
         patched.setattr(later, lambda _: now_ms)
@@ -256,7 +253,7 @@ def test_a_declaration_that_is_not_sound_silences_no_other_table(
         each.unlink()
     report.unlink()
     assert main(["report", "--output", str(report)]) == 2
-    assert not report.exists()  # nothing is written of no table
+    assert not report.exists()  # nothing is written for a missing table
 
 
 @pytest.mark.usefixtures("place")
@@ -316,10 +313,10 @@ def test_an_interrupted_run_says_what_happened_and_what_comes_next(
     with open_instance(home(place, {})) as instance, pytest.raises(DagsterExecutionInterruptedError):
         materialize([merged], instance=instance)
     assert main(["status"]) == 0
-    said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped; "
+    said = "web_people__merged failed: it was interrupted, as when the UI or the machine is stopped. "
     shown = capfd.readouterr().out
     assert re.search(r"^ *web-people +failing ", shown, re.MULTILINE)
-    assert f"{said}what it committed stays, and the next run does the rest\n" in shown
+    assert f"{said}Committed work is kept, and the next run does the rest\n" in shown
     assert "Dagster" not in shown
 
 
@@ -410,14 +407,35 @@ def test_a_run_that_was_killed_in_its_checks_is_over_and_a_retry_of_these_alone_
     )
     instance.add_run(only_checks)
     instance.report_run_failed(only_checks)
-    instance.create_run_for_job(job, asset_selection=frozenset([key]))  # plans to check
+    instance.create_run_for_job(job, asset_selection=frozenset([key]))  # this run has planned checks
+    assert not last_failures_in(instance, ["web"])["web"].is_over
+    assert job.execute_in_process(instance=instance).success
+    assert last_failures_in(instance, ["web"])["web"].is_over
+
+
+@pytest.mark.parametrize("name", CHECK_NAMES)
+def test_a_run_of_a_check_that_never_began_is_over_once_the_check_was_made(
+    instance: DagsterInstance, name: str
+) -> None:
+    key = AssetKey(["web", "merged"])
+
+    @asset_check(asset=key, name=name)
+    def checked() -> AssetCheckResult:
+        return AssetCheckResult(passed=True)
+
+    selection = AssetSelection.checks(AssetCheckKey(key, name))
+    jobs = [define_asset_job("check", selection)]
+    job = Definitions(assets=[asset(key=key)(lambda: 1)], asset_checks=[checked], jobs=jobs).resolve_job_def("check")
+    run = DagsterRun("check", asset_check_selection=frozenset([AssetCheckKey(key, name)]), tags={TABLE: "web"})
+    instance.add_run(run)
+    instance.report_run_failed(run, "Run timed out due to taking longer than 180 seconds to start.")
     assert not last_failures_in(instance, ["web"])["web"].is_over
     assert job.execute_in_process(instance=instance).success
     assert last_failures_in(instance, ["web"])["web"].is_over
 
 
 def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(instance: DagsterInstance) -> None:
-    """As Dagster's queue and code server end runs: the cause in an event before, and none in the failure."""
+    """If Dagster's queue or code server ends a run, an earlier event contains the cause, and the failure does not."""
     key = AssetKey(["web", "compacted"])
     assets = [asset(key=key)(lambda: 1)]
     job = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")
@@ -433,7 +451,7 @@ def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(ins
         instance.report_engine_event("a sensor acted on the failure of the run", run)
         return last_failures_in(instance, ["web"])["web"].message
 
-    stay = "; what it committed stays, and the next run does the rest"
+    stay = ". Committed work is kept, and the next run does the rest"
     assert told("Caught an unrecoverable error", "the server\nends") == f"the server ends{stay}"
     assert told("the process exited with code -9", None) == f"the process exited with code -9{stay}"
 
@@ -447,7 +465,7 @@ def test_a_declared_freshness_is_a_policy_on_the_asset_that_brings_rows() -> Non
     assert freshness_policy(events, "compacted") is None
     assert freshness_policy(people, "merged") is not None
     assert freshness_policy(declared(LATER), "compacted") is None
-    with pytest.raises(InvalidInput, match="a freshness is 1m at least"):
+    with pytest.raises(InvalidInput, match="Dagster requires at least 1m"):
         declared(LATER + "freshness: 30s\n")
 
 

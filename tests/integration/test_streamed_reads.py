@@ -1,4 +1,4 @@
-"""Reads off a local disk are streams: bounded in memory, given up at any moment, and never shorter than they say."""
+"""Reads from a remote store are streams: bounded in memory, stoppable at any moment, and never silently truncated."""
 
 from __future__ import annotations
 
@@ -21,40 +21,38 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.engine.sandbox import feeds, pool, process
-from storage_core.engine.sandbox.feeds import Feeds
-from storage_core.engine.sandbox.messages import Kind, receive
-from storage_core.engine.sandbox.query import Query, Relation, Rows
-from storage_core.engine.sandbox.result import Result
-from storage_core.errors import Corrupt, SnapshotExpired, Unavailable
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import Corrupt, SnapshotExpired, Unavailable
+from storage_core.engine.sandbox import process, result
+from storage_core.engine.sandbox.process import Kind, Query, Relation, Rows, receive
+from storage_core.engine.sandbox.result import Feeds, Result
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.scale import scaled
 from tidemark import QueryLimits, Table
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
 SPLITS, ROWS = 24, 4_000
-MANY = 1 << 30  # of a stream that has no end
+MANY = 1 << 30  # rows of an endless stream
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_left() -> Iterator[None]:
-    """No thread of a reading, no process of a query that runs on, no open file."""
-    pool.end_all()
+    """Check that no reading thread, no running query process and no open file is left."""
+    process.end_all()
     files = open_files()
     yield
     for thread in threading.enumerate():
         if thread.name.startswith("tidemark-"):
             thread.join(60)
             assert not thread.is_alive(), thread.name
-    pool.end_all()
+    process.end_all()
     assert open_files() <= files
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """A table of many splits, of which a query holds no more than the first."""
-    monkeypatch.setattr(feeds, "HELD_BYTES", 1)
+    """Make a table of many splits, of which a query opens only the first."""
+    monkeypatch.setattr(result, "HELD_BYTES", 1)
     made = Table.create(f"memory://{uuid4()}", SCHEMA)
     for split in range(SPLITS):
         rows = range(split * ROWS, (split + 1) * ROWS)
@@ -80,7 +78,7 @@ def first(batches: int) -> Generator[pa.RecordBatch]:
 
 
 def asked(read: Callable[[], Generator[pa.RecordBatch]], text: str, seconds: float = 300) -> Result:
-    """A query over rows that come from this."""
+    """Run a query over rows from this function."""
     relation = Relation(rows={}, streams={"t": Rows(SCHEMA, read)})
     limits = {"memory_bytes": 2**30, "spill_bytes": 0}
     return Result(Query(text=text, relation=relation, seconds=seconds, batch_rows=1_000, **limits))
@@ -114,7 +112,7 @@ def test_a_table_that_is_named_several_times_answers_as_one_in_memory(
     for each in rows:
         made.append(each)
     with duckdb.connect() as plain, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(feeds, "HELD_BYTES", held)
+        patch.setattr(result, "HELD_BYTES", held)
         plain.register("t", pa.concat_tables(rows))
         for text in QUERIES:
             assert made.sql(text).to_pylist() == plain.sql(text).to_arrow_table().to_pylist(), text
@@ -134,7 +132,7 @@ def test_what_is_small_is_fetched_once_however_often_it_is_read(table: Table, mo
     text = "select count(*) as n from t, t as u, t as v where t.a = u.a and u.a = v.a"
     fetched = []
     for held in (2**25, 1):
-        monkeypatch.setattr(feeds, "HELD_BYTES", held)
+        monkeypatch.setattr(result, "HELD_BYTES", held)
         before = table.store.requests["get"]
         assert table.sql(text).to_pylist() == [{"n": SPLITS * ROWS}]
         fetched.append(table.store.requests["get"] - before)
@@ -171,7 +169,7 @@ GIVEN_UP: dict[str, Callable[[Table], object]] = {
 @pytest.mark.parametrize("how", GIVEN_UP)
 def test_whoever_stops_early_stops_the_reading(table: Table, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
     rows = table.scan(filter=f"a < {ROWS}").to_arrow()
-    for _ in range(2 * SPLITS):  # a query has about as many rows ahead as the table has
+    for _ in range(2 * SPLITS):  # a query prefetches about as many rows as the table has
         table.append(rows)
     fetched, given_up = set[str](), threading.Event()
     get = MemoryStore.get
@@ -179,7 +177,7 @@ def test_whoever_stops_early_stops_the_reading(table: Table, monkeypatch: pytest
     def held_up(store: MemoryStore, key: str) -> object:
         if key.startswith("splits/"):
             fetched.add(key)
-            assert len(fetched) <= 2 * SPLITS or given_up.wait(60)  # however fast the machine is
+            assert len(fetched) <= 2 * SPLITS or given_up.wait(60)  # independent of the speed of the machine
         return get(store, key)
 
     monkeypatch.setattr(MemoryStore, "get", held_up)
@@ -247,9 +245,9 @@ def test_ctrl_c_ends_the_reading() -> None:
 
 WITH_A_STREAM_OPEN = """
 import sys, threading
-from storage_core.engine.sandbox import feeds
+from storage_core.engine.sandbox import result
 from tests.integration.test_streamed_reads import asked, endless
-feeds.HELD_BYTES = 1
+result.HELD_BYTES = 1
 stream = asked(endless, "from t")
 next(stream)
 {then}
@@ -289,7 +287,7 @@ ERRORS = (Corrupt("x: damaged"), SnapshotExpired("x: gone"), Unavailable("x: awa
 @pytest.mark.parametrize("held", [1, 2**25])
 @pytest.mark.parametrize("text", ["select count(*) from t", "select count(*) from t, t as u where t.a = u.a", "from t"])
 def test_an_error_of_the_rows_is_the_error_of_the_query(monkeypatch: pytest.MonkeyPatch, held: int, text: str) -> None:
-    monkeypatch.setattr(feeds, "HELD_BYTES", held)
+    monkeypatch.setattr(result, "HELD_BYTES", held)
     for error in ERRORS:
 
         def failing(error: Exception = error) -> Generator[pa.RecordBatch]:
@@ -318,13 +316,13 @@ def test_a_damaged_split_is_named_wherever_it_comes(table: Table, read: Callable
 
 
 def test_rows_that_end_without_an_end_are_no_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A stream of Arrow may stop between two batches: what was cut off must not be missing silently."""
-    sent = feeds._sent
+    """An Arrow stream can stop between two batches. A truncated stream must not look complete."""
+    sent = result._sent
 
     def without_end(to: socket.socket, kind: Kind, content: bytes | pa.Buffer = b"") -> bool:
         return kind is not Kind.END and sent(to, kind, content)
 
-    monkeypatch.setattr(feeds, "_sent", without_end)
+    monkeypatch.setattr(result, "_sent", without_end)
     with pytest.raises(duckdb.Error, match="EOFError"):
         list(asked(lambda: first(5), "select count(*) from t"))
 
@@ -355,7 +353,7 @@ def open_feeds() -> Iterator[tuple[Feeds, socket.socket]]:
 
 def test_few_readings_are_open_at_a_time() -> None:
     with open_feeds() as (opened, _):
-        others = [opened.opened(0) for _ in range(feeds.MOST_READINGS - 1)]
+        others = [opened.opened(0) for _ in range(result.MOST_READINGS - 1)]
         with pytest.raises(Unavailable, match="at a time, and this one at more: ask in parts"):
             opened.opened(0)
         for number in (1, -1, 2**40):
@@ -368,7 +366,7 @@ def test_few_readings_are_open_at_a_time() -> None:
 HOSTILE = """
 import socket, sys, time
 sys.path[:] = sys.argv[3:]
-from storage_core.engine.sandbox.messages import Kind, receive, send
+from storage_core.engine.sandbox.process import Kind, receive, send
 caller = socket.socket(fileno=int(sys.argv[1]))
 receive(caller)
 send(caller, Kind.BEGUN)
@@ -387,7 +385,7 @@ NONSENSE = {
 @pytest.mark.parametrize("does", NONSENSE)
 def test_a_process_that_asks_for_what_is_not_its_own_is_ended(monkeypatch: pytest.MonkeyPatch, does: str) -> None:
     monkeypatch.setattr(process, "_PROGRAM", HOSTILE.format(does=NONSENSE[does]))
-    with pytest.raises(process.SandboxEnded, match="it sent what is no message"):
+    with pytest.raises(process.SandboxEnded, match="it sent bytes that are not a message"):
         list(asked(endless, "from t"))
 
 

@@ -1,4 +1,4 @@
-"""The table façade on a local directory: what its users rely on, and what it refuses."""
+"""`Table` on a local directory: its guarantees for users, and its refusals."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.creation import configure
-from storage_core.declaration import load
-from storage_core.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired, Unavailable
+from storage_core.change.creation import configure
+from storage_core.change.declaration import load
 from storage_core.index import catch_up
-from storage_core.read.query_errors import query_errors
+from storage_core.read.verified import query_errors
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
 from storage_core.table import exists
 from tidemark import Table, col
 
@@ -92,7 +92,7 @@ def test_a_query_reads_the_splits_of_the_snapshot_and_no_other_file(logs: Table)
     orphan = live.with_name("00000000-0000-4000-8000-000000000000.parquet")
     orphan.write_bytes(live.read_bytes())
     for path in (orphan, Path("/etc/hostname")):
-        with pytest.raises(InvalidInput, match="no function that a query may read from"):
+        with pytest.raises(InvalidInput, match=r"the table function .* is not allowed"):
             logs.sql(f"select count(*) from t, read_blob('{path}')")
     assert logs.sql("select count(*) as n from t").to_pylist() == [{"n": 20}]
 
@@ -180,7 +180,7 @@ def test_a_declaration_that_differs_from_its_table_is_refused_by_field(tmp_path:
     with pytest.raises(InvalidInput, match="columns"):
         Table.declare(load(declared))
     declared.write_text(DECLARATION.format(uri=tmp_path / "clicks", more="").replace("window: 15m", ""))
-    with pytest.raises(InvalidInput, match="keeps having windows or none"):
+    with pytest.raises(InvalidInput, match="Windows cannot be added or removed later"):
         Table.declare(load(declared))
 
 
@@ -331,7 +331,7 @@ def test_a_vanished_split_is_an_expired_snapshot_for_every_reader(logs: Table) -
         lambda: keyed.get("/1"),
     ]
     for read in readers:
-        with pytest.raises(SnapshotExpired, match="open a newer version"):
+        with pytest.raises(SnapshotExpired, match="Open a newer version"):
             read()
 
 
@@ -370,7 +370,7 @@ def test_each_level_of_consistency_searches_what_it_sees(tmp_path: Path) -> None
     assert [ids("ebb", "text", level) for level in levels] == [[], [1, 2], [2]]
     assert [ids("x", "tags", level) for level in levels] == [[], [1, 2], []]
     assert [ids("y", "tags", level) for level in levels] == [[], [], [2]]
-    with pytest.raises(InvalidInput, match="sees the base table only"):
+    with pytest.raises(InvalidInput, match="returns rows of the base table only"):
         table.search("ebb", index="text", at=0, consistency="latest")
 
 

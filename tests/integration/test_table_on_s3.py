@@ -1,7 +1,7 @@
-"""The whole life of a table on S3, where no object has a local file: in this process, and by jobs in Spark tasks.
+"""The whole life of a table on S3, where no object is a local file, in this process and by jobs in Spark tasks.
 
-The jobs run as users run them, each as a process of its own: a Spark session of this process, and the Python workers
-that it keeps, may be older than the credentials in its environment.
+Each job runs in its own process, as for users. A Spark session of this process and its Python workers could be older
+than the credentials in the environment.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from jobs.requests.request import JobRequest, to_argv
+from jobs.command import to_arguments
 from pipelines.cli import main
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import open_store
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.steps import options_for
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import open_store
 from tests.support.s3_server import SECRET_KEY, S3Server
 from tidemark import Table, col
 
@@ -102,19 +104,19 @@ def test_jobs_ingest_compact_index_checkpoint_and_collect_a_table_on_s3(
         open_store(landing).put(f"part-{number}.ndjson", (lines + "no row\n").encode(), IfAbsent())
     declaration = tmp_path / "clicks.yaml"
     declaration.write_text(DECLARATION.format(uri=uri, landing=landing), encoding="utf-8")
-    request = JobRequest(table_uri=uri, declaration=str(declaration), master="local[2]", horizon_ms=0)
-    ingested = job("ingest", request)
+    about = {"table_uri": uri, "declaration": str(declaration), "master": "local[2]", "horizon_ms": 0}
+    ingested = job("ingest", **about)
     assert (ingested["status"], ingested["rows_out"], ingested["details"]["rejected"]) == ("committed", 60, 2)
-    assert job("ingest", request)["status"] == "nothing_to_do"
-    compacted = job("compact", request)
+    assert job("ingest", **about)["status"] == "nothing_to_do"
+    compacted = job("compact", **about)
     assert (compacted["splits_in"], compacted["splits_out"], compacted["rows_out"]) == (6, 3, 60)
-    assert job("catch_up", request)["status"] == "committed"
-    assert job("checkpoint", request)["status"] == "committed"
+    assert job("catch_up", **about)["status"] == "committed"
+    assert job("checkpoint", **about)["status"] == "committed"
     table = Table.open(uri)
     assert sorted(table.scan(["bytes"]).to_arrow().column(0).to_pylist()) == list(range(60))
     assert table.explain_search(index="text").indexes[0].scanned == []
     assert table.search("59", index="text", cache_dir=tmp_path / "cache").column("bytes").to_pylist() == [59]
-    assert job("collect", request)["details"]["failed"] == {}
+    assert job("collect", **about)["details"]["failed"] == {}
     assert Table.open(uri).scan().to_arrow().num_rows == 60
     assert main(["describe", uri, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 60
@@ -126,7 +128,7 @@ def test_a_keyed_table_on_s3_is_merged_by_a_job(uri: str) -> None:
     table = Table.create(uri, SCHEMA, primary_key="path")
     table.append(parsed_times(rows(0, 5)))
     table.append(parsed_times(rows(3, 8)))
-    assert job("merge", JobRequest(table_uri=uri, master="local[2]"))["rows_out"] == 8
+    assert job("merge", table_uri=uri, master="local[2]")["rows_out"] == 8
     assert Table.open(uri).scan().to_arrow().num_rows == 8
     assert (Table.open(uri).get("/page 7") or {})["bytes"] == 7
 
@@ -143,14 +145,19 @@ def test_the_settings_of_a_spark_session_hold_no_credentials_of_the_environment(
     assert SECRET_KEY not in settings
 
 
-def job(name: str, request: JobRequest) -> dict[str, Any]:
-    """The report of a job that ran as a command and said no secret on the way."""
-    report: dict[str, Any] = json.loads(python("-m", f"jobs.{name}", *to_argv(request), "--json").splitlines()[-1])
+def job(name: str, **about: object) -> dict[str, Any]:
+    """Return the report of a job run as a command, and check that its output contains no secret."""
+    report: dict[str, Any] = json.loads(
+        python("-m", "jobs", name, *to_arguments(options_for(name, **about)), "--json").splitlines()[-1]
+    )
     return report
 
 
 def python(*arguments: str) -> str:
-    """What a Python process with the environment of now prints; it must end well, and say no secret."""
+    """Run a Python process in the current environment and return its output.
+
+    Check that it succeeds and prints no secret.
+    """
     ended = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,

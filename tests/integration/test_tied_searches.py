@@ -1,4 +1,4 @@
-"""What a search costs where many rows have the score of the last of the page: little besides what it returns."""
+"""A search where many rows have the same score as the last result costs little more than reading its results."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.split import pages
-from storage_core.split.encodings import ROWS_PER_PAGE
+from storage_core.split.encode import ROWS_PER_PAGE
 from tests.support.upkeep import catch_up
 from tidemark import Table
 
@@ -21,7 +21,10 @@ SCHEMA = pa.schema([("name", pa.string()), ("text", pa.string()), ("more", pa.st
 
 
 def tied(uri: str, step: int = 7919) -> Table:
-    """A table of which each word is in a third of the rows, which all score alike; a step of 1 is their order."""
+    """Make a table where each word is in a third of the rows, all with the same score.
+
+    With `step=1` the rows are in ascending order.
+    """
     table = Table.create(uri, SCHEMA, indexes=[{"name": "words", "kind": "fulltext", "columns": ["text"]}])
     for split in range(SPLITS):
         numbers = [row * step % ROWS * SPLITS + split for row in range(ROWS)]
@@ -37,7 +40,7 @@ def names(word: str) -> list[str]:
 
 @pytest.fixture
 def decoded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, tuple[str, ...]]]:
-    """How many rows were decoded of which columns, one after the other."""
+    """Record the number of rows and the columns of each decoding."""
     noted = list[tuple[int, tuple[str, ...]]]()
     decode = pages._Taking._decoded
 
@@ -59,7 +62,7 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
         assert found.column("name").to_pylist() == names(word)[1:3]
         whole = [each for each in decoded if each == (ROWS, ("name",))]
         assert len(whole) == (SPLITS if word == WORDS[0] else 0)
-        # of each row that is among the best of its split a page of every column
+        # For each row that is among the best rows of its split, one page of every column.
         assert sum(len(columns) for rows, columns in decoded if rows <= ROWS_PER_PAGE) <= 3 * SPLITS * len(SCHEMA)
         assert all(rows <= ROWS_PER_PAGE or columns == ("name",) for rows, columns in decoded)
     assert table._kept is not None
@@ -68,13 +71,13 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
 
 
 def test_of_tied_rows_those_in_row_groups_behind_the_answer_are_not_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 1_000)
+    monkeypatch.setattr("storage_core.split.metadata.ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
-    monkeypatch.setattr("storage_core.search.base.WHOLE_SPLIT_BYTES", 1)
+    monkeypatch.setattr("storage_core.read.search.base.WHOLE_SPLIT_BYTES", 1)
     table = tied(f"memory://{uuid4()}", step=1)
-    table.search("nowhere", index="words")  # so the searcher is open
+    table.search("nowhere", index="words")  # opens the searcher
     requests, fetched = table.store.requests["get"], table.store.bytes_read
     found = table.search("tide", index="words", limit=10).column("name").to_pylist()
     assert found == names("tide")[:10]
-    assert table.store.requests["get"] - requests <= 2 * SPLITS  # of a split its footer, and the first of 20 row groups
+    assert table.store.requests["get"] - requests <= 2 * SPLITS  # per split: its footer, and the first of 20 row groups
     assert table.store.bytes_read - fetched < sum(each.size for each in table.snapshot.splits.values()) / 5

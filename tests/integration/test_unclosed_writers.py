@@ -1,4 +1,4 @@
-"""A program that ends, or drops a writer, with rows pending says so and how many; with nothing pending it is silent."""
+"""A program that ends or drops a writer with pending rows reports their number. Otherwise, it prints nothing."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.objectstore.local import LocalStore
-from storage_core.region.manifest import region_of
+from storage_core.store.local import LocalStore
+from storage_core.write.region.manifest import region_of
 from tests.support.keyed_table import KeyedTable, seats
 
 REPOSITORY = Path(__file__).parents[2]
 LOST = "3 rows given with durable=False not known to be durable"
-DROPPED = "dropped without close(), 3 rows"
+DROPPED = "dropped without close(), and 3 rows"
 
-# Each end in a process of its own, which ends as programs do; forking one is much faster than starting a program.
+# Each end happens in a forked process that ends as programs do. A fork is much faster than a new interpreter.
 PROGRAM = """
 import gc, json, multiprocessing, os, sys, warnings
-from storage_core.region.options import WriterOptions
+from storage_core.write.region.records import WriterOptions
 from storage_core.table import Table
 from tests.support.unclosed_writer import close_all, leave_rows
 
@@ -69,7 +69,7 @@ ENDS = {
 
 @pytest.fixture(scope="module")
 def errors(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """What each end left on standard error."""
+    """Return the standard error of each ended program."""
     folder = tmp_path_factory.mktemp("ends")
     for end in ENDS:
         KeyedTable(LocalStore(folder / end)).create()

@@ -1,4 +1,4 @@
-"""Backfills whose process was killed, or that somebody stopped: their windows are found, and nothing is in the way."""
+"""The windows of killed or stopped backfills are found, and these backfills do not block the next run."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 from dagster import DagsterInstance, DagsterRunStatus
 
-from assets.launcher import Context, InProcessLauncher, JobName, Launcher, Report, Request
+from assets.launcher import Context, InProcessLauncher, Launcher, Report
 from jobs.spark.spark import Spark
 from pipelines.backfill import ChunkDone, backfill
 from pipelines.cli import main
 from pipelines.instance import home, open_instance
-from storage_core.declaration import TableDeclaration, load
-from storage_core.errors import Held
+from storage_core.base.errors import Held
+from storage_core.change.declaration import TableDeclaration, load
+from storage_core.data.steps import Compact, RunOptions
 from tests.integration.ticks import DECLARATION
 from tidemark import Table
 
@@ -28,16 +29,16 @@ START, END = "2015-05-01T00:00", "2015-05-01T04:00"
 
 
 class Interrupted:
-    """A launcher whose second job does something else first; jobs with nothing to do start no Spark."""
+    """A launcher that calls `instead` before its second compaction. Jobs without work start no Spark."""
 
     def __init__(self, instead: Callable[[], None]) -> None:
         self._instead, self._jobs = instead, 0
 
-    def submit(self, context: Context, job: JobName, request: Request) -> Report:
-        self._jobs += job == "compact"
+    def submit(self, context: Context, options: RunOptions) -> Report:
+        self._jobs += isinstance(options, Compact)
         if self._jobs == 2:
             self._instead()
-        return InProcessLauncher(Spark()).submit(context, job, request)
+        return InProcessLauncher(Spark()).submit(context, options)
 
 
 def fill(
@@ -47,13 +48,13 @@ def fill(
     *,
     only_failed: bool = False,
 ) -> list[ChunkDone]:
-    """Two chunks of two windows each."""
+    """Fill two chunks of two windows each."""
     use = launcher or InProcessLauncher(Spark())
     return list(backfill(declaration, START, END, "2h", only_failed=only_failed, instance=instance, launcher=use))
 
 
 def killed() -> None:
-    """Fill the table of the working directory, and be killed in the second chunk."""
+    """Fill the table of the working directory, and kill this process in the second chunk."""
     with open_instance(home(Path.cwd(), {})) as instance:
         fill(load("tables/ticks.yaml"), instance, Interrupted(lambda: os.kill(os.getpid(), signal.SIGKILL)))
 
@@ -69,7 +70,7 @@ def declaration(checkout: Path) -> TableDeclaration:
 
 @pytest.fixture
 def instance(checkout: Path) -> Iterator[DagsterInstance]:
-    """With the settings of the repository, by which one run at a time has the table."""
+    """Open an instance with the repository's settings, which allow one run per table at a time."""
     with open_instance(home(checkout, {})) as opened:
         yield opened
 

@@ -1,4 +1,4 @@
-"""Every value of every type of DuckDB, Arrow, Polars and Spark is equal in a table and in an answer, or is refused."""
+"""Every value of every DuckDB, Arrow, Polars and Spark type is stored and returned unchanged, or is refused."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pyspark.errors import PySparkException
 import tidemark as tm
 import tidemark.spark
 from pipelines.cli import main
-from storage_core.importing.union import as_held
+from storage_core.interop.union import as_held
 
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
@@ -41,7 +41,7 @@ HELD = [
     *("array_value(1.5::float, 2)", "map {'a': 1, 'b': null}", "{'a': 1, 'b': {'c': [date '9999-12-31']}}"),
     *("[uuid '12345678-1234-1234-1234-123456789012']", "map {1: 9::decimal(38, 2)}"),
 ]
-"""Values of DuckDB that a table and an answer have. What a set of one type has, another test of the type shows."""
+"""DuckDB values that tables and answers support. Other tests of a type use its values as members of sets."""
 
 _BIG = ("170141183460469231731687303715884105727::hugeint", "'-170141183460469231731687303715884105728'::hugeint")
 _ODD = (
@@ -56,11 +56,11 @@ _ODD = (
 )
 _AROUND = ("[{}]", "{{'a': {}}}", "map {{'a': {}}}", "array_value({})")
 OTHERS = [*_ODD, *(_AROUND[index % 4].format(each) for index, each in enumerate(_ODD[:16]))]
-"""Values of DuckDB that only some places have. The others refuse them."""
+"""DuckDB values that only some interfaces support. The other interfaces refuse these values."""
 
 
 def names_of(expressions: list[str]) -> str:
-    """A SELECT of the values, as columns c0, c1 and so on."""
+    """Return a SELECT of the values as columns c0, c1 and so on."""
     return "SELECT " + ", ".join(f"{each} AS c{index}" for index, each in enumerate(expressions))
 
 
@@ -110,7 +110,7 @@ DOORS: Mapping[str, Callable[[str, str], pa.Table]] = {
 
 
 def require_equal(found: pa.Table, expressions: list[str]) -> None:
-    """Fail unless DuckDB finds the values of the columns equal to these, and writes both in the same way."""
+    """Fail unless DuckDB finds the columns equal to these values and formats both in the same way."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("found", found)
@@ -132,13 +132,16 @@ def test_values_of_all_types_of_duckdb_are_equal_or_refused(tmp_path: Path, door
 
 
 def column_of(integers: list[int], type_: pa.DataType) -> pa.Array:
-    """Decimals of 128 bits with these integers, which may have more digits than the type holds."""
+    """Return 128-bit decimals with these integers, which may exceed the digits of the type."""
     held = b"".join(each.to_bytes(16, "little", signed=True) for each in integers)
     return pa.Array.from_buffers(type_, len(integers), [None, pa.py_buffer(held)])
 
 
 def arrow_columns() -> dict[str, pa.Array]:
-    """Values of all types of Arrow, by what is told of them. Those that a table holds begin with `held`."""
+    """Return values of all Arrow types by a description.
+
+    A table accepts the values whose description begins with `held`.
+    """
     long = column_of([0, 10**9], pa.decimal128(5, 2))
     least = dt.datetime(1, 1, 1, tzinfo=dt.UTC)
     number = Decimal("-1.50")
@@ -192,7 +195,7 @@ def arrow_columns() -> dict[str, pa.Array]:
 
 
 def polars_frames() -> dict[str, pl.DataFrame]:
-    """Values of all types of Polars, in the same way."""
+    """Return values of all Polars types in the same form as `arrow_columns`."""
     integers = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32)
     held = {
         **{f"least and greatest {each}": pl.select(pl.concat_list(each.min(), each.max())) for each in integers},
@@ -253,7 +256,7 @@ def test_values_of_all_types_of_arrow_and_polars_are_equal_or_refused(
         try:
             found = door(str(tmp_path / str(index)), rows)
         except (tm.errors.InvalidInput, pa.ArrowInvalid) as error:
-            # pyarrow itself refuses to read some frames, before a table sees them.
+            # pyarrow refuses to read some frames before a table receives them.
             if name.startswith("held") or not (name.endswith("of polars") or isinstance(error, tm.errors.InvalidInput)):
                 raise
             continue
@@ -262,7 +265,7 @@ def test_values_of_all_types_of_arrow_and_polars_are_equal_or_refused(
 
 
 def plain(value: Any) -> Any:
-    """The value with its times in UTC, so that equal moments read alike."""
+    """Return the value with its times in UTC, so that equal instants look alike."""
     if isinstance(value, dict):
         return {name: plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""Columns of vectors: kept, read and refused alike wherever rows come in and go out."""
+"""Every read and write path stores, returns and refuses the same values of embedding columns."""
 
 from __future__ import annotations
 
@@ -14,27 +14,26 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.clock import SystemClock
-from storage_core.compaction import execute as compaction
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput
-from storage_core.formats.raw_columns import RECORD_COLUMNS
-from storage_core.formats.raw_fields import encode_fields
-from storage_core.fsck.check import fsck
-from storage_core.ids import SystemIds
-from storage_core.ingest.convert import RowFormat
-from storage_core.ingest.landing import LandedFile, LandingSpec
-from storage_core.ingest.parse import parse
-from storage_core.ingest.rejection import Parsed
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.read import FEW, typed_records
-from storage_core.rows import fingerprint
-from storage_core.rows.record_bytes import row_bytes
-from storage_core.rows.schema import conform, from_schema_string, to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import load
+from storage_core.compact import execute as compaction
+from storage_core.data.formats.raw_chunk import RECORD_COLUMNS
+from storage_core.data.formats.raw_fields import encode_fields
+from storage_core.data.rows import statistics
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.schema import from_schema_string, to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.read.history import row_bytes
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table, exists
+from storage_core.write.ingest.batch import parse_file
+from storage_core.write.ingest.convert import Parsed, RowFormat
+from storage_core.write.ingest.landing import LandedFile, LandingSpec
+from storage_core.write.raw_log.read import FEW, typed_records
 from tests.support import merge_plan
 from tests.support.deleted_rows import delete_where
 from tests.support.keyed_table import KeyedTable
@@ -60,7 +59,7 @@ def by_id(rows: pa.Table) -> list[dict[str, Any]]:
     return sorted(rows.to_pylist(), key=lambda row: row["id"])
 
 
-# --- the type --------------------------------------------------------------------------------------------------------
+# The type.
 
 
 def test_a_schema_says_array_of_float_to_spark_and_keeps_the_dimensions_beside_it() -> None:
@@ -126,9 +125,9 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
-        ({"kind": "vector", "columns": ["nope"]}, "no column 'nope' in the table; columns are id, embedding, text"),
-        ({"kind": "vector", "columns": ["text"]}, "column 'text' holds no vectors, it is string"),
-        ({"kind": "vector", "columns": ["embedding", "text"]}, "vectors are indexed by one column"),
+        ({"kind": "vector", "columns": ["nope"]}, "unknown column 'nope'. The table has .'id', 'embedding', 'text'"),
+        ({"kind": "vector", "columns": ["text"]}, "column 'text' does not contain embeddings, its type is string"),
+        ({"kind": "vector", "columns": ["embedding", "text"]}, "a vector index has one column"),
         ({"kind": "vector", "columns": ["embedding"], "metric": "euclid"}, "metric 'euclid' is not one of"),
         ({"kind": "fulltext", "columns": ["embedding"]}, "full text needs string columns, 'embedding' is vector"),
     ],
@@ -143,12 +142,12 @@ def test_an_index_on_a_column_that_is_none_is_refused_when_it_is_defined(
 
 def test_a_fingerprint_tells_vectors_apart_and_not_where_they_stand() -> None:
     column = pa.array([[1, 2, 3], None, [3, 2, 1], [0.0, 0, 0], [-0.0, 0, 0]], VECTOR)
-    hashes = fingerprint.cells(column)
+    hashes = statistics.cells(column)
     assert hashes[1] == 0
     assert hashes[3] == hashes[4]
     assert len({*hashes.tolist()}) == 4
-    assert fingerprint.cells(column.slice(2)).tolist() == hashes[2:].tolist()
-    assert fingerprint.cells(column.take(pa.array([2, 0]))).tolist() == hashes[[2, 0]].tolist()
+    assert statistics.cells(column.slice(2)).tolist() == hashes[2:].tolist()
+    assert statistics.cells(column.take(pa.array([2, 0]))).tolist() == hashes[[2, 0]].tolist()
 
 
 def test_a_row_is_charged_for_every_number_of_its_vector() -> None:
@@ -207,7 +206,7 @@ def test_a_declaration_that_means_no_vectors_is_refused_with_its_line(
     assert "pages.yaml" in str(caught.value)
 
 
-# --- rows that come and go -------------------------------------------------------------------------------------------
+# Rows in both directions.
 
 
 def test_what_is_appended_is_read_by_every_way_to_read(uri: str) -> None:
@@ -303,7 +302,7 @@ def compact(table: Table) -> None:
     table.refresh()
 
 
-# --- refused at the door ---------------------------------------------------------------------------------------------
+# Refusals on write.
 
 BAD: Mapping[str, tuple[object, str]] = {
     "short": ([1.0, 2.0], "expected 3"),
@@ -358,7 +357,7 @@ def test_lists_tuples_and_arrays_of_numbers_are_vectors(tmp_path: Path, case: st
         (pa.array([None, [1, None, 2]], VECTOR), "row 1: a number of the vector is null"),
         (pa.array([[1, 2, 3], [1, 2, math.nan]], VECTOR), "row 1: a number of the vector is NaN"),
         (pa.array(["[1,2,3]"]), "has type string, the table has vector\\(3\\)"),
-        (pa.array([[0.1, 2, 3]], pa.list_(pa.float64())), "convert it before writing"),
+        (pa.array([[0.1, 2, 3]], pa.list_(pa.float64())), "Convert it before writing"),
         (pa.array([[2**24 + 1, 2, 3]], pa.list_(pa.int64())), "does not fit vector\\(3\\) exactly"),
     ],
 )
@@ -383,7 +382,7 @@ def test_a_zero_vector_is_one_where_no_index_compares_angles(uri: str) -> None:
     assert by_id(table.scan().to_arrow()) == [*ROWS]
 
 
-# --- keyed tables ----------------------------------------------------------------------------------------------------
+# Keyed tables.
 
 
 def test_vectors_live_through_wal_memtable_generation_merge_and_lookups(uri: str) -> None:
@@ -396,7 +395,7 @@ def test_vectors_live_through_wal_memtable_generation_merge_and_lookups(uri: str
         writer.flush()
         writer.delete([4])
         writer.patch([{"id": 2, "embedding": [2, 2, 2]}, {"id": 1, "embedding": None}])
-    with table.writer() as writer:  # which replays
+    with table.writer() as writer:  # replays the log
         writer.put([{"id": 5, "embedding": [5, 5, 5]}])
     expected = {1: None, 2: [2, 2, 2], 3: [9, 9, 9], 5: [5, 5, 5]}
     assert {row["id"]: row["embedding"] for row in table.scan(consistency="latest").to_arrow().to_pylist()} == expected
@@ -430,7 +429,7 @@ def test_a_writer_refuses_what_is_no_vector_and_writes_nothing(tmp_path: Path, v
     assert table.refresh().scan(consistency="latest").to_arrow().num_rows == 0
 
 
-# --- the raw log -----------------------------------------------------------------------------------------------------
+# The raw log.
 
 
 @pytest.mark.parametrize("count", [1, FEW])
@@ -473,13 +472,13 @@ def test_records_of_a_raw_log_are_rejected_with_the_reason_and_the_others_are_ke
     assert len(found.rejected) == 7 * count
 
 
-# --- landed files ----------------------------------------------------------------------------------------------------
+# Landed files.
 
 
 def landed(folder: Path, name: str, data: bytes, form: Any, nonzero: Sequence[str] = ("embedding",)) -> Parsed:
     (folder / name).write_bytes(data)
     file = LandedFile(name, len(data), folder.resolve().as_uri())
-    return parse(file, LandingSpec(uri=file.uri, format=form), SCHEMA, None, nonzero=nonzero)
+    return parse_file(file, LandingSpec(uri=file.uri, format=form), SCHEMA, None, nonzero=nonzero)
 
 
 def reasons(parsed: Parsed) -> dict[int | None, str]:

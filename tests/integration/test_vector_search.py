@@ -1,4 +1,4 @@
-"""Searches by vector of tables: what is found, what is refused, and how much of the nearest."""
+"""Vector searches of tables: results, refusals, and recall."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ import numpy.typing as npt
 import pyarrow as pa
 import pytest
 
-from jobs import catch_up as job
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.change.declaration import load
+from storage_core.data.rows.vectors import Floats, column_of, vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
+from storage_core.data.steps import CatchUp
 from storage_core.index import catch_up
+from storage_core.log.job_run import run as run_step
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.arrow_rows import HeldRows
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.read.answers import HeldRows
 from storage_core.read.scan import wanted_filter
-from storage_core.region.options import WriterOptions
-from storage_core.rows.vectors import Floats, column_of, vector_type
-from storage_core.search.explain import covered
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.read.search.plan import covered
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
 from tests.support import upkeep
 from tests.support.brute_force import nearest
 from tests.support.damage import Damage, damage
@@ -58,14 +58,14 @@ def rows_of(vectors: Floats, first: int = 0) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Thirty rows with a vector in two splits, and one without."""
+    """Make a table with two splits: thirty rows with an embedding, and one row without."""
     created = Table.create(str(tmp_path / "t"), SCHEMA, indexes=[NEAR, WORDS])
     created.append(rows_of(made(20)))
     created.append([*rows_of(made(10, seed=2), 20), {"id": 30, "text": "none", "v": None}])
     return created
 
 
-# --- answers ---------------------------------------------------------------------------------------------------------
+# Answers.
 
 
 def test_an_answer_has_the_columns_the_score_and_the_distance_and_is_what_a_scan_returns(table: Table) -> None:
@@ -96,7 +96,7 @@ def test_the_only_index_that_fits_need_not_be_named(table: Table, tmp_path: Path
     assert table.search("none").to_pylist()[0]["id"] == 30
     assert len(table.search(vector=made(1)[0])) == 10
     bare = Table.create(str(tmp_path / "bare"), SCHEMA)
-    with pytest.raises(InvalidInput, match="the table has no vector index; name one"):
+    with pytest.raises(InvalidInput, match=r"the table has no vector index. Name one"):
         bare.search(vector=[1, 2, 3, 4])
     several = Table.create(str(tmp_path / "two"), SCHEMA, indexes=[NEAR, {**NEAR, "name": "far"}, WORDS])
     with pytest.raises(InvalidInput, match=r"2 vector indexes \(far, near\)"):
@@ -121,11 +121,11 @@ def test_what_is_no_vector_of_the_index_is_refused(table: Table, given: object) 
     [
         ({"query": "row", "index": "near"}, "takes a vector"),
         ({"index": "near"}, "takes a vector"),
-        ({"vector": [1, 2, 3, 4], "index": "words"}, "takes a query, and no vector"),
+        ({"vector": [1, 2, 3, 4], "index": "words"}, "takes a query, not a vector"),
         ({"query": "row", "vector": [1, 2, 3, 4], "index": "near"}, "a query is given, and none of near takes one"),
         ({"vector": [1, 2, 3, 4], "nprobe": 0}, "nprobe is 0"),
         ({"vector": [1, 2, 3, 4], "nprobe": "all"}, "nprobe is 'all'"),
-        ({"query": "row", "nprobe": 4}, "nprobe is of searches by vector"),
+        ({"query": "row", "nprobe": 4}, "nprobe is for searches by vector"),
         ({"vector": [1, 2, 3, 4], "index": 7}, "index is 7. Give a text or a list of names"),
         ({"vector": [1, 2, 3, 4], "filter": "nope > 1"}, "nope"),
         ({"vector": [1, 2, 3, 4], "limit": 0}, "limit is 0"),
@@ -134,11 +134,11 @@ def test_what_is_no_vector_of_the_index_is_refused(table: Table, given: object) 
 def test_a_search_that_makes_no_sense_is_refused(table: Table, asked: dict[str, Any], why: str) -> None:
     with pytest.raises(InvalidInput, match=why):
         table.search(**asked)
-    with pytest.raises(NotFound, match="no index 'x'"):
+    with pytest.raises(NotFound, match="unknown index 'x'"):
         table.search(vector=[1, 2, 3, 4], index="x")
 
 
-# --- upkeep ----------------------------------------------------------------------------------------------------------
+# Maintenance.
 
 
 def caught_up(table: IndexedTable) -> Snapshot:
@@ -228,12 +228,12 @@ def test_candidates_of_recall_are_the_rows_that_vectors_of_the_table_ranked(
     assert recall(table.store, snapshot, queries=3).candidates == ranked
 
 
-# --- recall ----------------------------------------------------------------------------------------------------------
+# Recall.
 
 
 @pytest.fixture(scope="module")
 def clustered() -> tuple[IndexedTable, Floats]:
-    """A segment of 17 MiB, without codes: in clusters. The vectors are of no clusters at all."""
+    """Make a table with a clustered segment of 17 MiB without codes. The embeddings form no natural clusters."""
     vectors = made(70_000, DIMENSIONS)
     table = indexed(vectors, quantization="none")
     caught_up(table)
@@ -339,11 +339,11 @@ def test_an_entry_of_an_index_that_nobody_reads_is_refused(
     entry: dict[str, object], kind: tuple[str, str, str], tmp_path: Path
 ) -> None:
     name, of, column = kind
-    with pytest.raises(InvalidInput, match=f"there is no entry '{next(iter(entry))}'"):
+    with pytest.raises(InvalidInput, match=f"unknown entry '{next(iter(entry))}'"):
         Table.create(str(tmp_path / "t"), SCHEMA, indexes=[{"name": name, "kind": of, "columns": [column], **entry}])
 
 
-# --- the command line and the job ------------------------------------------------------------------------------------
+# The command line and the job.
 
 DECLARATION = """\
 name: notes
@@ -407,7 +407,7 @@ def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable
         "candidates": json.loads(out)["candidates"],
     }
     assert "recall@10 1.0000 over 5 queries" in run("recall", "notes", "--queries", "5")[1]
-    assert "read and scored exactly: 1" in run("search", "notes", "--vector", "@q.npy", "--explain")[1]
+    assert "Read and scored exactly: 1" in run("search", "notes", "--vector", "@q.npy", "--explain")[1]
     (described,) = json.loads(run("describe", "notes", "--json")[1])["indexes"]
     assert (described["kind"], described["covered_splits"], described["recall"]) == ("vector", 0, None)
     (measured,) = json.loads(run("describe", "notes", "--recall", "--json")[1])["indexes"]
@@ -419,7 +419,7 @@ def test_the_command_line_measures_recall_and_says_what_is_covered(run: Callable
 def test_the_job_catches_up_on_spark(notes: Table, spark: Spark) -> None:
     query = made(1, seed=5)[0]
     before = notes.search(vector=query)
-    report = job.run(JobRequest(table_uri=notes.uri), spark)
+    report = run_step(CatchUp(table_uri=notes.uri), spark)
     assert (report.status, report.details) == ("committed", {"segments_built": {"near": 1}})
     after = Table.open(notes.uri)
     assert after.explain_search(index="near").indexes[0].scanned == []

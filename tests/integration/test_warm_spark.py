@@ -1,4 +1,4 @@
-"""A Spark that stays for jobs: what uses it, what does not, and what happens when it is gone."""
+"""A warm Spark server: the jobs that use it, the jobs that do not use it, and the behaviour after it has ended."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import grpc  # type: ignore[import-untyped]  # it has no types
+import grpc  # type: ignore[import-untyped]  # gRPC has no types
 import pyarrow as pa
 import pytest
 
-from jobs.process.holder import holder_of
 from jobs.spark import warm
-from jobs.spark.code_archive import ROOT
+from jobs.spark.java import ROOT
 from jobs.spark.warm import WarmServer, made_of, read_by_tasks
 from pipelines.cli import main
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
+from storage_core.base.process import holder_of
 from tidemark import Table
 
 pytestmark = pytest.mark.spark
@@ -51,7 +51,7 @@ def listening() -> Iterator[int]:
 
 @pytest.fixture
 def server(listening: int) -> WarmServer:
-    """What the file of a server that fits says, whose process is this one."""
+    """Return the record of a matching server that runs in this process."""
     found = WarmServer(
         process=holder_of("warm Spark", os.getpid()),
         port=listening,
@@ -67,7 +67,7 @@ ALONE = "TIDEMARK_TEST_ALONE"
 
 
 def why_not(server: WarmServer, environment: Mapping[str, str], folder: Path, log: pytest.LogCaptureFixture) -> str:
-    """The one line that says why a job does not use the server."""
+    """Return the log line with the reason why a job does not use the server."""
     (file := folder / "server.json").write_text(server.to_json(), encoding="utf-8")
     log.clear()
     with log.at_level(logging.INFO, "jobs.spark.warm"):
@@ -81,7 +81,7 @@ def test_a_server_of_other_code_or_credentials_or_none_is_not_used_and_one_line_
     server: WarmServer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = replace(server, made_of="of yesterday")
-    assert "was started of another version, Python or Java" in why_not(other, CREDENTIALS, tmp_path, caplog)
+    assert "was started with another version, Python or Java" in why_not(other, CREDENTIALS, tmp_path, caplog)
     assert "with other AWS_" in why_not(server, {"AWS_ACCESS_KEY_ID": "b"}, tmp_path, caplog)
     ended = subprocess.Popen([sys.executable, "-c", ""])
     process = holder_of("warm Spark", ended.pid)
@@ -92,8 +92,8 @@ def test_a_server_of_other_code_or_credentials_or_none_is_not_used_and_one_line_
     assert "does not run any more" in why_not(replace(server, port=port), CREDENTIALS, tmp_path, caplog)
 
 
-class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no types
-    """Takes every call, and notes the secrets that it is given."""
+class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # gRPC has no types
+    """A server that accepts every call and records the received secrets."""
 
     def __init__(self) -> None:
         self.heard: list[str | None] = []
@@ -106,7 +106,7 @@ class Neighbour(grpc.GenericRpcHandler):  # type: ignore[misc]  # it has no type
 def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    if not os.environ.get(ALONE):  # a process that has a Spark session makes no other
+    if not os.environ.get(ALONE):  # a process with a Spark session cannot create another session
         name = test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_socket_only.__name__
         command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"{__file__}::{name}"]
         environment = {**os.environ, ALONE: "1"}
@@ -133,7 +133,7 @@ def test_the_token_goes_to_the_literal_address_of_the_server_and_to_this_users_s
         assert (set(own.heard), other.heard) == ({f"Bearer {TOKEN}"}, [])
         assert os.environ.get("SPARK_CONNECT_AUTHENTICATE_TOKEN") == "of another server"
         own.heard.clear()
-        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the socket is that of another user
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)  # the socket belongs to another user
         assert "does not run any more" in why_not(made, {}, tmp_path, caplog)
         assert own.heard == []
     finally:
@@ -149,7 +149,7 @@ def test_a_file_that_is_none_of_a_server_is_as_no_file(tmp_path: Path) -> None:
 
 @pytest.fixture
 def taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The folder of the warm Spark, in which others may write."""
+    """Make the folder of the warm Spark writable for other users."""
     monkeypatch.setenv("TIDEMARK_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.delenv("TIDEMARK_SPARK_SERVER", raising=False)
     (folder := tmp_path / "cache-spark").mkdir()
@@ -197,17 +197,17 @@ def test_the_folders_beside_the_cache_are_their_users_alone_under_any_umask(tmp_
 import os, stat, sys
 from pathlib import Path
 os.umask(0)
-from jobs.spark import java_archive
+from jobs.spark import java
 from jobs.spark.warm import file_of
 from pipelines.processes.warm_server import _alone
-java_archive.ROOT = Path("/of/an/installed/wheel")
-java_archive.no_settings()
+java.ROOT = Path("/of/an/installed/wheel")
+java.no_settings()
 with _alone(file_of(os.environ)):
     pass
 print([str(each) for each in Path(sys.argv[1]).rglob("*") if each.stat().st_mode & 0o077])
-(java_archive.folder() / "no-settings").chmod(0o777)
+(java.folder() / "no-settings").chmod(0o777)
 try:
-    java_archive.no_settings()
+    java.no_settings()
 except Exception as error:
     print(error)
 """
@@ -230,7 +230,7 @@ def test_status_ends_with_5_where_jobs_would_start_their_own(
 ) -> None:
     monkeypatch.setenv("TIDEMARK_SPARK_SERVER", str(tmp_path / "server.json"))
     assert main(["spark", "status"]) == 5
-    assert capfd.readouterr().out == "no warm Spark was started; `tidemark spark up` does\n"
+    assert capfd.readouterr().out == "no warm Spark was started. Start one with `tidemark spark up`.\n"
 
 
 def test_up_says_on_standard_error_that_it_makes_an_archive_before_it_does(
@@ -249,7 +249,7 @@ def test_up_says_on_standard_error_that_it_makes_an_archive_before_it_does(
     monkeypatch.setenv("TIDEMARK_SPARK_SERVER", str(tmp_path / "spark" / "server.json"))
     assert main(["spark", "up"]) == 5
     said = capfd.readouterr().err
-    assert said.startswith("Spark's classes are left in an archive")
+    assert said.startswith("Spark's classes are stored in an archive")
     assert said.count("half a minute") == 1
 
 
@@ -262,14 +262,14 @@ def tidemark(*arguments: str, environment: Mapping[str, str], ends_with: int = 0
 
 
 def begin(table: str, environment: Mapping[str, str]) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "jobs.compact", "--table-uri", table, "--spark", "always", "--json"]
+    command = [sys.executable, "-m", "jobs", "compact", "--table-uri", table, "--spark", "always", "--json"]
     return subprocess.Popen(
         command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def ran(job: subprocess.Popen[str]) -> tuple[str, int, str]:
-    """Where a job ran, how many rows it wrote, and what it said."""
+    """Return the location of a job's run, its number of written rows, and its output."""
     output, errors = job.communicate(timeout=300)
     assert job.returncode == 0, errors
     report = json.loads(output)

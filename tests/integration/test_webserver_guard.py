@@ -1,6 +1,6 @@
-"""The webserver against pages of other sites: the real application of Dagster on a socket, asked as a browser asks.
+"""The webserver's guard against pages of other sites, tested with Dagster's application and a browser's requests.
 
-A mutation that gets through sets a limit in the instance, so each test looks there for what was carried out.
+A mutation that passes the guard sets a limit in the instance. Each test checks the instance for executed mutations.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from websockets.typing import Origin, Subprotocol
 
 from assets.launcher import PipesLauncher
 from pipelines.catalog import build_definitions
-from pipelines.processes.web_hosts import declared_hosts
+from pipelines.processes.programs import declared_hosts
 from pipelines.processes.webserver import app_of
 from pipelines.tables import read_tables
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
 
 MUTATION = 'mutation M { setConcurrencyLimit(concurrencyKey: "forged", limit: 1) }'
 QUERY = "query Q { version }"
@@ -41,14 +41,14 @@ Answer = tuple[int, str]
 
 
 class Served:
-    """A webserver on the loopback, and its instance."""
+    """A webserver on the loopback interface, and its instance."""
 
     def __init__(self, instance: DagsterInstance, port: int) -> None:
         self.instance, self.port = instance, port
         self.own = f"127.0.0.1:{port}"
 
     def ask(self, method: str, path: str, headers: Mapping[str, str], body: str | None = None) -> Answer:
-        """The status and the text of the answer; `Host` is that of the server, unless another is given."""
+        """Send a request and return status and text. The default of the header `Host` is the host of the server."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port)
         try:
             connection.request(method, path, body, dict(headers))
@@ -58,15 +58,15 @@ class Served:
             connection.close()
 
     def post(self, headers: Mapping[str, str], query: str = MUTATION) -> Answer:
-        """As the UI sends it, with these headers beside."""
+        """Send a POST request as the UI does, with additional headers."""
         return self.ask("POST", "/graphql", {**JSON, **headers}, json.dumps({"query": query}))
 
     def get(self, headers: Mapping[str, str], query: str, **more: str) -> Answer:
-        """As a link, or an image, sends it."""
+        """Send a GET request as a link or an image does."""
         return self.ask("GET", "/graphql?" + urllib.parse.urlencode({"query": query, **more}), headers)
 
     def carried_out(self) -> bool:
-        """Whether a mutation got through since this was asked last."""
+        """Return True if a mutation was executed since the last call."""
         storage = self.instance.event_log_storage
         if found := "forged" in storage.get_concurrency_keys():
             storage.delete_concurrency_limit("forged")
@@ -75,7 +75,7 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Dagster's application without any code location, guarded, with one declared public host."""
+    """Serve Dagster's application with the guard, without a code location, with one declared public host."""
     folder = tmp_path_factory.mktemp("webserver")
     with (
         DagsterInstance.local_temp(str(folder)) as instance,
@@ -229,7 +229,7 @@ def test_no_mutation_is_carried_out_by_its_address(served: Served, text: str) ->
         "application/x-www-form-urlencoded",
         "multipart/form-data; boundary=application/json",
         "text/plain",
-        "text/plain; a=application/json",  # Dagster looks for the words, a browser for the type
+        "text/plain; a=application/json",  # Dagster searches for these words, and a browser checks the type
         "text/plain; application/graphql",
         "",
         None,
@@ -253,7 +253,7 @@ def test_no_job_is_launched_by_another_site(served: Served, tmp_path: Path) -> N
         text = _launch(job)
         forged = [served.get({}, text), served.get({"Origin": EVIL}, text), served.post({"Origin": EVIL}, text)]
         assert [status for status, _ in forged] == [403, 403, 403]
-    assert "PipelineNotFoundError" in served.post({}, _launch("forget"))[1]  # Dagster would carry it out
+    assert "PipelineNotFoundError" in served.post({}, _launch("forget"))[1]  # Dagster would execute it
 
 
 def _launch(job: str) -> str:
@@ -264,7 +264,7 @@ def _launch(job: str) -> str:
 
 
 def _socket(served: Served, origin: str | None, headers: Mapping[str, str]) -> str:
-    """What the socket of the subscriptions answers to a mutation."""
+    """Return the reply of the subscription socket to a mutation."""
     with connect(
         f"ws://{headers.get('Host', served.own)}/graphql",
         origin=None if origin is None else Origin(origin),

@@ -1,4 +1,7 @@
-"""A query fetches what its answer needs: counted at the store, and the answer is that of all columns of all splits."""
+"""A query fetches only what its answer needs, and returns the same as a query over all columns of all splits.
+
+The test counts the fetched bytes at the store.
+"""
 
 from __future__ import annotations
 
@@ -13,11 +16,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.objectstore.contract import Blob, IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.search import base
-from storage_core.split.opened import Piece
+from storage_core.base.errors import Corrupt
+from storage_core.read.search import base
+from storage_core.split.read import Piece
+from storage_core.store.contract import Blob, IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.deleted_rows import delete_where
 from tests.support.s3_server import S3Server
 from tests.support.upkeep import catch_up
@@ -29,7 +32,7 @@ SPLITS = 4
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    """Four splits of ten rows; of each the first row is deleted."""
+    """Make a table of four splits with ten rows each. The first row of each split is deleted."""
     uris = {"local": str(tmp_path / "t"), "memory": f"memory://{uuid4()}"}
     if request.param == "s3":
         server: S3Server = request.getfixturevalue("s3_server")
@@ -61,7 +64,7 @@ def test_a_number_of_rows_is_told_by_the_log(table: Table, text: str) -> None:
 
 
 def test_rows_that_nobody_counted_are_read(table: Table) -> None:
-    """Splits of other writers may come without a count."""
+    """Splits of other writers may lack a row count."""
     head = table.snapshot
     data = pa.BufferOutputStream()
     pq.write_table(pa.table({"a": range(10)}), data)

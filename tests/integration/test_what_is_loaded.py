@@ -1,4 +1,4 @@
-"""What an import and a command load: each module when it is needed, in a process of its own. No test on seconds."""
+"""An import or a command loads each module only when it is needed, checked in a process without timing."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ HEAVY = PIPELINE | {
 }
 OURS = frozenset(
     {
-        *("storage_core.log.checkpoints.load", "storage_core.log.checkpoints.manifest_info"),
-        *("storage_core.log.commit", "storage_core.log.interop.json_checkpoint"),
-        *("storage_core.region.unmerged", "storage_core.split.read"),
+        *("storage_core.log.checkpoint", "storage_core.log.checkpoint_writing", "storage_core.log.commit"),
+        *("storage_core.write.region.unmerged", "storage_core.split.read"),
     }
 )
+REGIONS = "storage_core.write.region.unmerged"  # without protobuf, because only tables with regions need it
 READING = frozenset({"pyarrow.compute", "pyarrow.parquet", "storage_core.split.read"})
-UNMERGED = frozenset({"google.protobuf", "pyarrow.compute", "storage_core.region.unmerged"})
-APPENDING = frozenset({"duckdb", "pandas", "pydantic"})  # pydantic judges the choice of --format
-CHECKPOINTS = frozenset({"datafusion", "fastavro", "pyarrow.compute", "storage_core.log.checkpoints.load"})
+UNMERGED = READING | {"google.protobuf", REGIONS}
+APPENDING = frozenset({"duckdb", "pandas", "pydantic"})  # pydantic validates the choice of --format
+CHECKPOINTS = frozenset({"datafusion", "fastavro", "pyarrow.compute", "storage_core.log.checkpoint"})
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
 
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with two tables: `logs`, with a checkpoint and a full-text index, and `people` with a key."""
+    """Make a folder with two tables: `logs` with a checkpoint and a full-text index, and `people` with a key."""
     folder = tmp_path_factory.mktemp("tables")
     words = {"name": "words", "kind": "fulltext", "columns": ["path"]}
     logs = tm.Table.create(str(folder / "logs"), SCHEMA, time_column="at", indexes=[words])
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _loaded(program: str, *arguments: str, folder: Path = ROOT) -> set[str]:
-    """Which of the heavy libraries, and of our modules that few programs need, a program has loaded when it ends."""
+    """Return the heavy libraries and rarely needed modules that a program has loaded at its end."""
     shown = f"print(*[name for name in {sorted(HEAVY | OURS)!r} if name in sys.modules])"
     ended = _run(f"import sys\n{program}\n{shown}", *arguments, folder=folder)
     assert ended.returncode == 0, ended.stderr
@@ -64,7 +64,7 @@ def _run(program: str, *arguments: str, folder: Path) -> subprocess.CompletedPro
 
 @pytest.mark.parametrize("name", tm.__all__)
 def test_a_public_name_loads_no_library_but_arrow(name: str) -> None:
-    assert _loaded(f"import tidemark as tm; tm.{name}") <= READING
+    assert _loaded(f"import tidemark as tm; tm.{name}") <= READING | {REGIONS}
 
 
 def test_the_table_loads_nothing_that_reads_or_commits_before_it_does() -> None:
@@ -78,11 +78,11 @@ def test_opening_a_table_without_a_checkpoint_loads_nothing_that_reads_one(place
 @pytest.mark.parametrize(
     ("arguments", "needed"),
     [
-        (("describe", "./logs"), CHECKPOINTS),
+        (("describe", "./logs"), CHECKPOINTS | {"pyarrow.parquet"}),  # needed for the index of the table
         (("files", "./logs"), CHECKPOINTS),
         (("history", "./logs"), CHECKPOINTS),
         (("sql", "./logs", "select count(*) from t"), CHECKPOINTS | READING | {"duckdb"}),
-        (("search", "./logs", "hello", "--index", "words"), CHECKPOINTS | READING | {"tantivy"}),
+        (("search", "./logs", "hello", "--index", "words"), CHECKPOINTS | READING | {"tantivy", REGIONS}),
         (("describe", "./people"), {"google.protobuf", "pyarrow.compute"}),
         (("get", "./people", "1"), UNMERGED),
         (("append", "./people", "rows.json", "--format", "ndjson"), READING | UNMERGED | APPENDING),

@@ -1,4 +1,4 @@
-"""What deletes and updates read of splits of many row groups, who judges rows, and that they are the right ones."""
+"""Deletes and updates in splits of many row groups: the data they read, the engine they use, the rows they change."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ import pyarrow.parquet as pq
 import pytest
 
 import tidemark as tm
-from storage_core.dml import parts
+from storage_core.change import finding
 from storage_core.read import row_filter
-from storage_core.split import row_groups
-from storage_core.split.encodings import Encoding, recorded
-from storage_core.split.opened import OpenSplit, Piece
-from storage_core.split.read import open_split
+from storage_core.split import metadata as row_groups
+from storage_core.split.encode import Encoding, recorded
+from storage_core.split.read import OpenSplit, Piece, open_split
 from tests.support.split_places import column_places
 
 ROWS = 30_000
@@ -38,7 +37,7 @@ def _rows(first: int = 0, count: int = ROWS) -> pa.Table:
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 1_000)
-    monkeypatch.setattr(parts, "TOGETHER_BYTES", 200_000)  # several row groups, and several times as many
+    monkeypatch.setattr(finding, "TOGETHER_BYTES", 200_000)  # several row groups, and several batches of them
 
 
 @pytest.fixture(params=["local", "memory"])
@@ -103,7 +102,7 @@ def test_a_delete_reads_footers_and_the_columns_of_its_condition(monkeypatch: py
         ({"word": "new"}, "kind = 3", ["kind", "n x"]),
         ({"x": 1.0, "n": tm.expr("n + 1")}, "kind % 20 = 4", ["kind", "n kind word"]),
         ({"x": tm.expr("n / 2")}, "kind = 5 and word = 'w1'", ["kind word", "n"]),
-        ({"n": 1, "x": 2.0, "word": "all"}, "kind = 6", ["kind", "n"]),  # for the number of rows
+        ({"n": 1, "x": 2.0, "word": "all"}, "kind = 6", ["kind", "n"]),  # needed for the number of rows
     ],
 )
 def test_an_update_reads_no_column_that_it_sets_or_knows(
@@ -131,8 +130,8 @@ def test_a_split_of_its_own_file_keeps_dictionaries_as_they_are(table: tm.Table)
 def test_updated_rows_are_written_in_the_encodings_of_the_rows_they_were(
     table: tm.Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("storage_core.split.write.LEAST_ROWS", 1_000)
-    monkeypatch.setattr("storage_core.split.encodings.LEAST_ROWS", 1_000)
+    monkeypatch.setattr("storage_core.split.writer.LEAST_ROWS", 1_000)
+    monkeypatch.setattr("storage_core.split.encode.LEAST_ROWS", 1_000)
     rows = _rows(ROWS, ROWS)
     table.append(rows)
     before = {*table.snapshot.splits}
@@ -140,7 +139,7 @@ def test_updated_rows_are_written_in_the_encodings_of_the_rows_they_were(
     def choose(*_: object) -> None:
         raise AssertionError("encodings were measured")
 
-    monkeypatch.setattr("storage_core.split.write.choose", choose)
+    monkeypatch.setattr("storage_core.split.writer.choose", choose)
     table.update({"x": tm.expr("x * 2")}, f"kind = 3 and n >= {ROWS}")
     (new,) = {*table.snapshot.splits} - before
     metadata = pq.read_metadata(pa.BufferReader(table.store.get(new).data)).metadata

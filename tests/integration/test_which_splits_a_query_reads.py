@@ -1,4 +1,4 @@
-"""However a condition is written, a query reads the splits that can hold a row of its answer, and no others."""
+"""For every form of a condition, a query reads exactly the splits that can contain a matching row."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ROWS = pa.table(
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
-    """A split for each row."""
+    """Make a table with one split per row."""
     made = Table.create(str(tmp_path_factory.mktemp("which") / "t"), ROWS.schema)
     for number in range(SPLITS):
         made.append(ROWS.slice(number, 1))
@@ -36,7 +36,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 def require_answer(table: Table, text: str, splits: int, tables: dict[str, Any] | None = None) -> None:
-    """The query answers as DuckDB does, of so many splits."""
+    """Check that the query answers as DuckDB does, and reads this many splits."""
     connection = session()
     for name, rows in {"t": ROWS, **(tables or {})}.items():
         connection.from_arrow(rows).create(name)

@@ -1,4 +1,4 @@
-"""README, "Who can read it": each line runs as it stands there, and finds the rows of the table."""
+"""docs/readers.md: each line runs as the page shows it, and finds the rows of the table."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from tests.support.published import counted_by_duckdb, counted_by_spark
 if TYPE_CHECKING:
     from jobs.spark.spark import Spark
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "readers.md"
 ROWS = 1_000
 SLOW = 899
-"""The rows with `ms > 100`."""
+"""The number of rows with `ms > 100`."""
 
 
 def _lines() -> dict[str, str]:
-    section = README.read_text(encoding="utf-8").split("\n## Who can read it\n")[1].split("\n## ")[0]
-    return dict(re.findall(r"^\| ([^|]+) \| `([^|]+)` \|$", section, re.MULTILINE))
+    return dict(re.findall(r"^\| ([^|]+) \| `([^|]+)` \|$", PAGE.read_text(encoding="utf-8"), re.MULTILINE))
 
 
 LINES = _lines()
@@ -65,9 +64,9 @@ def test_the_table_names_every_reader_once() -> None:
 @pytest.mark.parametrize("reader", HERE)
 def test_a_line_finds_the_rows(reader: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # else it warns that a package of its own would be faster
+    monkeypatch.setenv("POLARS_ICEBERG_PLANNER", "pyiceberg")  # otherwise, Polars prints a warning
     names: dict[str, Any] = {"tm": tm, "duckdb": duckdb, "polars": pl, "deltalake": deltalake, "pyiceberg": pyiceberg}
-    found = eval(LINES[reader], names)  # noqa: S307  # our own README
+    found = eval(LINES[reader], names)  # noqa: S307  # our own page
     assert len(found) == _expected(LINES[reader])
 
 
@@ -76,8 +75,8 @@ def test_a_line_finds_the_rows(reader: str, place: Path, monkeypatch: pytest.Mon
 def test_a_line_of_spark_finds_the_rows(reader: str, place: Path, spark: Spark) -> None:
     session = spark.session()
     tidemark.spark.register(session)
-    line = LINES[reader].replace('"clicks"', repr(str(place / "clicks")))  # this Spark was started elsewhere
-    assert eval(line, {"spark": session}).count() == _expected(line)  # noqa: S307  # our own README
+    line = LINES[reader].replace('"clicks"', repr(str(place / "clicks")))  # Spark has another working directory
+    assert eval(line, {"spark": session}).count() == _expected(line)  # noqa: S307  # our own page
 
 
 @pytest.mark.parametrize("reader", ELSEWHERE)

@@ -1,4 +1,4 @@
-"""What a region writer holds while its callers are faster than its store stays under the bounds of its options."""
+"""The memory of a region writer whose callers are faster than its store stays below the limits in its options."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.clock import SystemClock
-from storage_core.errors import Overloaded
-from storage_core.ids import SystemIds
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.meter import RequestKind
-from storage_core.region.options import MB, WriterOptions
-from storage_core.region.writer import RegionWriter
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import Overloaded
+from storage_core.store.local import LocalStore
+from storage_core.store.meter import RequestKind
 from storage_core.table import Table
+from storage_core.write.region.records import MB, WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.fault_store import FaultStore
 
 THREADS = 16
@@ -38,7 +37,7 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.strin
 
 @dataclass(slots=True)
 class Callers:
-    """Threads that each write so many batches of keys of their own, again when one is refused."""
+    """Threads that each write a number of batches with their own keys, and repeat refused calls."""
 
     writer: RegionWriter
     too_fast: threading.Event
@@ -84,7 +83,7 @@ def test_a_writer_whose_store_is_slower_than_its_callers_holds_no_more_than_its_
     too_fast.set()
 
     def slowly(kind: RequestKind, _key: str) -> None:
-        """Let a put take longer, the first until a caller is refused: however slow this machine makes the callers."""
+        """Delay each put until the first caller is refused, so that the test works on slow machines."""
         if kind == "put":
             assert too_fast.wait(PATIENCE_S)
             time.sleep(0.005)
@@ -96,7 +95,7 @@ def test_a_writer_whose_store_is_slower_than_its_callers_holds_no_more_than_its_
         callers = Callers(writer, too_fast)
         callers.run()
     given = THREADS * CALLS * rows_of(0).nbytes
-    in_hand = THREADS * rows_of(0).nbytes  # each caller holds a batch of its own while it waits or tries again
+    in_hand = THREADS * rows_of(0).nbytes  # each caller holds its own batch while it waits or retries
     assert callers.refused, "the callers were faster than the store"
     assert given > 2 * BOUND
     assert callers.peak - before <= BOUND + in_hand

@@ -1,4 +1,4 @@
-"""Arguments of another type than asked for are typed errors that name them, before anything is read or written."""
+"""An argument of a wrong type raises a typed error with the name of the argument, before any read or write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
 from tidemark import QueryLimits, Table, col, expr
 
 SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("s", pa.string())])
@@ -31,7 +31,7 @@ def table(tmp_path: Path) -> Table:
 @pytest.mark.parametrize("at", [1.5, dt.date(2026, 1, 1), True, [], b"1"])
 def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at: Any) -> None:
     for call in (lambda: Table.open(table.uri, at=at), lambda: table.scan(at=at), lambda: table.sql("from t", at=at)):
-        with pytest.raises(InvalidInput, match="is no version number"):
+        with pytest.raises(InvalidInput, match="is not a version number"):
             call()
 
 
@@ -52,7 +52,7 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.search("1", index="ids", limit=True), "limit is True"),
         (lambda table: table.search("a", index="words", offset=-1), "offset is -1"),
         (lambda table: table.search("a", index="words", offset="5"), "offset is '5'"),
-        (lambda table: table.search("a", index="words", columns=["score"]), "no such column"),
+        (lambda table: table.search("a", index="words", columns=["score"]), "unknown column 'score'"),
         (
             lambda table: table.search("a", index="words", columns="id"),
             "columns is 'id'. Give a list of names or None.",
@@ -60,10 +60,10 @@ def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at
         (lambda table: table.search("a", index="words", filter=5), "filter is 5. Give a Filter or a text or None."),
         (lambda table: table.search("a", index="words", filter="nope = 1"), "nope"),
         (lambda table: table.search("a", index="words", filter="id in (select 1)"), "not one condition"),
-        (lambda table: table.search("a", index="words", at=0, consistency="latest"), "leave consistency out"),
-        (lambda table: table.search("a", index="words", syntax="loose"), "syntax is 'loose'; ask for one of"),
+        (lambda table: table.search("a", index="words", at=0, consistency="latest"), "Leave consistency out"),
+        (lambda table: table.search("a", index="words", syntax="loose"), "syntax is 'loose', but must be one of"),
         (lambda table: table.search("can't", index="words", syntax="strict"), "Syntax Error"),
-        (lambda table: table.search("s:*", index="words", syntax="strict"), "does not know which rows have a value"),
+        (lambda table: table.search("s:*", index="words", syntax="strict"), "cannot find the rows that have a value"),
         (lambda table: table.get(2**63), "does not fit the key columns"),
         (lambda table: table.get({"id": 1, "other": 2}), "does not name a value for each"),
         (lambda table: table.append(pd.Series([1], name="id")), "rows are mappings of column to value, Arrow data or"),
@@ -107,7 +107,7 @@ def test_a_condition_on_an_unknown_column_is_refused_by_its_name_and_those_of_th
     with pytest.raises(InvalidInput) as caught:
         call(table, f"{column} = 1")
     name = column.removeprefix("T.").strip('"').replace('""', '"')
-    assert str(caught.value).endswith(f": unknown column {name!r}; the table has ['id', 's']")
+    assert str(caught.value).endswith(f": unknown column {name!r}. The table has ['id', 's']")
     assert caught.value.context["columns"] == [name]
 
 
@@ -147,8 +147,11 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
             {"primary_key": "id", "indexes": INDEXES, "maintained_indexes": "ids"},
             "is 'ids'. Give a list of names or None.",
         ),
-        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "the table has words, ids"),
-        ({"indexes": INDEXES, "maintained_indexes": ["ids"]}, "maintained_indexes names 'ids', and is of keyed tables"),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "The table has .'words', 'ids'."),
+        (
+            {"indexes": INDEXES, "maintained_indexes": ["ids"]},
+            "maintained_indexes names 'ids', but an append table has no generations",
+        ),
     ],
 )
 def test_a_table_is_created_of_a_schema_and_definitions_only(

@@ -1,11 +1,14 @@
-"""Programs for the test beside this one: writers to be killed, and maintainers that work beside them the whole time.
+"""Test programs: writers that a test kills, and maintenance that runs concurrently.
 
-`python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input, forks a writer for each,
-which is much faster than starting one, and prints its process id. Each thread of a writer has keys of its own, and a
-journal in the folder in which it says what it is going to do and, once that was acknowledged, that it did.
-`… maintain URI FOLDER` merges, sorts, compacts and collects, each in a thread, until there is a file `stop` in the
-folder and each but the sorter has done something; then it prints how often. Without leases: what two of them do to each
-other is tried as well.
+`python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input. For each number it forks a
+writer, which is much faster than a new interpreter, and prints the writer's process id. Each thread of a writer has its
+own keys and its own journal in the folder. The thread records each operation in the journal before the operation begins
+and after it is acknowledged.
+
+`… maintain URI FOLDER` merges, sorts, compacts and collects, each in its own thread. The program ends when the folder
+contains a file `stop` and each thread except the sorter has worked at least once. It then prints the number of times
+that each thread has worked. The threads use no leases, so that the test also covers interference between two
+maintenance processes.
 """
 
 from __future__ import annotations
@@ -22,16 +25,15 @@ from functools import partial
 from pathlib import Path
 from random import Random
 
-from storage_core.clock import SystemClock
-from storage_core.errors import CommitConflict, TidemarkError
-from storage_core.gc.collect import collect
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import CommitConflict, TidemarkError
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.region.options import WriterOptions
-from storage_core.region.writer import RegionWriter
+from storage_core.maintain.collect import collect
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable, Row
 
@@ -39,27 +41,30 @@ THREADS = 3
 KEYS = 6
 OPERATIONS = ("put", "put", "patch", "delete", "reset", "gather")
 CALLS_OF_A_WRITER = 1_000_000
-"""A value is the number of its writer times this, plus the number of its call: per key they only grow."""
+"""A value is the writer's number times this factor plus the call's number, so values of a key only grow."""
 
 PAUSE_S = 0.01
-"""Between two calls of a thread, at most: what counts is where writers are interrupted, not how much they do."""
+"""The longest pause between two calls of a thread.
+
+Calls may be rare, because only the moments of interruption matter.
+"""
 
 MAINTAINERS_PAUSE_S = 0.05
 
 READS_OF_LATENESS = 4
-"""A collector is late by so many times what a read takes: on a busy machine everybody works on one thing for longer."""
+"""A collector's clock is late by this multiple of a read's duration, because a busy machine slows all processes."""
 
 CERTAIN = ("merged", "compacted", "collected")
-"""What there is to do in any case, so that a program which waits for it ends."""
+"""Steps that always have work, so that a program waiting for them ends."""
 
 
 def journal_of(folder: str, writer: int, thread: int) -> Path:
-    """Where a thread of a writer says what it does."""
+    """Return the path of the journal of a writer's thread."""
     return Path(folder) / f"{writer}.{thread}.journal"
 
 
 def write(uri: str, folder: str, number: int) -> None:
-    """Claim the region and write from several threads until somebody ends this process."""
+    """Claim the region and write from several threads until this process is killed."""
     store = open_store(uri)
     snapshot = TransactionLog(store).snapshot()
     options = WriterOptions(flush_rows=60)
@@ -69,7 +74,7 @@ def write(uri: str, folder: str, number: int) -> None:
 
 
 def write_thread(writer: RegionWriter, folder: str, number: int, thread: int) -> None:
-    """Make random calls on keys of this thread, each between two lines of the journal."""
+    """Make random calls on the keys of this thread, each between two lines of the journal."""
     random = Random(f"{number}.{thread}")
     journal = os.open(journal_of(folder, number, thread), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for value in range(number * CALLS_OF_A_WRITER, (number + 1) * CALLS_OF_A_WRITER):
@@ -82,7 +87,7 @@ def write_thread(writer: RegionWriter, folder: str, number: int, thread: int) ->
 
 
 def call(writer: RegionWriter, operation: str, rows: list[Row]) -> None:
-    """Make one call; return when it is acknowledged."""
+    """Make one call and return when it is acknowledged."""
     match operation:
         case "put":
             writer.put(rows)
@@ -101,15 +106,15 @@ def call(writer: RegionWriter, operation: str, rows: list[Row]) -> None:
 
 
 def fork_writers(uri: str, folder: str) -> None:
-    """Fork a writer for each line of the input, until it ends."""
+    """Fork a writer for each line of the input, until the input ends."""
     open_store(uri)
-    with KeyedTable(MemoryStore("warm")).create().writer() as warm:  # what is loaded late is loaded once, not per fork
+    with KeyedTable(MemoryStore("warm")).create().writer() as warm:  # loads late imports once instead of once per fork
         warm.put({"tailnum": "a"})
         warm.flush()
     for line in sys.stdin:
         child = os.fork()
         if not child:
-            with suppress(TidemarkError):  # it was fenced: the threads end with that
+            with suppress(TidemarkError):  # if the writer is fenced, its threads end with this error
                 write(uri, folder, int(line))
             return
         print(child, flush=True)  # noqa: T201 -- the answer
@@ -117,7 +122,7 @@ def fork_writers(uri: str, folder: str) -> None:
 
 
 def maintain(uri: str, folder: str) -> None:
-    """Merge, sort, compact and collect until told to stop, and print how often each did something."""
+    """Merge, sort, compact and collect until the file `stop` exists, and print the counts."""
     done = dict.fromkeys(("merged", "tidied", "compacted", "collected"), 0)
     acts = dict(zip(done, (merged, tidied, compacted, collected), strict=True))
 
@@ -127,14 +132,14 @@ def maintain(uri: str, folder: str) -> None:
             began = time.monotonic()
             with suppress(CommitConflict):
                 done[name] += acts[name](table)
-            time.sleep(max(MAINTAINERS_PAUSE_S, 2 * (time.monotonic() - began)))  # a slow store is not kept busy by us
+            time.sleep(max(MAINTAINERS_PAUSE_S, 2 * (time.monotonic() - began)))  # leave a slow store idle time
 
     run_all([partial(work, name) for name in done])
     print(json.dumps(done))  # noqa: T201 -- the answer
 
 
 def run_all(acts: list[Callable[[], None]]) -> None:
-    """Run them side by side; where one fails this program does, at once."""
+    """Run the functions concurrently, and end this program at once when one fails."""
     with ThreadPoolExecutor(len(acts)) as pool:
         for each in as_completed([pool.submit(act) for act in acts]):
             if error := each.exception():
@@ -143,22 +148,22 @@ def run_all(acts: list[Callable[[], None]]) -> None:
 
 
 def merged(table: KeyedTable) -> bool:
-    """Merge what is flushed."""
+    """Merge the flushed rows."""
     return table.merge() is not None
 
 
 def tidied(table: KeyedTable) -> bool:
-    """Sort the generations that wait; a merger that keeps up may leave none."""
+    """Sort the pending generations. A fast merger may leave no generation to sort."""
     return table.sort()
 
 
 def compacted(table: KeyedTable) -> bool:
-    """Compact what there is to compact."""
+    """Compact the pending splits."""
     return table.compact() is not None
 
 
 def collected(table: KeyedTable) -> bool:
-    """Delete what the horizon of the table lets go, by a clock that is the later the longer a read takes."""
+    """Delete expired objects, with a clock that runs behind by a multiple of the duration of a read."""
     clock = SystemClock()
     began_ms = clock.now_ms()
     Table.open(table.store.uri).scan(consistency="latest").to_arrow()

@@ -1,4 +1,4 @@
-"""A table of one day with windows of an hour, as tests of backfills declare it."""
+"""A declaration of a table of one day with hourly windows, for tests of backfills."""
 
 from __future__ import annotations
 

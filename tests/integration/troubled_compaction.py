@@ -1,10 +1,10 @@
-"""The job `compact` with trouble planted in the task of the large window: a driver for tests, and what its tasks run.
+"""The job `compact` with a planted fault in the task of the large window: the driver, and the code of its tasks.
 
-Each merge has a task of its own, however small it is.
+Each merge has its own task, even a small merge.
 
-python -m tests.integration.troubled_compaction straggle FOLDER --table-uri … --master …
+    python -m tests.integration.troubled_compaction straggle FOLDER --table-uri … --master …
 
-The workers are processes of this machine; what they tell each other and the test is in FOLDER, by file names.
+The workers are processes of this machine. They signal each other and the test by files in FOLDER.
 """
 
 from __future__ import annotations
@@ -20,18 +20,17 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from jobs import compact
-from jobs.compacting.group_plan import GroupLimits
-from jobs.compacting.window_groups import compact_groups
-from jobs.spark import tasks
-from storage_core.compaction.work import CompactionTask
+from jobs.command import main
+from storage_core.compact import steps
+from storage_core.compact.steps import GroupLimits, compact_groups
+from storage_core.compact.work import CompactionTask
 
 PATIENCE_S = 240.0
 
 
 def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The first attempt on the large window writes its files, and answers only when another has written its own."""
-    answer = tasks.compact_several(item)
+    """Let the first attempt on the large window write its files and wait until another attempt has written."""
+    answer = steps.merge_several(item)
     if _is_of(large, item):
         me = _attempt(folder)
         lines = ["wrote", *sorted(path.name for path in Path(folder).glob("small *"))]
@@ -44,11 +43,11 @@ def straggle(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]
 
 
 def lose_the_executor(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The first attempt on the large window writes its files, and then its executor is killed."""
-    answer = tasks.compact_several(item)
+    """Let the first attempt on the large window write its files, and then kill its executor."""
+    answer = steps.merge_several(item)
     if _is_of(large, item) and _attempt(folder) == 1:
         os.kill(_parent_of(os.getppid()), signal.SIGKILL)
-        time.sleep(PATIENCE_S)  # the end comes with that of the executor
+        time.sleep(PATIENCE_S)  # this process is killed when the executor ends
     return answer
 
 
@@ -58,7 +57,7 @@ def _is_of(large: int, item: Mapping[str, Any]) -> bool:
 
 
 def _attempt(folder: str) -> int:
-    """1 for the first process that asks, 2 for the next."""
+    """Return 1 for the first process that calls this function and 2 for the next."""
     number = 1
     while True:
         try:
@@ -70,7 +69,10 @@ def _attempt(folder: str) -> int:
 
 
 def _parent_of(process: int) -> int:
-    """A task's Python is a child of a Python that starts them, which is a child of the executor."""
+    """Return the parent of a process.
+
+    A task's Python is a child of a Python daemon, which is a child of the executor.
+    """
     output = subprocess.run(["ps", "-o", "ppid=", "-p", str(process)], capture_output=True, text=True, check=True)
     return int(output.stdout)
 
@@ -82,13 +84,13 @@ def _wait_for(file: Path) -> None:
 
 
 def side_by_side(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """The task of the large window waits for one of a small window, which another executor of one core runs."""
+    """Let the large window's task wait for a small window's task, which runs on another one-core executor."""
     small = Path(folder) / "small"
     if _is_of(large, item):
         _wait_for(small)
     else:
         small.touch()
-    return tasks.compact_several(item)
+    return steps.merge_several(item)
 
 
 TROUBLES = {"side_by_side": side_by_side, "straggle": straggle, "lose_the_executor": lose_the_executor}
@@ -97,6 +99,6 @@ if __name__ == "__main__":
     trouble, place, window, *arguments = sys.argv[1:]
     troubled = partial(TROUBLES[trouble], place, int(window))
     vars(troubled)["__name__"] = trouble
-    tasks.compact_several = troubled  # the driver's; workers import their own
-    vars(compact)["compact_groups"] = partial(compact_groups, limits=GroupLimits(task_merges=1))
-    sys.exit(compact.main(arguments))
+    vars(steps)["merge_several"] = troubled  # only in the driver, because workers import their own module
+    vars(steps)["compact_groups"] = partial(compact_groups, limits=GroupLimits(task_merges=1))
+    sys.exit(main("compact", arguments))

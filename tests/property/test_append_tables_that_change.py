@@ -1,4 +1,4 @@
-"""Whatever happens to an append table, every reading of every version shows what a list of rows shows."""
+"""After any sequence of changes to an append table, every read of every version returns the rows of a list."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, precondition, rule, run_state_machine_as_test
 
-from storage_core.declaration_parts import arrow_field, spark_type
-from storage_core.dml.changed import Changed
-from storage_core.errors import CommitConflict
-from storage_core.index import segment_merge_work
-from storage_core.ingest import batch
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.errors import CommitConflict
+from storage_core.change.declaration_parts import arrow_field, spark_type
+from storage_core.change.statement import Changed
+from storage_core.index import segment_merge
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import context_of
 from storage_core.table import Table
+from storage_core.write.ingest import batch
+from storage_core.write.ingest.landing import LandingSpec, discover
 from tests.support.changing_columns import WIDER, Column, Row, key, matching
 from tests.support.changing_table import CONFIG, FIXED, ChangingTable
 from tests.support.scale import scaled
@@ -32,9 +32,9 @@ from tests.support.scale import scaled
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Two segments of a tier are merged already."""
+    """Make two segments of a tier enough for a merge."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(segment_merge_work, "FACTOR", 2)
+        patched.setattr(segment_merge, "FACTOR", 2)
         yield
 
 
@@ -45,7 +45,7 @@ for narrow, wide in WIDER.items():
 
 
 class AppendTables(ChangingTable):
-    """An append table; `stale` are tables as they were opened, with the columns of then."""
+    """An append table and its model. `stale` are `Table` objects opened earlier, with the columns of that time."""
 
     @initialize(is_local=st.booleans(), is_ordered=st.booleans())
     def create(self, is_local: bool, is_ordered: bool) -> None:  # drawn
@@ -85,7 +85,7 @@ class AppendTables(ChangingTable):
     @rule(data=st.data())
     def append_by_older_columns(self, data: st.DataObject) -> None:
         table, columns = self.stale.pop(0)
-        with suppress(CommitConflict):  # another window, or a restore that brought back a column as narrow as it was
+        with suppress(CommitConflict):  # a new window, or a restore that narrowed a column again
             self.append_to(table, columns, [self.drawn(data, columns)])
 
     @rule(data=st.data())
@@ -115,7 +115,10 @@ class AppendTables(ChangingTable):
 
     @rule(data=st.data(), times=st.integers(1, 2))
     def plan_an_ingestion(self, data: st.DataObject, times: int) -> None:
-        """Of a file with some of the columns, some of them as narrow as they were; of two plans one counts."""
+        """Plan to ingest a file with some columns, some in their narrower type.
+
+        If two plans contain the same file, only one of them is committed.
+        """
         for path in Path(self.landing.uri).iterdir():
             if path not in self.landed:
                 path.unlink()
@@ -139,7 +142,7 @@ class AppendTables(ChangingTable):
     def ingested(self) -> tuple[Snapshot, list[Any]]:
         snapshot = self.table.log.snapshot()
         context, now_ms = context_of(snapshot), self.clock.now_ms()
-        (work,) = batch.plan(snapshot, self.landing, discover(self.landing), None)  # what is in is never planned again
+        (work,) = batch.plan(snapshot, self.landing, discover(self.landing), None)  # never plans an ingested file again
         return snapshot, [batch.execute(self.table.store, work, context=context, ids=self.table.log.ids, now_ms=now_ms)]
 
     def ingest(self, snapshot: Snapshot, done: Sequence[Any], path: Path, rows: list[Row]) -> None:

@@ -1,4 +1,4 @@
-"""Reads with bitmap indexes give what DuckDB gives over plain rows, however far the indexes lag behind."""
+"""Reads with bitmap indexes return what DuckDB returns for the plain rows, with any lag of the indexes."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
-from storage_core.index.coverage import answering, coverage
-from storage_core.read import bitmap_pruning
-from storage_core.split import row_groups
+from storage_core.index.segments import answering, coverage
+from storage_core.read import bitmap
+from storage_core.split import metadata
 from tests.support.deleted_rows import delete_where
 from tests.support.scale import scaled
 from tests.support.upkeep import catch_up, compact
@@ -75,13 +75,13 @@ OPERATOR = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 
 @pytest.fixture(autouse=True, scope="module")
 def asked_always() -> Iterator[None]:
-    """An index is asked about splits of some kilobytes, which have several row groups and are read by ranges."""
+    """Use an index even for splits of a few kilobytes. The splits get several row groups and are read by ranges."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bitmap_pruning, "REQUEST_COST_BYTES", 0)
-        patch.setattr(bitmap_pruning, "PAYS", 0.001)
-        patch.setattr(bitmap_pruning, "LOCAL_BYTES", 0)
+        patch.setattr(bitmap, "REQUEST_COST_BYTES", 0)
+        patch.setattr(bitmap, "PAYS", 0.001)
+        patch.setattr(bitmap, "LOCAL_BYTES", 0)
         patch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
-        patch.setattr(row_groups, "ROWS_PER_GROUP", 4)
+        patch.setattr(metadata, "ROWS_PER_GROUP", 4)
         yield
 
 
@@ -110,7 +110,7 @@ def conditions(draw: st.DrawFn, depth: int = 2) -> str:
 
 @st.composite
 def asked(draw: st.DrawFn, columns: tuple[str, ...] = ("n", "s", "done")) -> dict[str, Any]:
-    """What a search asks of a bitmap index, by column."""
+    """Return the conditions of a bitmap search, by column."""
     found: dict[str, Any] = {}
     for column in draw(st.lists(st.sampled_from(columns), min_size=1, unique=True)):
         value = st.sampled_from(VALUES[column])
@@ -152,7 +152,10 @@ def _literal(value: Any) -> str:
 
 
 def _after(uri: str, steps: list[Any]) -> tuple[Table, list[dict[str, Any]]]:
-    """The table after these steps, and its rows: batches are appended, a number deletes the rows that it divides."""
+    """Return the table and its rows after these steps.
+
+    A batch is appended. A number deletes the rows whose ID it divides.
+    """
     table, rows = Table.create(uri, SCHEMA, indexes=INDEXES), list[dict[str, Any]]()
     count = 0
     for step in steps:

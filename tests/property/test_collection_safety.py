@@ -1,4 +1,4 @@
-"""In any order of events: no version that can be opened loses an object, and in the end nothing is left over."""
+"""In any order of events, no readable version loses an object, and in the end only needed objects are left."""
 
 from __future__ import annotations
 
@@ -6,19 +6,17 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import NotFound, SnapshotExpired, Unavailable
-from storage_core.formats import keys
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
-from storage_core.history.tagging import set_tag
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.log import TransactionLog
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import NotFound, SnapshotExpired, Unavailable
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.log import TransactionLog, read_tags, remove_tag
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import read_tags, remove_tag
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.as_of import snapshot_at
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import restore, set_tag
+from storage_core.read.view import snapshot_at
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, Interruption
 from tests.support.log_tables import INDEX
@@ -30,7 +28,7 @@ HORIZON_MS = HOUR_MS
 
 
 class Collection(RuleBasedStateMachine):
-    """Commits, restores, uploads, tags, checkpoints, collections (some killed) and time, in any order."""
+    """Commits, restores, uploads, tags, checkpoints, collections (some killed) and waits, in any order."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -39,7 +37,7 @@ class Collection(RuleBasedStateMachine):
             checkpoint_interval=0, version_retention_ms=RETENTION_MS, gc_horizon_ms=HORIZON_MS, indexes=(INDEX,)
         )
         self.table = SampleTable(MemoryStore("property", clock=self.clock), self.clock, config)
-        # The model: per version its commit time and the objects that a reader of it needs.
+        # The model: for each version, its commit time and the objects that its readers need.
         self.needed: dict[int, tuple[int, set[str]]] = {}
         self.tags: dict[str, tuple[int, int | None]] = {}
         self.remember()
@@ -172,7 +170,7 @@ class Collection(RuleBasedStateMachine):
         assert self.table.objects() - self.bookkeeping() == self.reachable()
 
     def reachable(self) -> set[str]:
-        """Return what must exist after quiescence, computed without the collector."""
+        """Return the objects that must exist in the end, computed without the collector."""
         snapshot = self.table.log.snapshot()
         states = sorted(self.table.log_versions(keys.KeyKind.STATE))[-2:]
         versions = self.table.log_versions(keys.KeyKind.VERSION)

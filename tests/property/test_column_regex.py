@@ -1,4 +1,4 @@
-"""A column regular expression matches every value of its column, in Python and in RE2."""
+"""A column's regular expression matches every value of its column, in Python and in RE2."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.rows.column_regex import MOST_TRANSITIONS, column_regex, mismatches
+from storage_core.data.rows.statistics import MOST_TRANSITIONS, column_regex, mismatches
 from tests.support.scale import scaled
 
 ODD = st.sampled_from(["", "\n", "a\n", "\0", "^$", "(|)", "[\\s\\S]+", "é", "\ue000", "\U0010ffff", "x" * 300])

@@ -1,4 +1,4 @@
-"""Compaction never changes rows: judged in plain Python, without any of our kernels (MC-1 to MC-4, lesson 62)."""
+"""Compaction never changes rows, checked in plain Python without our kernels (MC-1 to MC-4, lesson 62)."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.audit.audit import audit
-from storage_core.compaction.debt import window_debts
-from storage_core.compaction.execute import execute
-from storage_core.compaction.planner import choose
+from storage_core.compact.debt import window_debts
+from storage_core.compact.execute import execute
+from storage_core.compact.planner import choose
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.maintain.audit import audit
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from tests.support.events import HOUR_SECONDS, SCHEMA, context, events, instant, snapshot
 from tests.support.ids import SeededIds
 from tests.support.merge_plan import plan
@@ -45,7 +45,7 @@ def _without(rows: Sequence[Row], columns: set[str]) -> pa.Table:
 
 
 def _cell(value: Any) -> Any:
-    """Bits for floats, so that zeros keep their sign and every NaN is one value; the rest as it is."""
+    """Return the bits of a float, so that zeros keep their sign and NaN equals NaN. Other values stay unchanged."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else struct.pack(">d", value)
     return value

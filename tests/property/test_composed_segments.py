@@ -1,4 +1,4 @@
-"""However documents are spread over segments, a full-text search gives the same rows, scores and order."""
+"""A full-text search returns the same rows, scores and order for any distribution of documents over segments."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.text_composed import open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.text_files import open_searcher
 from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("a", "b"))

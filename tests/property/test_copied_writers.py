@@ -1,7 +1,7 @@
-"""Copies of a writer that share its epoch, as a machine restored from an image makes them: decision 0087.
+"""Copies of a writer that have the same epoch, as on a machine that was restored from an image (decision 0011).
 
-A copy by fork() is refused by its process (`tests/integration/test_forked_writers.py`); these are not, and what they
-are told must hold all the same.
+A writer in a forked process refuses its calls (`tests/integration/test_forked_writers.py`). The copies in this test are
+not refused, and every acknowledgement that they return must still hold.
 """
 
 from __future__ import annotations
@@ -13,16 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import WriterFenced
-from storage_core.fsck.check import fsck
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.claim import claim
-from storage_core.region.following import Following, Known
-from storage_core.region.options import WriterOptions
-from storage_core.region.spec import only_region
-from storage_core.region.writer import RegionWriter
-from storage_core.repair.repair import repair
-from storage_core.rows.fold import record_schema
+from storage_core.base.errors import WriterFenced
+from storage_core.data.rows.fold import record_schema
+from storage_core.maintain.check import fsck
+from storage_core.maintain.repair import repair
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.records import Following, Known, WriterOptions
+from storage_core.write.region.spec import only_region
+from storage_core.write.region.writer import RegionWriter, claim
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable, seats
 from tests.support.scale import scaled
@@ -31,7 +29,7 @@ STEPS = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=12)
 
 
 def copies(table: KeyedTable, count: int) -> list[RegionWriter]:
-    """Writers that all believe to have made one claim."""
+    """Return writers that all use the same claim."""
     snapshot = table.snapshot
     region = only_region(snapshot.table_id, snapshot.config.region_spec)
     schema = record_schema(snapshot.schema)
@@ -90,7 +88,7 @@ def test_two_copies_do_not_flush_one_generation_each() -> None:
         before.put({"tailnum": "before", "seats": 0})
     first, second = copies(table, 2)
     assert first.flush() == 1
-    with pytest.raises(WriterFenced, match="flushes generation 1, the manifest goes on with 2"):
+    with pytest.raises(WriterFenced, match="flushes generation 1, the manifest continues with 2"):
         second.flush()
     first.put({"tailnum": "later", "seats": 1})
     assert seats(table) == {"before": 0, "later": 1}

@@ -1,5 +1,6 @@
-"""Every read gives what DuckDB gives over the plain rows: at every level, wherever the splits are, whatever the cache
-has. Reads while writes and upkeep go on are in `tests/chaos/test_reads_during_upkeep.py`.
+"""Every read returns what DuckDB returns for the plain rows: at every level, for any location and cache state.
+
+Reads during writes and maintenance are in `tests/chaos/test_reads_during_upkeep.py`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
-from storage_core.read import late_materialization
-from storage_core.region.router import TableWriter
-from storage_core.split import read, row_groups
+from storage_core.read import fetching
+from storage_core.split import metadata, read
+from storage_core.write.region.router import TableWriter
 from tests.integration.cache_reader import DAMAGES
 from tests.support import upkeep
 from tests.support.elsewhere import open_elsewhere
@@ -50,7 +51,7 @@ SCHEMA = pa.schema(
 )
 REGIONS = [{"transform": "bucket", "source": "k", "n": 3}]
 LEVELS = ("snapshot", "committed", "latest")
-START = dt.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))  # as PyArrow gives it back
+START = dt.datetime(2024, 1, 1, tzinfo=ZoneInfo("UTC"))  # as PyArrow returns it
 FLOAT = st.sampled_from([math.nan, 20.5, -0.0, 0.0, 21.0, math.inf, -math.inf])
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "n": st.integers(-1, 3),
@@ -98,15 +99,15 @@ Spoil = Callable[[Path, random.Random], None]
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Splits of some kilobytes have several row groups and are read by ranges, and columns in turn."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
+    """Give small splits several row groups, and read them by ranges. Columns of the condition are read first."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 3)
     monkeypatch.setattr(read, "SMALL_SPLIT_BYTES", 1)
-    monkeypatch.setattr(late_materialization, "OTHER_BYTES", 1)
+    monkeypatch.setattr(fetching, "OTHER_BYTES", 1)
 
 
 @dataclass
 class Model:
-    """A table and its rows at every level, as dictionaries know them."""
+    """A table and its expected rows at every level, as dictionaries."""
 
     table: Table
     writer: TableWriter
@@ -145,7 +146,7 @@ class Model:
         [self.latest[key]] = pa.Table.from_pylist([{**before, "k": key, **fields}], schema=SCHEMA).to_pylist()
 
     def require_answers(self, opened: Table, conditions: Sequence[str]) -> None:
-        """Ask at every level, by `sql` and by `scan`, and compare with DuckDB."""
+        """Read at every level, by `sql` and by `scan`, and compare with DuckDB."""
         for level in LEVELS:
             rows: Rows = getattr(self, level)
             connection = session()
@@ -194,7 +195,7 @@ def test_every_read_equals_the_query_over_plain_rows(
     conditions: list[str],
     seed: int,
 ) -> None:
-    assume(seed)  # so that the few examples are none of the simplest one, whose table is next to empty
+    assume(seed)  # excludes the simplest example, whose table is almost empty
     folder = tmp_path / f"t{next(_names)}"
     uri = s3_server.uri(f"equal/{uuid4()}") if place == "s3" else str(folder)
     open_table: Callable[[], Table] = (
@@ -211,7 +212,7 @@ def test_every_read_equals_the_query_over_plain_rows(
         chance = random.Random(seed)
         held = open_table()
         rounds: list[tuple[Spoil, bool]] = [(nothing, False), (nothing, True)]  # cold, warm
-        if place == "elsewhere":  # a disk has no cache, and that of S3 is the same
+        if place == "elsewhere":  # tables on a local disk have no cache, and S3 uses the same cache
             rounds += [(poison, False), (poison, True), (fill, False)]
         for spoil, is_held in rounds:
             spoil(cache, chance)
@@ -236,7 +237,7 @@ def poison(cache: Path, chance: random.Random) -> None:
 
 
 def fill(cache: Path, _chance: random.Random) -> None:
-    """Have others take all that the cache may take."""
+    """Fill the cache to its limit with other objects."""
     cache.mkdir(exist_ok=True)
     for number in range(16):
         (cache / f"{number:032x}.split").write_bytes(bytes(2**16))

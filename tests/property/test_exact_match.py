@@ -1,4 +1,4 @@
-"""What is told of rows without DuckDB is what it says, and of everything that it casts or rounds nothing is told."""
+"""Without DuckDB, the same rows match as with DuckDB. DuckDB evaluates all conditions with casts or rounding."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 
 from storage_core.engine.session import session
-from storage_core.read.exact_match import is_exact, meeting
+from storage_core.read.bounds import is_exact, meeting
 from storage_core.read.predicate import Comparison, Filter, col
 from storage_core.read.sql_predicate import from_sql
 from tests.property.test_pruning_keeps_answers import POOLS, SCHEMA, TEXTS, conditions
@@ -25,7 +25,7 @@ EXACT = ("n", "i", "s", "day", "moment", "naive", "b")
 
 
 class Sample:
-    """Random rows in several chunks, and in DuckDB. No dataclass: Hypothesis would print it."""
+    """Random rows in several chunks, and in DuckDB. Not a dataclass, because Hypothesis would print it."""
 
     def __init__(self) -> None:
         chance = random.Random(20150517)  # repeatable
@@ -35,7 +35,7 @@ class Sample:
         self.numbered = session().from_arrow(whole.append_column("place", pa.array(range(len(whole))))).set_alias("t")
 
     def require_told(self, wanted: Filter) -> bool:
-        """Return whether the filter is exact; if so DuckDB finds the rows that it is said to find."""
+        """Return True if the filter is exact. In that case, assert that DuckDB finds the same rows."""
         if not is_exact(wanted.predicate, TYPES):
             return False
         found = self.numbered.filter(wanted.expression).select("place").fetchall()

@@ -1,6 +1,6 @@
-"""Whatever a table holds and whenever it is run: the rows of windows that have left are gone, and no other row is.
+"""For any table, and at any time, an expiry removes exactly the rows of expired windows.
 
-Times lie at window edges, before 1970 and nowhere (null); rows are judged in plain Python by the definition of
+Times are at window edges, before 1970, or null. The expected rows follow in plain Python from the definition in
 docs/architecture/compaction.md.
 """
 
@@ -12,13 +12,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.expire import expire
-from jobs.requests.request import JobRequest
-from jobs.running.run import JobRun
 from jobs.spark.spark import Spark
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
+from storage_core.compact.steps import run_expire as expire
+from storage_core.data.settings.table import TableConfig
+from storage_core.data.steps import Expire
+from storage_core.log.job_run import JobRun
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -72,7 +72,7 @@ def test_rows_of_windows_that_have_left_are_gone_and_no_other_row_is(
     leaving = Counter({row: n for row, n in before.items() if _leaves(row[1], window, retention_ms, now_ms)})
     kept_splits = {add.path for add in table.snapshot.splits.values()}
 
-    done = expire(JobRun("expire", JobRequest(table_uri="test:"), Spark(), _opened(store, now_ms, 3)))
+    done = expire(JobRun(Expire(table_uri="test:"), Spark(), _opened(store, now_ms, 3)))
 
     after = _opened(store, now_ms, 4)
     assert _rows(after.scan().to_arrow()) == before - leaving
@@ -83,5 +83,5 @@ def test_rows_of_windows_that_have_left_are_gone_and_no_other_row_is(
     assert set(changed["_change_type"].to_pylist()) <= {"delete"}
     assert _rows(changed) == leaving
     assert _rows(after.scan(at=table.version).to_arrow()) == before
-    again = expire(JobRun("expire", JobRequest(table_uri="test:"), Spark(), _opened(store, now_ms, 5)))
+    again = expire(JobRun(Expire(table_uri="test:"), Spark(), _opened(store, now_ms, 5)))
     assert (again.status, again.version) == ("nothing_to_do", after.version)

@@ -1,4 +1,4 @@
-"""A search with a filter, columns and an offset gives what filtering, sorting and cutting all rows gives."""
+"""A search with a filter, columns and an offset returns the rows that filtering, sorting and cutting all rows gives."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def _numbered(batches: list[list[Row]]) -> list[list[dict[str, Any]]]:
 
 
 def _shown(found: pa.Table) -> str:
-    return repr(found.to_pylist())  # where NaN is equal to itself
+    return repr(found.to_pylist())  # in the text, NaN equals itself
 
 
 def _judge(table: Table, consistency: str, page: tuple[int, int, Any], names: list[str] | None) -> None:

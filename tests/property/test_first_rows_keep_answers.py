@@ -1,4 +1,4 @@
-"""LIMIT, ORDER BY and metrics of the log leave out splits, and no answer changes: as of DuckDB over the plain rows."""
+"""Queries with LIMIT, ORDER BY or metrics of the log skip splits, and return the rows that DuckDB returns."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ LIMIT = st.tuples(st.integers(0, 6), st.integers(0, 4))
 
 
 def made(splits: list[tuple[dict[str, list[Any]], int, bool]], deleted: set[int], uri: str) -> tuple[Table, pa.Table]:
-    """A table of these splits, of which some hold one value per column, and its rows that are not `deleted`."""
+    """Return a table of these splits, and its rows that are not `deleted`. Some splits have one value per column."""
     table, parts = Table.create(uri, SCHEMA), [SCHEMA.empty_table()]
     for number, (columns, rows, is_alike) in enumerate(splits):
         values = {name: (each[:1] * rows if is_alike else each[:rows]) for name, each in columns.items()}

@@ -1,4 +1,4 @@
-"""Random histories: changes lead from the rows of any version to those of any later one, and a restore brings back."""
+"""Random histories: the changes between two versions lead from one to the other, and a restore brings rows back."""
 
 from __future__ import annotations
 
@@ -11,18 +11,17 @@ import pyarrow.compute as pc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.history.restore import restore
+from storage_core.data.rows.schema import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION, to_schema_string
 from storage_core.log.actions import Action, Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.maintain.history import restore
 from storage_core.read.changes import INSERT, changes
 from storage_core.read.scan import Scan
-from storage_core.rows.change_columns import CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION
-from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.ids import SeededIds
@@ -32,7 +31,7 @@ COLUMNS = pa.schema(
     [*SCHEMA, pa.field("tags", pa.list_(pa.string())), pa.field("note", pa.struct([("n", pa.int64())]))]
 )
 
-# Few values, so that equal rows are common; three windows and the bucket of null times.
+# Few values, so that equal rows are common. There are three windows and the bucket of null times.
 rows = st.fixed_dictionaries(
     {
         "at": st.sampled_from([None, 0.0, 10.0, 3600.0, 7200.0]),
@@ -52,7 +51,7 @@ steps = st.one_of(
 
 
 class History:
-    """A table that is changed step by step, with the rows of each version as a reader of it sees them."""
+    """A table that changes step by step, with the rows of each version as a reader sees them."""
 
     def __init__(self) -> None:
         self.clock = ManualClock(step_ms=1)
@@ -88,7 +87,7 @@ class History:
         ]
 
     def rewrite(self, which: int, added: pa.Table, dropped: int) -> None:
-        """Replace a split by one that lacks some of its rows and has some others, as a merge does."""
+        """Replace a split by a split without some of its rows and with some other rows, as a merge does."""
         live = self.live()
         if live:
             split = live[which % len(live)]
@@ -122,12 +121,12 @@ class History:
 
 
 def multiset(table: pa.Table) -> Counter[str]:
-    # As text: a NaN is equal to no other, not even to itself.
+    # As text, because a NaN is not equal to itself.
     return Counter(repr(row) for row in table.select(COLUMNS.names).to_pylist())
 
 
 def applied(before: Counter[str], changed: pa.Table) -> Counter[str]:
-    """Apply every change in the order given; a delete of what is not there fails."""
+    """Apply every change in the given order. A delete of a missing row fails."""
     found = Counter(before)
     labels = changed.column(CHANGE_TYPE).to_pylist()
     for kind, row in zip(labels, changed.select(COLUMNS.names).to_pylist(), strict=True):
@@ -157,7 +156,7 @@ def test_changes_lead_from_one_version_to_another(
 
 
 def _are_minimal(changed: pa.Table) -> None:
-    """No commit deletes a row and inserts an equal one, and its deletes come first."""
+    """Assert that no commit deletes a row and inserts an equal row, and that its deletes come first."""
     for version in set(changed.column(COMMIT_VERSION).to_pylist()):
         mine = changed.filter(pc.equal(changed.column(COMMIT_VERSION), version))
         kinds = mine.column(CHANGE_TYPE).to_pylist()

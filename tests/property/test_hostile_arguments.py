@@ -1,7 +1,7 @@
-"""Every public call with arguments of any kind ends in a right answer or a typed error, and leaves the table as it was.
+"""Every public call with any arguments returns a correct result or raises a typed error, and the table stays valid.
 
-The calls are those of the classes that `tidemark` names; the arguments are drawn. A call has valid arguments, of which
-one or two are replaced by values that no caller should give.
+The calls are the methods of the classes in `tidemark`, with drawn arguments. One or two valid arguments of a call are
+replaced by values that no caller should pass.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.clock import SystemClock
-from storage_core.errors import TidemarkError
-from storage_core.fsck.check import fsck
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import TidemarkError
+from storage_core.maintain.check import fsck
 from tests.support.scale import scaled
 
 CALLS = scaled(200)
@@ -74,9 +74,9 @@ VALID: Mapping[str, Any] = {
     "version": 0,
     "schema": SCHEMA,
 }
-"""A valid value of a parameter, by its name; parameters that are not here keep their default."""
+"""A valid value for each parameter name. Parameters that are not listed keep their default."""
 LEFT_OUT = {"declare", "open", "create", "import_from", "clone", "recall"}
-"""Calls that are about other places, or that measure; the first four have tests of their own below."""
+"""Calls that use other locations, or that measure. The first four calls have their own tests below."""
 METHODS = sorted(
     name
     for name, method in inspect.getmembers(tm.Table, inspect.isfunction)
@@ -86,7 +86,7 @@ METHODS = sorted(
 
 @pytest.fixture(autouse=True)
 def _in_a_folder_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A relative location, also one that leads upwards, is a place of this test."""
+    """Run each test in its own folder, so that a relative location (also with `..`) stays inside it."""
     folder = tmp_path / "a" / "b" / "c"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
@@ -105,7 +105,7 @@ def _table(uri: str, *, keyed: bool) -> tm.Table:
 
 
 def _hostile(function: Callable[..., object], random: Random) -> dict[str, Any]:
-    """Arguments of a call: valid ones, and one or two others."""
+    """Return arguments of a call: valid values, and one or two hostile values."""
     parameters = [name for name in inspect.signature(function).parameters if name != "self"]
     required = [
         name for name, each in inspect.signature(function).parameters.items()
@@ -118,7 +118,7 @@ def _hostile(function: Callable[..., object], random: Random) -> dict[str, Any]:
 
 
 def _wrapped(random: Random) -> Any:
-    """A hostile value, as it is or within a container that a call may expect."""
+    """Return a hostile value, alone or in a container that a call may expect."""
     value = random.choice(HOSTILE)
     return random.choice(
         (value, value, [value], {"text": value}, [{"id": 7, "text": value}], {"id": value}, {"more": value})
@@ -126,7 +126,7 @@ def _wrapped(random: Random) -> Any:
 
 
 def _consume(answer: object) -> None:
-    """Read what a call only promises."""
+    """Read a lazy result to its end."""
     match answer:
         case tm.Scan() | tm.SqlResult():
             answer.to_arrow()
@@ -140,7 +140,7 @@ def _consume(answer: object) -> None:
 
 
 def _call(function: Callable[..., object], given: Mapping[str, Any]) -> str | None:
-    """Return what went wrong, None where the call answered or raised a typed error with a text."""
+    """Return the fault, or None if the call returned a result or raised a typed error with a text."""
     try:
         _consume(function(**given))
     except TidemarkError as error:
@@ -168,7 +168,7 @@ def test_a_call_of_a_table_answers_or_raises_a_typed_error_and_the_table_stays_s
 
 
 def _elsewhere(place: str) -> Mapping[str, Callable[..., object]]:
-    """Calls that make, open or write something else than a table that is there."""
+    """Return calls that create, open or write something other than the existing table."""
     uri = f"memory://hostile-{place}"
     table = _table(f"{uri}/keyed", keyed=True)
     writer, raw = table.writer(), tm.RawLog([f"{uri}/raw"])

@@ -1,7 +1,7 @@
-"""Whatever the bytes of an Avro file are, it is read or refused by type, and the process that reads it lives.
+"""An Avro file of any bytes is read or refused with a typed error, and the reading process survives.
 
-States, manifests and chunks of the raw log are damaged and checksummed again, and files are made up whole: schemas
-within themselves or without end, blocks and values that claim what is not there.
+Some files are states, manifests and chunks of the raw log that are damaged and checksummed again. Other files are
+invented: they have recursive or endless schemas, or blocks and values whose lengths exceed the data.
 """
 
 from __future__ import annotations
@@ -12,27 +12,29 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from storage_core.errors import TidemarkError
-from storage_core.formats import raw_chunk
-from storage_core.formats.avro_container import (
+from storage_core.base.errors import TidemarkError
+from storage_core.data.formats import raw_chunk
+from storage_core.data.formats.avro import (
     CHECKSUM_KEY,
     MAGIC,
     OPEN_CHECKSUM,
+    Compression,
     read_columns,
     read_records,
     with_checksum,
 )
-from storage_core.formats.avro_progress import ProgressInfo, decode_progress, encode_progress
-from storage_core.formats.avro_state import (
+from storage_core.data.formats.avro_state import (
     ManifestInfo,
+    ProgressInfo,
     StateManifest,
+    decode_progress,
     decode_state,
     encode_entries,
+    encode_progress,
     encode_state,
 )
-from storage_core.formats.avro_writing import Compression
-from storage_core.formats.raw_chunk import LogRecord, RawChunk
-from storage_core.formats.raw_keys import ChunkKey
+from storage_core.data.formats.keys import ChunkKey
+from storage_core.data.formats.raw_chunk import LogRecord, RawChunk
 from tests.support.avro_bytes import long_bytes
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
@@ -69,7 +71,7 @@ WITH_PROGRESS = replace(
     progress=(ProgressInfo(path="p.avro", num_entries=2, size_bytes=3, in_order=True, kinds={"raw": ("a", "b")}),),
 )
 READERS: tuple[Callable[[bytes, str], object], ...] = (
-    *(decode_state, decode_progress, raw_chunk.decode, read_records, read_columns),
+    *(decode_state, decode_progress, raw_chunk.decode_chunk, read_records, read_columns),
 )
 
 
@@ -78,7 +80,7 @@ def _sized(data: bytes) -> bytes:
 
 
 def _schema(chance: random.Random, depth: int = 0) -> Any:
-    """A type that may name itself or one that is nowhere, repeat others, or take no byte."""
+    """Return a type that may refer to itself or to a missing type, repeat other types, or take no bytes."""
     kind = chance.randrange(10 if depth < 6 else 3)
     if kind < 3:
         return chance.choice(["null", "null", "int", "long", "string", "bytes", "double", "R0", "R1", "R2", "X", 7])
@@ -137,7 +139,7 @@ def _damaged(chance: random.Random) -> bytes:
         lambda: encode_state(chance.choice([STATE, WITH_PROGRESS]), compression),
         lambda: encode_progress([("raw:a", 1, 2), ("raw:b", None, None)] * chance.randrange(9), compression),
         lambda: encode_entries([ENTRY] * chance.randrange(20), compression),
-        lambda: raw_chunk.encode(CHUNK),
+        lambda: raw_chunk.encode_chunk(CHUNK),
     ]
     data = bytearray(chance.choice(makers)())
     for _ in range(chance.choice([0, 1, 1, 3])):

@@ -1,8 +1,7 @@
-"""Lines and files made up or damaged: each line is one row or one rejection that names file, line and reason.
+"""Random or damaged lines and files: each line becomes one row, or one rejection with file, line and reason.
 
-Hypothesis draws lines of NDJSON and CSV, true and broken ones mixed. Files of every format are damaged in a process of
-their own, also before they are compressed; what a file may take of memory is judged in
-`tests/integration/test_landed_bombs.py`.
+Hypothesis draws mixed valid and invalid lines of NDJSON and CSV. Files of every format are damaged in a separate
+process, also before compression. `tests/integration/test_landed_bombs.py` tests the memory limits of files.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ import pyarrow.parquet as pq
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec
-from storage_core.ingest.parse import parse_blocks
-from storage_core.ingest.rejection import Parsed, RejectedLine
+from storage_core.write.ingest.batch import parse_blocks
+from storage_core.write.ingest.convert import Parsed, RejectedLine
+from storage_core.write.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
 PATTERN = r"^(?P<a>\d+) (?P<s>.*)$"
 TYPED = pa.schema([("a", pa.int64()), ("s", pa.string())])
-# Lines of a case, which are a file: the price of a file is what bounds the number of cases.
+# Lines per case. A case has many lines, because each case costs the reading of a whole file.
 LINES = 40
 
 scalars = st.one_of(
@@ -61,7 +60,7 @@ lines = st.one_of(
 
 
 def read(data: bytes, format_: LandingFormat, schema: pa.Schema = SCHEMA) -> list[Parsed]:
-    """Read the bytes as a landed file. Whatever they are, this raises nothing."""
+    """Read the bytes as a landed file. This raises no error for any bytes."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "f").write_bytes(data)
         spec = LandingSpec(uri=folder, format=format_, pattern=PATTERN if format_ == "pattern" else None)
@@ -69,7 +68,7 @@ def read(data: bytes, format_: LandingFormat, schema: pa.Schema = SCHEMA) -> lis
 
 
 def accounts(blocks: list[Parsed]) -> tuple[int, list[RejectedLine]]:
-    """How many rows there are, and what was rejected: each with file and reason, and no line twice."""
+    """Return the number of rows, and the rejections. Assert that each has file and reason, and that lines differ."""
     rejected = [line for block in blocks for line in block.rejected]
     assert all(each.file == "f" and each.reason for each in rejected)
     if blocks and blocks[-1].unreadable:
@@ -85,7 +84,7 @@ def accounts(blocks: list[Parsed]) -> tuple[int, list[RejectedLine]]:
 @given(written=st.lists(lines, min_size=LINES, max_size=LINES), zipped=st.booleans())
 def test_every_line_of_json_is_one_row_or_one_rejection(written: list[bytes], zipped: bool) -> None:
     data = b"\n".join(written)
-    # The file's own rule: a byte order mark is taken off, a CR before an LF too, and an empty line is none.
+    # The rule for files: a byte order mark and a CR before an LF are removed, and an empty line does not count.
     expected = [each.removesuffix(b"\r") for each in data.removeprefix(b"\xef\xbb\xbf").split(b"\n")[:-1]]
     expected.append(data.removeprefix(b"\xef\xbb\xbf").split(b"\n")[-1])
     numbers = {number for number, line in enumerate(expected, 1) if line}
@@ -99,7 +98,7 @@ def test_every_line_of_json_is_one_row_or_one_rejection(written: list[bytes], zi
 
 
 def _is_true(line: bytes) -> bool:
-    """Whether it is a line that anybody would take: an integer that fits, and text."""
+    """Return True for a line that every parser accepts: an integer that fits, and text."""
     try:
         found = json.loads(line, object_pairs_hook=list)
     except (ValueError, RecursionError):
@@ -148,13 +147,13 @@ def _log() -> bytes:
 
 
 def _members(data: bytes) -> bytes:
-    """Two gzip files, one behind the other, which are one text."""
+    """Return two gzip members, one after the other, that decompress to one text."""
     half = len(data) // 2
     return gzip.compress(data[:half]) + gzip.compress(data[half:])
 
 
 def _zstd(data: bytes) -> bytes:
-    """What we do not decompress, and so take for lines."""
+    """Return data in a compression that is not supported, so that it is read as lines."""
     compressed: bytes = pa.compress(data, codec="zstd", asbytes=True)
     return compressed
 
@@ -183,7 +182,7 @@ def _damaged(data: bytes, chance: random.Random) -> bytes:
             return data[:at] + data[at // 2 :]
         case "put":
             return data[:at] + put + data[at:]
-        case "claim":  # a length or an offset that nothing has, in either order of bytes
+        case "claim":  # a length or an offset beyond the end, in either byte order
             number = chance.choice([2**31 - 1, 2**32 - 1, 2**24, 0])
             return data[:at] + number.to_bytes(4, chance.choice(["little", "big"])) + data[at + 4 :]
         case _:
@@ -191,7 +190,7 @@ def _damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 def judge(chance: random.Random) -> str | None:
-    """Damage a text or what it is packed in, and read it: rows and rejections, and nothing is raised."""
+    """Damage a text or its compressed form, and read it. The result is rows and rejections, and no error is raised."""
     name = chance.choice([*SOUND])
     format_, data = SOUND[name]
     packed = "plain" if format_ == "parquet" else chance.choice([*PACKED])

@@ -1,7 +1,6 @@
-"""What somebody who means harm can put below `_mem_wal/`: whatever it is, it is read or it is a typed error.
+"""Hostile objects below `_mem_wal/`: each object is read or refused with a typed error.
 
-The objects are made from sound ones by a seed, most with a checksum that is right, and read in a process with little
-memory of its own.
+A seed makes the objects from valid objects, most with a correct checksum. A process with limited memory reads them.
 """
 
 from __future__ import annotations
@@ -16,21 +15,18 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from storage_core.formats import (
-    bloom,
-    data_file,
-    generation_manifest,
-    key_index,
-    region_manifest,
-    region_registry,
-    wal_entry,
+from storage_core.data.formats import arrow_files, documents, key_hashes, region_manifest
+from storage_core.data.formats.arrow_files import WalEntry
+from storage_core.data.formats.documents import Registry
+from storage_core.data.formats.json_document import json_digest
+from storage_core.data.formats.region_manifest import (
+    Chunk,
+    FlushedGeneration,
+    Generation,
+    GenerationSegment,
+    RegionManifest,
 )
-from storage_core.formats.generation_manifest import Chunk, Generation, GenerationSegment
-from storage_core.formats.json_checksum import json_digest
-from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
-from storage_core.formats.region_registry import Registry
-from storage_core.formats.wal_entry import WalEntry
-from storage_core.settings.region_fields import Region
+from storage_core.data.settings.layout import Region
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 
@@ -52,7 +48,7 @@ def _records(random: Random) -> pa.Table:
 
 
 def _odd_records(random: Random) -> pa.Table:
-    """Tables that no writer makes: deep types, types of an extension, dictionaries of dictionaries, bombs."""
+    """Return tables that no writer makes: deep types, extension types, dictionaries of dictionaries, bombs."""
     kind = random.randrange(5)
     if kind == 0:
         deep = pa.int64()
@@ -80,7 +76,7 @@ def _stream(random: Random, records: pa.Table, metadata: Mapping[str, str]) -> b
 
 
 def _damaged(random: Random, data: bytes) -> bytes:
-    """Some bytes of it changed, cut, repeated, or made a length that nothing has."""
+    """Return the bytes with some bytes changed, cut or repeated, or with a wrong length."""
     found = bytearray(data)
     for _ in range(random.choice([0, 1, 1, 2, 5])):
         at = random.randrange(len(found)) if found else 0
@@ -108,28 +104,28 @@ def _wal(random: Random) -> Made:
     records = _records(random) if random.random() < 0.8 else _odd_records(random)
     body = _damaged(random, _stream(random, records, metadata))
     sound = WalEntry(writer_epoch=1, generation=1, writer_id="w", seq=1, records=records)
-    magic = wal_entry.encode(sound)[-8:]
+    magic = arrow_files.encode_wal_entry(sound)[-8:]
     data = body + struct.pack("<QQ8s", len(body), xxhash.xxh3_64_intdigest(body), magic)
-    return data, lambda given: wal_entry.decode(given, "x.arrow").records.to_pylist()
+    return data, lambda given: arrow_files.decode_wal_entry(given, "x.arrow").records.to_pylist()
 
 
 def _data_file(random: Random) -> Made:
     records = _records(random) if random.random() < 0.8 else _odd_records(random)
     data = _damaged(random, _stream(random, records, {}))
-    return data, lambda given: data_file.decode(given, data_file.checksum(given), "x.arrow").to_pylist()
+    return data, lambda given: arrow_files.decode_data_file(given, arrow_files.checksum(given), "x.arrow").to_pylist()
 
 
 def _key_index(random: Random) -> Made:
     hashes = np.array([random.getrandbits(64) for _ in range(20)], np.uint64)
-    data = _damaged(random, key_index.build(hashes, [1, 2], [10, 10]))
-    return data, lambda given: key_index.decode(given, "x.arrow").find(hashes)
+    data = _damaged(random, key_hashes.build_key_index(hashes, [1, 2], [10, 10]))
+    return data, lambda given: key_hashes.decode_key_index(given, "x.arrow").find(hashes)
 
 
 def _bloom(random: Random) -> Made:
     hashes = np.array([random.getrandbits(64) for _ in range(random.randrange(100))], np.uint64)
-    body = _damaged(random, bloom.build(hashes).to_bytes()[24:])
+    body = _damaged(random, key_hashes.build_bloom(hashes).to_bytes()[24:])
     head = struct.pack("<8sQQ", b"TMBLOOM\x01", random.getrandbits(64), xxhash.xxh3_64_intdigest(body))
-    return head + body, lambda given: bloom.from_bytes(given, "x.bin").may_contain(hashes)
+    return head + body, lambda given: key_hashes.from_bytes(given, "x.bin").may_contain(hashes)
 
 
 def _region_manifest(random: Random) -> Made:
@@ -137,22 +133,22 @@ def _region_manifest(random: Random) -> Made:
     manifest = RegionManifest(
         region_id=REGION, version=3, writer_epoch=2, flushed_generations=flushed, distributed={"w": 1}, writer_id="w"
     )
-    sound = region_manifest.encode(manifest)
+    sound = region_manifest.encode_region(manifest)
     hostile = random.choice(
         [
             sound,
             sound[:-10],  # without its checksum, as early releases wrote it
             b"\x42\xff\xff\xff\xff\x07" + sound,  # a generation of 2 GB
-            sound[:-10] + b"\x42\x00" * random.choice([10, 200_000]),  # very many empty ones
-            b"\x5b" * random.choice([10, 100_000]),  # groups in groups
-            sound[:-10] + b"\xfa\x06\x04\x0a\x02\xff\xfe",  # text that is none
+            sound[:-10] + b"\x42\x00" * random.choice([10, 200_000]),  # very many empty generations
+            b"\x5b" * random.choice([10, 100_000]),  # nested groups
+            sound[:-10] + b"\xfa\x06\x04\x0a\x02\xff\xfe",  # text that is not valid UTF-8
         ]
     )
-    return _damaged(random, hostile), lambda given: region_manifest.decode(given, "x.binpb")
+    return _damaged(random, hostile), lambda given: region_manifest.decode_region(given, "x.binpb")
 
 
 def _json(random: Random, body: dict[str, Any]) -> bytes:
-    """The object with some values made something else, and a checksum that is right."""
+    """Return the object with some values replaced, and a correct checksum."""
     odd: list[Any] = [None, -1, 0, 2**70, 1e300, "", "x" * 1000, [], [1], {}, {"a": []}, True, [[[]]], "../..", "\x00"]
 
     def changed(value: Any) -> Any:
@@ -200,21 +196,21 @@ def _generation_manifest(random: Random) -> Made:
             ),
         ),
     )
-    body = json.loads(generation_manifest.encode(sound))
-    return _json(random, body), lambda given: generation_manifest.decode(given, "x.json")
+    body = json.loads(region_manifest.encode_generation(sound))
+    return _json(random, body), lambda given: region_manifest.decode_generation(given, "x.json")
 
 
 def _registry(random: Random) -> Made:
     regions = {REGION: Region(id=REGION, spec_id=2, values=(1, "a", None, True))}
-    body = json.loads(region_registry.encode(Registry(regions=regions, closed={2: 3}), nonce="n"))
-    return _json(random, body), region_registry.decode
+    body = json.loads(documents.encode_region_registry(Registry(regions=regions, closed={2: 3}), nonce="n"))
+    return _json(random, body), documents.decode_region_registry
 
 
 MAKERS = (_wal, _wal, _wal, _data_file, _key_index, _bloom, _region_manifest, _generation_manifest, _registry)
 
 
 def judge(chance: Random) -> str | None:
-    """Read one object; that it is refused by type is right, too."""
+    """Read one object. A typed refusal is a correct outcome, too."""
     data, read = chance.choice(MAKERS)(chance)
     read(data)
     return None
@@ -226,5 +222,5 @@ def test_whatever_stands_below_a_region_is_read_or_refused_by_type_in_bounded_me
 
 
 if __name__ == "__main__":
-    pa.array([1]).to_pylist()  # what is loaded when it is used first needs no room of the cases
+    pa.array([1]).to_pylist()  # loads modules now, so that they do not take memory of a case
     work(judge, room_bytes=2**30)

@@ -1,7 +1,7 @@
-"""Whatever the bytes of an index segment are, a search gives the right rows and scores or a typed error, and lives.
+"""For any bytes of an index segment, a search returns the correct rows and scores or raises a typed error.
 
-The bytes are those of a careless disk, which the checksum of the log tells, and those of somebody who may write
-segments: the bundle, its checksum and tantivy's own are forged with them.
+Some bytes come from disk damage, which the checksum in the log reveals. Other bytes come from an attacker who may write
+segments, and who forges the bundle, its checksum and tantivy's checksum.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from typing import Any
 import pyarrow as pa
 import xxhash
 
-from storage_core.errors import TidemarkError
-from storage_core.formats.bundle import MAGIC, VERSION, checksum
+from storage_core.base.errors import TidemarkError
+from storage_core.data.formats.bundle import MAGIC, VERSION, checksum
 from storage_core.index import segments
 from storage_core.log.actions import IndexSegment
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 from tests.support.searching import search
@@ -57,7 +57,7 @@ FOOTER_END = struct.Struct("<II")
 
 
 class Forged:
-    """A table with a segment per index, and what a search of it answers when one of them is replaced."""
+    """A table with one segment per index. It returns the result of a search after one segment is replaced."""
 
     def __init__(self, cache: Path) -> None:
         self.cache = cache
@@ -84,7 +84,7 @@ class Forged:
         except TidemarkError as error:
             return None if kind in FORGED_CONTENT else f"{kind}: not read instead: {error!r}"
         right = self.right[index, query]
-        if kind in FORGED_CONTENT:  # who may write rows may write what an index says of them, but not make up rows
+        if kind in FORGED_CONTENT:  # a writer of rows may also write wrong index content, but must not invent rows
             ids = rows.column("id").to_pylist()
             return None if len(set(ids)) == len(ids) and set(ids) <= {1, 2, 3, 4} else f"{kind}: {rows} of {content}"
         return None if rows == right else f"{kind}: {rows.to_pylist()} instead of {right.to_pylist()} of {content}"
@@ -128,7 +128,7 @@ def without(parts: Mapping[str, bytes], name: str) -> dict[str, bytes]:
 
 
 def damaged(data: bytes, chance: random.Random) -> bytes:
-    """Some bits flipped, an end cut off, a number overwritten, or bytes put in; never the same bytes."""
+    """Return different bytes: some bits flipped, an end cut off, a number overwritten, or bytes inserted."""
     made = bytearray(data)
     at = chance.randrange(len(made)) if made else 0
     match chance.randrange(4) if made else 3:
@@ -145,7 +145,7 @@ def damaged(data: bytes, chance: random.Random) -> bytes:
 
 
 def with_footer(data: bytes, chance: random.Random) -> bytes:
-    """A damaged file of tantivy under a footer that says its checksum is right."""
+    """Return a damaged file of tantivy with a footer whose checksum is correct."""
     length, magic = FOOTER_END.unpack(data[-FOOTER_END.size :])
     end = len(data) - FOOTER_END.size - length
     content = damaged(data[:end], chance)
@@ -155,7 +155,7 @@ def with_footer(data: bytes, chance: random.Random) -> bytes:
 
 
 def forged_meta(meta: bytes, chance: random.Random) -> bytes:
-    """A `meta.json` that says what `fulltext.build` never wrote over these rows."""
+    """Return a `meta.json` that `fulltext.build` never writes for these rows."""
     value: dict[str, Any] = json.loads(meta)
     segment = value["segments"][0]
     field = chance.choice(["max_doc", "segment_id", "deletes"])
@@ -186,7 +186,7 @@ def damaged_json(chance: random.Random) -> bytes:
 
 
 def bundle(files: Mapping[str, bytes], segment: IndexSegment, forged: Mapping[str, Any]) -> bytes:
-    """A bundle whose checksums are right, with this in its directory, or in the entry of its first part."""
+    """Return a bundle with correct checksums and with `forged` in its directory, or in the entry of its first part."""
     parts: list[dict[str, Any]] = []
     offset = len(HEAD)
     for name, data in files.items():

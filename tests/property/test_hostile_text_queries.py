@@ -1,4 +1,4 @@
-"""Whatever text a full-text query is, it finds rows or is refused, and the process lives."""
+"""For any text of a full-text query, the query finds rows or is refused, and the process survives."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.text_composed import open_searcher
-from storage_core.index.text_limits import MAX_CHARACTERS
-from storage_core.index.text_matches import matches, number_of_matches
-from storage_core.index.text_snippets import snippets
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.fulltext import matches, number_of_matches, snippets
+from storage_core.index.text_files import open_searcher
+from storage_core.index.text_queries import MAX_CHARACTERS
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
 
@@ -77,7 +76,7 @@ SNIPPETS_SHARE = 0.1
 
 
 def query(chance: random.Random) -> str:
-    """A chain of pieces, a piece wrapped again and again, or one inside the other."""
+    """Return a query: a chain of pieces, a piece with many wrappers, or nested pieces."""
     chain = "".join(chance.choices(PIECES, k=chance.randint(1, 12)))
     if chance.random() < 0.4:
         return chain
@@ -89,7 +88,7 @@ def query(chance: random.Random) -> str:
 
 
 class Searched:
-    """One segment over `ROWS`, and judges of what queries find in it."""
+    """One segment over `ROWS`, and checks of what queries find in it."""
 
     def __init__(self, folder: Path) -> None:
         part = folder / "part"

@@ -1,4 +1,4 @@
-"""Whatever stands in a declaration: a declaration, or a typed refusal that names file and line, in linear time."""
+"""Any text of a declaration is a valid declaration or a typed refusal with file and line, in linear time."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core import declaration
-from storage_core.errors import InvalidInput
-from storage_core.formats import located_yaml
+from storage_core.base.errors import InvalidInput
+from storage_core.change import declaration, declaration_file
 from tests.support.scale import scaled
 
 GOOD = "name: t\nuri: t\ncolumns: {a: int}\n"
@@ -34,7 +33,10 @@ def bomb(levels: int, width: int) -> str:
 
 
 def chain(levels: int) -> str:
-    """Each list is in the next one by an alias: flat as it is written, deep as it is read."""
+    """Return lists in which each list contains the list before it by an alias.
+
+    The text is not nested, but the value is deeply nested.
+    """
     return "x0: &x0 [a]\n" + "".join(f"x{each}: &x{each} [*x{each - 1}]\n" for each in range(1, levels))
 
 
@@ -68,7 +70,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """How many calls of functions the act takes: what a clock would say without luck."""
+    """Return the number of function calls of the action: a repeatable substitute for its time."""
     count = 0
 
     def profile(_frame: object, event: str, _argument: object) -> None:
@@ -106,7 +108,7 @@ def test_reading_takes_steps_in_proportion_to_the_size(kind: str) -> None:
 
         def act() -> None:
             try:
-                located_yaml.parse(data, "t.yaml")
+                declaration_file.parse_yaml(data, "t.yaml")
             except InvalidInput:
                 return
 
@@ -116,7 +118,7 @@ def test_reading_takes_steps_in_proportion_to_the_size(kind: str) -> None:
 
 
 def test_what_an_alias_shares_is_read_where_it_is_small() -> None:
-    found = located_yaml.parse(b"a: &x [1, {b: 2}]\nc: *x\nd: !!str 5\n", "t.yaml")
+    found = declaration_file.parse_yaml(b"a: &x [1, {b: 2}]\nc: *x\nd: !!str 5\n", "t.yaml")
     assert found.value == {"a": ["1", {"b": "2"}], "c": ["1", {"b": "2"}], "d": "5"}
 
 
@@ -131,7 +133,7 @@ def test_a_declaration_of_a_thousand_columns_is_read(tmp_path: Path) -> None:
 @given(st.lists(PIECES, max_size=30).map("".join))
 def test_any_text_is_a_value_of_text_or_a_refusal(text: str) -> None:
     try:
-        found = located_yaml.parse(text.encode(), "t.yaml")
+        found = declaration_file.parse_yaml(text.encode(), "t.yaml")
     except InvalidInput as refused:
         assert str(refused).startswith("t.yaml:")  # noqa: PT017  # most are values, and those are looked at below
         return

@@ -1,4 +1,4 @@
-"""A search by text and vector is the fusion of two rankings of all rows, wherever rows are and indexes lag."""
+"""A search by text and embedding is the fusion of two rankings of all rows, for any state of rows and indexes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.scan import wanted_filter
-from storage_core.region.unmerged import Unmerged
-from storage_core.rows.vectors import vector_type
-from storage_core.search.kept import Kept
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.read.search.kept import Kept
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.unmerged import Unmerged
 from tests.support.brute_fusion import by_prefixes, by_vector, fused
 from tests.support.indexed_table import IndexedTable
 from tests.support.levels import Levels
@@ -30,7 +30,10 @@ from tests.support.searching import search
 Row = Mapping[str, Any]
 PREFIXES = ("eb", "tid")
 QUERY = "eb* tid*"
-"""Words that stand for several score 1 each, so a test knows the scores, and many are equal."""
+"""Prefixes that match several words.
+
+Each match scores 1, so a test can compute the scores, and many scores are equal.
+"""
 
 DIMENSIONS = 3
 INDEXES = (
@@ -67,7 +70,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class Asked:
-    """One question, how its answer is cut into pages, and the windows of its rankings."""
+    """One search, the way its answer is cut into pages, and the windows of its rankings."""
 
     vector: Sequence[float]
     fusion: str
@@ -91,14 +94,14 @@ questions = st.builds(
 
 
 class HybridTable(IndexedTable):
-    """A table of texts and vectors."""
+    """A table of texts and embeddings."""
 
     def take(self, step: tuple[Any, ...]) -> None:
         match step:
             case ("append", rows):
                 made = []
                 for hour, own in rows:
-                    at = dt.datetime.fromtimestamp(hour * 3600 + self._next // 2, dt.UTC)  # two rows of one time
+                    at = dt.datetime.fromtimestamp(hour * 3600 + self._next // 2, dt.UTC)  # two rows share one time
                     made.append({"at": at, "id": self._next, **own})
                     self._next += 1
                 self.add(pa.Table.from_pylist(made, schema=SCHEMA))
@@ -161,8 +164,8 @@ def require_fusion(
 @given(st.lists(appends | upkeep | deletes, min_size=2, max_size=9), questions)
 def test_an_answer_is_the_fusion_of_two_rankings_of_all_rows(steps: list[tuple[Any, ...]], asked: Asked) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", asked.window)
-        patch.setattr("storage_core.search.windows.GROWTH", asked.growth)
+        patch.setattr("storage_core.read.search.hybrid.FIRST_WINDOW", asked.window)
+        patch.setattr("storage_core.read.search.order.GROWTH", asked.growth)
         table = HybridTable(MemoryStore(f"hybrid-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
             table.take(step)
@@ -189,7 +192,7 @@ def test_rows_that_are_not_merged_take_part_at_each_level(steps: list[tuple[Any,
         levels.take(step)
     store, snapshot = levels.table.store, levels.table.snapshot
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.search.hybrid_answer.FIRST_WINDOW", asked.window)
-        patch.setattr("storage_core.search.windows.GROWTH", asked.growth)
+        patch.setattr("storage_core.read.search.hybrid.FIRST_WINDOW", asked.window)
+        patch.setattr("storage_core.read.search.order.GROWTH", asked.growth)
         for level, rows in levels.seen.items():
             require_fusion(store, snapshot, rows.values(), asked, lambda row: row["id"], levels.unmerged(level))

@@ -1,4 +1,4 @@
-"""Exactly once, whatever the order: windowed runs, whole runs, crashes and races end in each landed row once."""
+"""In any order of windowed runs, whole runs, crashes and races, each landed row is in the table exactly once."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import CommitConflict
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.gone_files import prune_gone_files
-from storage_core.ingest.landing import LandingSpec, discover
-from storage_core.ingest.work import IngestResult
+from storage_core.base.errors import CommitConflict
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.local import LocalStore
+from storage_core.write.ingest.batch import IngestResult, execute, plan
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.ingest.progress import prune_gone_files
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
@@ -34,8 +33,8 @@ WINDOWS: list[int | None] = [None, -MINUTE, 0, MINUTE, 2 * MINUTE]
 times = st.one_of(st.none(), st.integers(-MINUTE, 3 * MINUTE - 1))
 files = st.lists(st.lists(times, min_size=1, max_size=6), min_size=1, max_size=3)
 runs = st.one_of(st.none(), st.lists(st.sampled_from(WINDOWS), min_size=1, max_size=3, unique=True))
-# A step lands the next file, takes it away or prunes it, and starts a run; what a run wrote is committed now, later
-# (a race), or never (a crash).
+# A step lands, removes or returns a file, prunes its progress, or starts a run. The output of a run is committed now,
+# later (a race), or never (a crash).
 fates = st.sampled_from(["now", "later", "never", "land", "take away", "come back", "prune"])
 steps = st.lists(st.tuples(runs, fates), max_size=8)
 Run = tuple[Snapshot, list[IngestResult]]
@@ -123,7 +122,7 @@ def test_any_runs_and_then_a_whole_run_leave_every_row_once(
                 ingestion.commit(results)
             except CommitConflict:
                 continue
-        for each in enumerate(landed):  # the late ones, and those that went away
+        for each in enumerate(landed):  # the late files, and the removed files
             ingestion.land(*each)
         ingestion.commit(ingestion.run(None))
         expected = Counter(

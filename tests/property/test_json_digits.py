@@ -1,4 +1,4 @@
-"""A number of a landed JSON line has the digits that were written, wherever it stands and whatever is beside it."""
+"""A number in a landed JSON line keeps the digits of its source, at any position and next to any other values."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.ingest.landing import LandedFile, LandingSpec
-from storage_core.ingest.parse import parse
+from storage_core.write.ingest.batch import parse_file
+from storage_core.write.ingest.landing import LandedFile, LandingSpec
 from tests.support.scale import scaled
 
-# A line's source, and the text that it becomes.
+# The source of a line, and the text that it becomes.
 Written = tuple[str, str]
 
 NAMES = ["a", "b-", "\xe9", 'x"', "back\\", ":1.10,", "0.10"]
@@ -73,7 +73,7 @@ def test_a_number_has_the_digits_that_were_written(written: list[tuple[dict[str,
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "a.ndjson").write_bytes(data)
         spec = LandingSpec(uri=folder, format="ndjson")
-        found = parse(LandedFile("a.ndjson", len(data), folder), spec, SCHEMA, None)
+        found = parse_file(LandedFile("a.ndjson", len(data), folder), spec, SCHEMA, None)
     assert not found.rejected
     expected = [{name: row[name][1] if name in row else None for name in NAMES} for row, _ in written]
     assert found.rows.to_pylist() == expected

@@ -3,11 +3,11 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.formats import keys
-from storage_core.formats.key_segments import decode_segment, encode_segment
-from storage_core.formats.keys import KeyKind, ParsedKey
-from storage_core.objectstore.key_safety import is_safe_key
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats import keys
+from storage_core.data.formats.keys import ParsedKey
+from storage_core.data.formats.kinds import KeyKind, decode_segment, encode_segment
+from storage_core.store.contract import is_safe_key
 from tests.support.scale import scaled
 
 versions = st.integers(0, 2**63 - 1)

@@ -1,4 +1,4 @@
-"""Whatever happens to a keyed table, every reading of every version shows what a dictionary of rows shows."""
+"""After any sequence of changes to a keyed table, every read of every version returns the rows of a dictionary."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule, run_state_machine_as_test
 
-from storage_core.index import segment_merge_work
-from storage_core.region import merge as merging
-from storage_core.region.spec import first_specs
-from storage_core.settings.index import IndexDefinition
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import segment_merge
+from storage_core.write.region import merge as merging
+from storage_core.write.region.spec import first_specs
 from tests.support import upkeep
 from tests.support.changing_columns import Row, listed, plain, read
 from tests.support.changing_table import CONFIG, CONSISTENCIES, INDEXES, SCHEMA, ChangingTable
+from tests.support.keyed_table import commit_merges
 from tests.support.scale import scaled
 
 KEYS = st.integers(1, 5)
@@ -35,17 +36,17 @@ Rows = dict[int, Row]
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Two segments of a tier are merged already."""
+    """Make two segments of a tier enough for a merge."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(segment_merge_work, "FACTOR", 2)
+        patched.setattr(segment_merge, "FACTOR", 2)
         yield
 
 
 class KeyedTables(ChangingTable):
-    """A keyed table with a live writer, which has the columns `known`; `base` are the rows of the base.
+    """A keyed table with a live writer, whose columns are `known`.
 
-    `unmerged` are the records since the base was all there is, as what they do to rows; `may_be` are the rows that each
-    key had since then. What was merged in between is known to be some of them, until everything is merged again.
+    `base` are the rows of the base. `unmerged` are the records since the last full merge, as functions on rows.
+    `may_be` are the rows that each key had since the last full merge. A partial merge shows one of these rows per key.
     """
 
     @initialize(is_local=st.booleans(), has_regions=st.booleans())
@@ -69,7 +70,10 @@ class KeyedTables(ChangingTable):
         self.writer, self.known, self.unflushed = self.table.refresh().writer(), [*self.model.columns], False
 
     def reopened(self) -> None:
-        """The writer is another one: which columns it has after a statement depends on who flushed what it had."""
+        """Open a new writer.
+
+        After a statement, the columns of a writer depend on the process that flushed the records.
+        """
         self.writer.close()
         self.open_writer()
 
@@ -80,7 +84,7 @@ class KeyedTables(ChangingTable):
         return [*self.base.values()]
 
     def noted(self) -> None:
-        """Also find out what was merged: rows that their keys had since the merge before."""
+        """Also read which records were merged: the base must show a row that the key had since the last full merge."""
         found = self.table.refresh().scan().to_arrow().to_pylist()
         by_name = {each.name: each.id for each in self.model.columns}
         self.base = {row["id"]: {by_name[name]: plain(value) for name, value in row.items()} for row in found}
@@ -94,7 +98,7 @@ class KeyedTables(ChangingTable):
         super().noted()
 
     def restored(self, rows: list[Row]) -> None:
-        """What was not merged stays, and is over the rows that came back."""
+        """Keep the unmerged records, and apply them over the restored rows."""
         self.by_key = {row[1]: row for row in rows}
         self.may_be = {key: [row] for key, row in self.by_key.items()}
         records, self.unmerged = self.unmerged, []
@@ -102,7 +106,7 @@ class KeyedTables(ChangingTable):
             self.take(record)
 
     def take(self, record: Callable[[Rows], Rows]) -> None:
-        """Do to the rows what a record does."""
+        """Apply a record to the rows."""
         before, self.by_key = self.by_key, record(self.by_key)
         for key in {*before, *self.by_key}:
             if before.get(key) is not self.by_key.get(key):
@@ -110,7 +114,10 @@ class KeyedTables(ChangingTable):
         self.unmerged.append(record)
 
     def changed(self, hit: Sequence[Row], new: Sequence[Row]) -> None:
-        """A delete is one by key, and an update a patch, which a restore may put over another row or none."""
+        """Apply a delete by key, or an update as a patch.
+
+        After a restore, the patch may apply to a different row or to no row.
+        """
         patched = {each.id for each in self.model.columns if each.required} | self.assigned if new else set()
         none = {each.id: None for each in self.model.columns if each.default is None}
         by_key = {row[1]: {each: row[each] for each in patched} for row in new}
@@ -158,14 +165,14 @@ class KeyedTables(ChangingTable):
 
     def collected(self) -> None:
         super().collected()
-        self.merge()  # also of what the writer, which was silent, has not flushed
+        self.merge()  # this also merges the unflushed records of the silent writer
         self.reopened()
 
     def before_restore(self) -> None:
         if self.is_partly_merged:
             self.merge_everything()
 
-    # Upkeep.
+    # Maintenance.
 
     @rule()
     def flush(self) -> None:
@@ -183,7 +190,7 @@ class KeyedTables(ChangingTable):
     @rule()
     def merge_everything(self) -> None:
         self.flush()
-        self.table.alter({"idle_after": "0s"})  # writers before this one left rows as well
+        self.table.alter({"idle_after": "0s"})  # earlier writers left rows as well
         self.noted()
         while upkeep.merge(self.table):
             self.noted()
@@ -204,7 +211,7 @@ class KeyedTables(ChangingTable):
         works = merging.plan(self.table.store, snapshot)
         if works:
             done = [merging.execute(self.table.store, each, ids=self.table.log.ids, now_ms=now_ms) for each in works]
-            self.planned.append(partial(merging.commit, self.table.log, snapshot, works, done))
+            self.planned.append(partial(commit_merges, self.table.log, snapshot, works, done))
 
     # Reads.
 
@@ -226,7 +233,10 @@ def _deleted(key: int, rows: Rows) -> Rows:
 
 
 def _patched(row: Row, none: Row, rows: Rows) -> Rows:
-    """The row of a key; where there is none, a patch makes one of nulls, and of defaults there are or will be."""
+    """Return the row of a key after a patch.
+
+    A missing row starts with nulls and with the defaults of present and future columns.
+    """
     return {**rows, row[1]: {**rows.get(row[1], none), **row}}
 
 

@@ -1,7 +1,7 @@
-"""Late data by every way in: what came in is visible, in quarantine or dropped as the policy says, and nothing twice.
+"""Late data on every path: each row is visible, in quarantine or dropped, as the policy requires, and never twice.
 
-Times lie around the bound, at window edges, before 1970, in several zones, and nowhere (null). A batch that straddles
-windows is split before it is written: each split's least and greatest time lie in its window (lesson 29).
+Times are near the bound for late rows, at window edges, before 1970, in several zones, or null. A batch that spans
+windows is split before the write. The smallest and the largest time of each split lie in its window (lesson 29).
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.quarantine_entry import QuarantinedRows
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.windows import LateMetrics
+from storage_core.data.settings.table import LateData, LatePolicy, TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.quarantine import read_entries
-from storage_core.rows.late import LateMetrics
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.late_data import LateData, LatePolicy
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.ingest.batch import execute, plan
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.late_rows import read_entries
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
@@ -48,7 +47,7 @@ Row = tuple[int | None, int]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Rows (microseconds since the epoch and an id), the policy, and when they arrive."""
+    """Rows (microseconds since the epoch and an ID), the policy, and the arrival time."""
 
     rows: list[Row]
     policy: LatePolicy
@@ -62,7 +61,7 @@ class Case:
 
     @property
     def late(self) -> list[Row]:
-        """The plain definition, one row at a time."""
+        """Return the late rows by the plain definition, one row at a time."""
         bound = (self.arrived_ms - self.acceptance_ms) * 1000
         return [row for row in self.rows if row[0] is not None and row[0] < bound]
 
@@ -82,7 +81,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Arrivals after 1970 and at its very start, so that bounds lie before it too."""
+    """Draw arrivals after 1970 and at its start, so that some bounds lie before 1970."""
     arrived_ms = draw(st.sampled_from([1, 90_000, 1_431_857_103_517]))
     acceptance_ms = draw(st.sampled_from([0, 1, 60_000, 3_600_000]))
     bound = (arrived_ms - acceptance_ms) * 1000
@@ -110,7 +109,7 @@ def schema_of(zone: str | None, *, nullable: bool = True) -> pa.Schema:
 
 
 def arrow_of(case: Case) -> pa.Table:
-    """The rows as a caller hands them over: instants in his own zone."""
+    """Return the rows as a caller passes them, with times in the caller's zone."""
     times, ids = [time for time, _ in case.rows], [number for _, number in case.rows]
     columns = [pa.array(times, pa.timestamp("us", case.zone)), pa.array(ids, pa.int64())]
     return pa.Table.from_arrays(columns, names=["at", "id"])
@@ -130,7 +129,7 @@ def kept_in(store: MemoryStore | MeteredStore) -> Counter[Row]:
 
 
 def visible_in(snapshot: Snapshot, store: MemoryStore | MeteredStore) -> Counter[Row]:
-    """All rows of the base; each split's times must lie in its window."""
+    """Return all rows of the base. Assert that the times of each split lie in its window."""
     found: Counter[Row] = Counter()
     for add in snapshot.splits.values():
         rows = found_in(read_split(store, add))
@@ -201,7 +200,7 @@ def _text(time: int | None) -> str | None:
 @settings(max_examples=scaled(20))
 @given(case=cases(), crash=st.booleans(), only=st.booleans())
 def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, only: bool) -> None:
-    """A run that dies before its commit, and runs for one window after the other, keep each late row once as well."""
+    """If a run dies before its commit, or runs process one window after another, each late row is still kept once."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "a.ndjson"
         lines = [json.dumps({"at": _text(time), "id": number}) for time, number in case.rows]

@@ -1,4 +1,4 @@
-"""Of a row group the columns of a condition are fetched first, and no row that meets it is left out."""
+"""In a row group, the columns of the condition are fetched first, and no matching row is lost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 
+from storage_core.base.errors import Corrupt
 from storage_core.engine.session import session
-from storage_core.errors import Corrupt
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import Overwrite
-from storage_core.read import fetching, late_materialization
-from storage_core.read.late_materialization import may_match
+from storage_core.read import fetching
+from storage_core.read.fetching import may_match
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.sql_predicate import from_sql
-from storage_core.split import row_groups
+from storage_core.split import metadata
+from storage_core.store.contract import Overwrite
 from tests.property.test_pruning_keeps_answers import POOLS, SCHEMA, TEXTS, conditions
 from tests.property.test_row_group_pruning import LIKES, VALUES
 from tests.support.deleted_rows import delete_where
@@ -34,14 +34,14 @@ GROUPS = 6
 
 
 class Sample:
-    """Random rows, as they are and in DuckDB with their places. No dataclass: Hypothesis would print it."""
+    """Random rows, in Arrow and in DuckDB with their positions. Not a dataclass, because Hypothesis would print it."""
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows
         self.numbered = session().from_arrow(rows.append_column("place", pa.array(range(len(rows))))).set_alias("t")
 
     def require_sound(self, predicate: Predicate, condition: duckdb.Expression) -> tuple[set[int], set[int]]:
-        """No row that meets the condition is left out; return those that meet it and those that are left."""
+        """Assert that no matching row is skipped. Return the matching rows and the remaining rows."""
         found = self.numbered.filter(condition).select(duckdb.ColumnExpression("place")).fetchall()
         matching, left = {place for (place,) in found}, set(np.flatnonzero(may_match(self.rows, predicate)).tolist())
         assert matching <= left
@@ -86,10 +86,13 @@ def uri(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def table(uri: str, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """One split of six row groups, of eight columns: the condition's rows are in the third row group."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", ROWS // GROUPS)
+    """Return a table with one split of six row groups and eight columns.
+
+    All matching rows are in the third row group.
+    """
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", ROWS // GROUPS)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**14)
-    monkeypatch.setattr(late_materialization, "OTHER_BYTES", 2**15)
+    monkeypatch.setattr(fetching, "OTHER_BYTES", 2**15)
     monkeypatch.setattr(fetching, "PIECES_AT_ONCE", 1)
     made = Table.create(uri, WIDE.schema)
     made.append(WIDE)
@@ -122,7 +125,7 @@ def test_other_columns_are_fetched_of_row_groups_with_a_row_that_may_match(table
         ("n > 2000 or n = 5", 1, [2]),
         ("n = 7", 1, []),
     ):
-        table.sql(f"select count(c0) from t where {text}")  # the footer
+        table.sql(f"select count(c0) from t where {text}")  # reads the footer
         plan = table.explain(f"select * from t where {text}")
         asked, read = table.store.requests["get"], table.store.bytes_read
         found = table.sql(f"select * from t where {text}").to_arrow()
@@ -135,7 +138,7 @@ def test_other_columns_are_fetched_of_row_groups_with_a_row_that_may_match(table
 
 
 def test_columns_that_are_always_needed_are_soon_fetched_at_once(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(late_materialization, "_IN_VAIN", 2)
+    monkeypatch.setattr(fetching, "_IN_VAIN", 2)
     query = "select max(c0), max(c1), max(c2), max(c3) from t where n >= 0"
     expected = table.sql(query).to_pylist()
     before = table.store.requests["get"]

@@ -1,8 +1,8 @@
-"""Three maintainers with clocks of their own, a store that fails, and leases: what may ever be committed.
+"""Three maintainers with separate clocks use leases on a failing store. Only commits with a valid lease may land.
 
-Steps are drawn in any order: clocks drift, jump and stand still; replies are lost, puts come late or never, reads are
-refused or torn, the lease object is lost, damaged or broken. A model keeps which commits landed under which token.
-`TIDEMARK_SCALE` runs more of it.
+Steps are drawn in any order. Clocks drift, jump and stop. Replies are lost, puts arrive late or never, and reads are
+refused or torn. The lease object is lost, damaged or broken. A model records the commits of each token.
+`TIDEMARK_SCALE` increases the number of steps.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable
-from storage_core.formats.keys import lock_key
-from storage_core.leases.lease import TTL_MS, Lease, acquire, break_lease
-from storage_core.leases.stored import read_lease
+from storage_core.base.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable
+from storage_core.data.formats.keys import lock_key
 from storage_core.log.actions import Action, Fence
+from storage_core.log.lease import TTL_MS, Lease, acquire, break_lease, read_lease
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import RequestKind
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import RequestKind
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, GetFault, PutFault
 from tests.support.log_oracle import LogOracle
@@ -39,7 +38,7 @@ FAULT = st.sampled_from([*PutFault, GetFault.REFUSED, GetFault.TORN, GetFault.EM
 
 
 class Maintainer:
-    """A process: its clock, its failing way to the store, and the lease it believes to have."""
+    """A process: its clock, its faulty store, and the lease that it last acquired."""
 
     def __init__(self, store: MemoryStore, number: int) -> None:
         self.clock = ManualClock(START_MS)
@@ -51,7 +50,7 @@ class Maintainer:
 
 
 class Leases(RuleBasedStateMachine):
-    """The rules, and the model: the tokens `given` so far, and whether the object that knew the last one was `lost`."""
+    """The rules and the model: the tokens `given` so far, and if the lease object with the last token was `lost`."""
 
     @initialize()
     def create(self) -> None:
@@ -63,7 +62,7 @@ class Leases(RuleBasedStateMachine):
         self.lost = False
         self.splits = 0
 
-    # --- what goes wrong
+    # Faults.
 
     @rule(who=WHO, by_ms=st.sampled_from([-600_000, -1, TTL_MS // 3, TTL_MS, 600_000]))
     def clock_moves(self, who: int, by_ms: int) -> None:
@@ -72,7 +71,7 @@ class Leases(RuleBasedStateMachine):
     @rule(who=WHO, fault=FAULT, of_the_lease=st.booleans(), times=st.integers(1, 5))
     def store_fails(self, who: int, fault: PutFault | GetFault, times: int, *, of_the_lease: bool) -> None:
         kind: RequestKind = "put" if isinstance(fault, PutFault) else "get"
-        # A torn version file is damage, which the log reports as such; here it is the lease that may be torn.
+        # A torn version file is damage, and the log reports damage. Here only the lease may be torn.
         key = KEY if of_the_lease or fault in (GetFault.TORN, GetFault.EMPTY) else "_transaction_log/0"
         self.maintainers[who].store.on(kind, key, *[fault] * times)
 
@@ -100,7 +99,7 @@ class Leases(RuleBasedStateMachine):
             assert self._recorded()[-1] == token
             self.given.append(token)
 
-    # --- what maintainers do
+    # Calls of maintainers.
 
     @rule(who=WHO, waits_ms=st.sampled_from([0, TTL_MS, 2 * TTL_MS]))
     def acquires(self, who: int, waits_ms: int) -> None:
@@ -151,7 +150,7 @@ class Leases(RuleBasedStateMachine):
         except Fenced:
             assert lease.token <= highest, "only a token that is spent or overtaken is refused"
         except (CommitConflict, *FAILURES):
-            pass  # ten lost races, or nobody knows; what landed is in the log, which the invariant reads
+            pass  # ten lost races, or an unknown outcome, which the invariant checks in the log
         else:
             assert lease.token > highest
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token
@@ -173,10 +172,10 @@ class Leases(RuleBasedStateMachine):
         assert maintainer.planned
         return maintainer, maintainer.lease, maintainer.planned
 
-    # --- what holds always
+    # Invariants.
 
     def _recorded(self) -> list[int]:
-        """The tokens of all commits, in the order of their versions."""
+        """Return the tokens of all commits, in the order of their versions."""
         versions = LogOracle(self.objects).read()
         return [
             action.token
@@ -192,7 +191,7 @@ class Leases(RuleBasedStateMachine):
             assert recorded == sorted(set(recorded))
 
     def teardown(self) -> None:
-        """Late puts arrive last of all, and whoever comes next still gets a token above every one recorded."""
+        """Deliver all late puts, and assert that the next maintainer gets a token above all recorded tokens."""
         if not hasattr(self, "objects"):
             return
         for maintainer in self.maintainers:

@@ -1,6 +1,6 @@
-"""Whatever is written as a location: it is exactly one place, whose URI names it again, or a typed refusal.
+"""Any text is either exactly one location, whose URI leads to the same location, or is refused with a typed error.
 
-A refusal repeats neither credentials nor parameters.
+A refusal contains neither credentials nor parameters.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import check_location, open_store
-from storage_core.objectstore.s3 import S3Store
+from storage_core.base.errors import InvalidInput
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import check_location, open_store
+from storage_core.store.s3 import S3Store
 from tests.support.scale import scaled
 
 CANARY = "canary0"
@@ -111,7 +111,7 @@ def test_a_location_is_one_place_or_refused_without_a_secret(written: str) -> No
 
 
 def _is_the_folder(written: str, store: LocalStore) -> None:
-    """The folder is the one that the text names: for a path by the system's own rules, for a URI by its escapes."""
+    """Assert that the text leads to this folder. A path follows the rules of the system, and a URI is unescaped."""
     path = store.uri
     if not written.lower().startswith("file:"):
         assert path == Path(written).resolve().as_uri()

@@ -1,4 +1,7 @@
-"""A table's state never depends on how it was loaded: random commits, checkpoints and losses against a dictionary."""
+"""Random commits, checkpoints and losses: the state of a table never depends on how it was loaded.
+
+The oracle is a dictionary.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.data.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.data.settings.table import TableConfig
+from storage_core.log import checkpoint_writing
 from storage_core.log.actions import (
     Action,
     Fence,
@@ -20,14 +25,12 @@ from storage_core.log.actions import (
     RemoveTxn,
     Txn,
 )
-from storage_core.log.checkpoints import transactions_layout
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.conflicts.requirements import PRUNING, pruning
+from storage_core.log.checkpoint import manifest_keys, read_state
 from storage_core.log.listing import list_log
+from storage_core.log.requirements import PRUNING, pruning
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split, translation
 from tests.support.scale import scaled
@@ -37,16 +40,16 @@ SMALL = st.integers(0, 3)
 
 @pytest.fixture(scope="module", autouse=True)
 def columns() -> Iterator[None]:
-    """States whose transactions are columns as soon as there are two, in objects that are joined often."""
+    """Store two or more transactions of a state as columns, in objects that are merged often."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(transactions_layout, "MOST_LINES", 1)
-        patch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 2)
-        patch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+        patch.setattr(checkpoint_writing, "MOST_LINES", 1)
+        patch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 2)
+        patch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 3)
         yield
 
 
 class LogMachine(RuleBasedStateMachine):
-    """One table, the snapshot that each commit returned, and a model of what is live."""
+    """A table, the snapshot that each commit returned, and a model of the live splits."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,7 +83,7 @@ class LogMachine(RuleBasedStateMachine):
         actions += self._progress(progress, version, deleted)
         if not actions:
             return
-        # What records transactions is planned after the last version that pruned some.
+        # A commit that records transactions is planned after the last version that pruned transactions.
         since = self.returned[-1].fences.get(PRUNING, 0)
         planned = self.returned[max(since, len(self.returned) - 1 - behind)]
         result = self.log.commit(planned, actions, operation="TEST")

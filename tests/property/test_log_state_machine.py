@@ -1,6 +1,6 @@
 """Commits of two writers, checkpoints, losses, crashes, restores and time travel against a dictionary, in any order.
 
-The dictionary says beforehand which commits land and which conflict. `TIDEMARK_SCALE` runs more of it.
+The dictionary predicts which commits land and which conflict. `TIDEMARK_SCALE` increases the number of steps.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.errors import CommitConflict, NotFound
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitConflict, NotFound
+from storage_core.data.formats.keys import LOG_PREFIX, last_checkpoint_key, parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, MergedGenerations, Metadata, Txn
-from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
+from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.history import restore
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.damage import Damage, damage
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -43,7 +44,7 @@ PICK = st.integers(0, 1000)
 
 @dataclass(frozen=True)
 class Model:
-    """A table at one version: live splits with the rows that their vector deletes (None: no vector), and all else."""
+    """A table at one version: live splits with their deleted rows (None: no deletion vector), and other state."""
 
     live: dict[str, int | None]
     description: str | None = None
@@ -53,7 +54,10 @@ class Model:
     restores: int = 0
 
     def content(self) -> tuple[dict[str, int], str | None, int]:
-        """What a restore brings back; progress stays. A vector of no rows is none."""
+        """Return the content that a restore restores.
+
+        Progress stays. An empty deletion vector counts as no deletion vector.
+        """
         return {name: deleted or 0 for name, deleted in self.live.items()}, self.description, self.columns
 
     def restored(self, target: Model) -> Model:
@@ -67,19 +71,22 @@ class Model:
         )
 
     def vector_after(self, name: str, deleted: int | None) -> int | None:
-        """Of a split that stays live it has to be said what is deleted when that changes, also that nothing is."""
+        """Return the deletion vector of a split after a restore.
+
+        A changed live split needs one, even if it is empty.
+        """
         if name not in self.live:
             return deleted
         changes = (self.live[name] or 0) != (deleted or 0)
         return deleted or 0 if changes else self.live[name]
 
     def has(self, splits: dict[str, int | None]) -> bool:
-        """Whether these splits are live with the same rows deleted, which is what a removal relies on."""
+        """Return True if these splits are live with the same deleted rows. A removal requires this."""
         return all(name in self.live and (self.live[name] or 0) == (deleted or 0) for name, deleted in splits.items())
 
 
 class LogAgainstADictionary(RuleBasedStateMachine):
-    """One table, its versions as the dictionary has them, and the snapshot that each of two writers plans on."""
+    """A table, its versions in the dictionary, and the snapshot on which each of two writers plans."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -98,11 +105,11 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         self.plans = [created, created]
         self.landed(Model({}), created)
 
-    # What the writers do. Each plans on the snapshot it has, which the other may have made old.
+    # Calls of the writers. Each plans on its snapshot, which the other writer may have outdated.
 
     @rule(writer=WRITER, count=st.integers(1, 3))
     def append(self, writer: int, count: int) -> None:
-        """Relies on the schema and on nothing else."""
+        """Append splits. This commit depends only on the schema."""
         names = self.fresh(count)
         fits = self.planned_on(writer).columns == self.head.columns
         model = replace(self.head, live=self.head.live | dict.fromkeys(names))
@@ -110,7 +117,10 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER, count=st.integers(1, 3), pick=PICK)
     def rewrite(self, writer: int, count: int, pick: int) -> None:
-        """A compaction of what the writer sees; a conflict when anything it takes away is no longer as it saw it."""
+        """Compact splits in the snapshot of the writer.
+
+        The commit conflicts if one of these splits has changed since.
+        """
         seen = self.planned_on(writer)
         gone = pick_from(sorted(seen.live), pick, count)
         if not gone:
@@ -123,9 +133,10 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER, pick=PICK, deleted=st.integers(0, ROWS))
     def delete_rows(self, writer: int, pick: int, deleted: int) -> None:
-        """A deletion vector for a live split; a conflict when somebody changed or removed it since.
+        """Write a deletion vector for a live split. The commit conflicts if the split was changed or removed since.
 
-        Any vector changes it, also one of no rows: the add takes the place of an entry, and relies on all of it.
+        Any deletion vector changes the split, even if it is empty. The add replaces the entry of the split and depends
+        on all its fields.
         """
         seen = self.planned_on(writer)
         for name in pick_from(sorted(seen.live), pick, 1):
@@ -148,14 +159,14 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         self.change(writer, changed, replace(self.head, columns=columns))
 
     def change(self, writer: int, changed: Metadata, model: Model) -> None:
-        """A commit of metadata was derived from the whole of it."""
+        """Commit metadata that was derived from the whole previous metadata."""
         seen = self.planned_on(writer)
         fits = (seen.description, seen.columns) == (self.head.description, self.head.columns)
         self.commit(writer, [changed], model if fits else None)
 
     @rule(writer=WRITER, ahead=st.integers(0, 2))
     def ingest_once(self, writer: int, ahead: int) -> None:
-        """A unit of work that is recorded already is done already."""
+        """Commit a work unit. A unit that is already recorded is not committed again."""
         unit = self.planned_on(writer).txn + ahead
         if unit == 0:
             return
@@ -167,7 +178,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER)
     def merge(self, writer: int) -> None:
-        """The next generation; a conflict when another merge or a restore came in between."""
+        """Commit the next generation. The commit conflicts if another merge or a restore came in between."""
         seen = self.planned_on(writer)
         after = seen.merged
         actions: list[Action] = [MergedGenerations(region=REGION, generation=after + 1)]
@@ -182,7 +193,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(pick=PICK)
     def bring_back(self, pick: int) -> None:
-        """A restore makes the content of an older version the newest; progress is not taken back."""
+        """Restore the content of an older version as the newest version. Progress is not reverted."""
         target = pick % len(self.versions)
         wanted = self.versions[target]
         restored = restore(self.log, self.log.snapshot(version=target))
@@ -190,11 +201,11 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         if restored.commit_id:
             self.landed(self.head.restored(wanted), restored.snapshot)
 
-    # What happens to them and to their objects.
+    # Failures of writers and damage to objects.
 
     @rule(writer=WRITER, at=st.integers(0, 12), side=st.sampled_from(CrashFault))
     def crash(self, writer: int, at: int, side: CrashFault) -> None:
-        """A process that appends ends at some request; by the id of its commit the next one finds out what it did."""
+        """End an appending process at a request. The next process finds the outcome of the append by its commit ID."""
         (name,) = self.fresh(1)
         commit_id = SeededIds(self.seed()).uuid()
         store = FaultStore(self.objects)
@@ -247,11 +258,11 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         if self.objects.get(key).data:
             damage(self.objects, key, kind, seed=pick)
 
-    # What readers see.
+    # Reads.
 
     @rule(pick=PICK, part=st.floats(0, 1))
     def travel(self, pick: int, part: float) -> None:
-        """A version opens by its number, and by any moment from its own time until the next one's."""
+        """Open a version by its number, and by any time from its own time to the time of the next version."""
         version = pick % len(self.versions)
         self.check(self.log.snapshot(version=version), version)
         start = self.times[version]
@@ -290,7 +301,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
     def commit(
         self, writer: int, actions: list[Action], model: Model | None, requirements: tuple[Requirement, ...] = ()
     ) -> None:
-        """Commit what leads to `model`, or is a conflict where there is none; a refused writer looks again."""
+        """Commit work that leads to `model`, or that conflicts if `model` is None. A refused writer refreshes."""
         if model is None:
             with pytest.raises(CommitConflict):
                 self.log.commit(self.plans[writer], actions, operation="TEST", requirements=requirements)
@@ -326,7 +337,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         assert len(snapshot.splits) == len(live)
 
     def fresh(self, count: int) -> list[str]:
-        """Names of new splits, whose objects are there."""
+        """Return the names of new splits whose objects exist."""
         names = [f"n{self.names + number}" for number in range(count)]
         self.names += count
         for name in names:
@@ -343,7 +354,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
 
 def pick_from(names: list[str], pick: int, count: int) -> list[str]:
-    """Some `count` different names, fewer when there are not so many."""
+    """Return `count` different names, or all names if there are fewer than `count`."""
     start = pick % len(names) if names else 0
     return (names[start:] + names[:start])[:count]
 

@@ -1,4 +1,4 @@
-"""Counts, facets, orders and snippets of a search are those of the rows of a scan, at any lag of index and merge."""
+"""Counts, facets, orders and snippets of a search match the rows of a scan, at any lag of index and merge."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.settings.table import TableConfig
 from storage_core.read.predicate import Filter, col
-from storage_core.search.ordered import Order, search_ordered
-from storage_core.search.searched import Searched
-from storage_core.settings.table import TableConfig
+from storage_core.read.search.matches import Searched
+from storage_core.read.search.ranking import Order, search_ordered
 from tests.support.indexed_table import SCHEMA, TAG_VALUES, TAGS, TEXT, WORDS, IndexedTable
 from tests.support.levels import Levels
 from tests.support.matches import Row, in_order, judge, judge_snippets
@@ -56,7 +56,7 @@ def words_of(row: Row) -> set[str]:
 
 
 def _append(table: IndexedTable, given: Any, numbers: Iterator[int]) -> None:
-    """Add rows of which many have the same time as others, also of other splits."""
+    """Add rows. Many rows have the same time as other rows, also in other splits."""
     made = []
     for hour, tag, words in given:
         number = next(numbers)

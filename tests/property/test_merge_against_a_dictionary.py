@@ -1,7 +1,7 @@
-"""However records, flushes, sorts, merges and compactions interleave, the base is the dictionary, one live row per key.
+"""For any order of records, flushes, sorts, merges and compactions, the base is the dictionary: one live row per key.
 
-What is compared is the base alone, as reads of a snapshot see it: nothing folds duplicates away. Keys are composite,
-with texts and decimals; a table is windowed by its key or not at all; patches merge one of its maps.
+Only the base is compared, by reads at `snapshot`, because such reads do not fold duplicates. Keys are composite, with
+texts and decimals. A table has windows over a key column, or no windows. Patches merge one of its maps.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction import execute as compaction
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.compact import execute as compaction
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action
-from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.changes import changes
-from storage_core.read.splits_source import splits_source
+from storage_core.read.fetching import FetchPlan
+from storage_core.read.table_read import splits_source
 from storage_core.read.verified import Verified
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
 from tests.support import merge_plan
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
@@ -76,7 +77,7 @@ STEPS = st.lists(
 
 
 class Model:
-    """A table and the dictionary that is told the same."""
+    """A table and a dictionary that get the same calls."""
 
     def __init__(self, *, windowed: bool) -> None:
         config = TableConfig(
@@ -140,7 +141,7 @@ class Model:
             assert add.visible_rows > 0, "a split without a live row is removed"
 
     def check_history(self) -> None:
-        """What changed from the first version on adds up to the base, row by row."""
+        """Assert that applying all changes since the first version gives exactly the rows of the base."""
         log = self.table.log
         net: Counter[tuple[Any, ...]] = Counter()
         for row in changes(self.table.store, log.snapshot(version=0), log.snapshot()).read_all().to_pylist():
@@ -186,7 +187,8 @@ def test_sql_over_the_splits_needs_no_deduplication(steps: list[Step]) -> None:
     model.run(steps)
     snapshot = model.table.snapshot
     splits = list(snapshot.splits.values())
-    source = splits_source(model.table.store, splits, snapshot.schema, verified=Verified())
+    wanted = FetchPlan(snapshot.schema, snapshot.schema.names)
+    source = splits_source(model.table.store, splits, wanted, verified=Verified())
     connection = source.opened()
     counted = 'select count(*) as live, count(distinct (name, amount, "at")) as different from t'
     assert connection.sql(counted).fetchall() == [(len(model.merged), len(model.merged))]

@@ -1,6 +1,6 @@
-"""A merge is the stable sort of the concatenation by the schema: against plain Python and DuckDB, by every strategy.
+"""A merge gives the same rows as a stable sort of its concatenated inputs, checked against plain Python and DuckDB.
 
-Lessons 62, 63, 68 and 69 of docs/architecture/lessons.md; `TIDEMARK_SCALE` tries more examples.
+See lessons 62, 63, 68 and 69 of docs/architecture/lessons.md. `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations
@@ -13,14 +13,19 @@ from itertools import pairwise
 
 import duckdb
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction.columns import route, same_values, take_column
-from storage_core.compaction.kernel import MergeOrder, common_type, concatenated, merge_order
-from storage_core.compaction.strategies import Strategy
-from storage_core.rows.sort_order import OrderColumn, SortOrder
+from storage_core.compact.kernel import (
+    MergeOrder,
+    common_type,
+    concatenated,
+    merge_order,
+    route,
+    same_values,
+    take_column,
+)
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder
 from tests.support.scale import scaled
 
 EXAMPLES = scaled(25)
@@ -46,7 +51,7 @@ Case = tuple[list[pa.Table], SortOrder]
 
 
 def _place(value: object) -> Cell:
-    """The place of a value in the total order: NaN behind every number, null behind everything."""
+    """Return the sort key of a value in the total order: NaN after every number, null after everything."""
     if value is None:
         return 2, 0
     if isinstance(value, float) and math.isnan(value):
@@ -83,7 +88,7 @@ def _by_python(inputs: Sequence[pa.Table], order: SortOrder) -> list[int]:
 
 
 def _by_duckdb(inputs: Sequence[pa.Table], order: SortOrder) -> list[int]:
-    """Only its order is asked for: of equal keys the place in the concatenation decides, as in any stable sort."""
+    """Return DuckDB's order. Rows with equal keys stay in the order of the concatenation, as in any stable sort."""
     names = [each.name for each in order.columns if any(each.name in table.column_names for table in inputs)]
     together = pa.concat_tables([_plain(table) for table in inputs], promote_options="default")
     together = together.append_column("place", pa.array(range(together.num_rows), pa.int64()))
@@ -132,10 +137,10 @@ def _positions(inputs: Sequence[pa.Table], merged: MergeOrder) -> list[int]:
 
 
 @settings(max_examples=EXAMPLES)
-@given(_cases(), st.sampled_from(list(Strategy)))
-def test_a_merge_is_the_stable_sort_of_the_concatenation(case: Case, strategy: Strategy) -> None:
+@given(_cases())
+def test_a_merge_is_the_stable_sort_of_the_concatenation(case: Case) -> None:
     inputs, order = case
-    merged = merge_order(inputs, order, strategy)
+    merged = merge_order(inputs, order)
     expected = _by_python(inputs, order)
     assert _positions(inputs, merged) == expected
     assert _by_duckdb(inputs, order) == expected
@@ -163,10 +168,9 @@ def test_every_column_follows_the_order(case: Case) -> None:
         assert _cells(pa.table({each.name: taken}), one) == [together[place] for place in _by_python(inputs, order)]
 
 
-@pytest.mark.parametrize("strategy", list(Strategy))
-def test_keys_that_do_not_fit_one_word_are_merged_too(strategy: Strategy) -> None:
+def test_keys_that_do_not_fit_one_word_are_merged_too() -> None:
     order = SortOrder((OrderColumn("a", descending=True), OrderColumn("b", descending=False)), "a|b")
     halves = [[2**62, -(2**62), 5], [2**62, 7, -(2**62)]]
     tables = [pa.table({"a": half, "b": [2**62, -(2**62), 0]}) for half in halves]
     inputs = [_sorted(table, order) for table in tables]
-    assert _positions(inputs, merge_order(inputs, order, strategy)) == _by_python(inputs, order)
+    assert _positions(inputs, merge_order(inputs, order)) == _by_python(inputs, order)

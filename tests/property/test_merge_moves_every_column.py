@@ -1,6 +1,6 @@
-"""A merge moves columns of any type with their rows, and says the truth about them: against Python and DuckDB.
+"""A merge moves columns of any type with their rows and describes them correctly, checked against Python and DuckDB.
 
-MC-1 to MC-4 and SS-5 of docs/architecture/compaction.md. `TIDEMARK_SCALE` tries more examples.
+See MC-1 to MC-4 and SS-5 of docs/architecture/compaction.md. `TIDEMARK_SCALE` tries more examples.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.bound_text import bound_of_text
+from storage_core.data.rows.statistics import mismatches
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows import bound_text
-from storage_core.rows.column_regex import mismatches
-from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from tests.support.events import context
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
@@ -60,7 +60,7 @@ Row = Mapping[str, Any]
 
 @st.composite
 def _tables(draw: st.DrawFn) -> list[pa.Table]:
-    """Inputs with the sort columns, a number per row over all inputs, and some of up to five columns of any types."""
+    """Draw inputs with the sort columns, a row number over all inputs, and up to five columns of any types."""
     types = draw(st.lists(st.sampled_from(list(VALUES)), min_size=1, max_size=5))
     tables, first = [], 0
     for _ in range(draw(st.integers(1, 4) | st.integers(1, 64))):
@@ -98,14 +98,14 @@ def _by_duckdb(inputs: Sequence[pa.Table]) -> list[int]:
 
 
 def _place(value: Any) -> tuple[bool, Any]:
-    """The place of a value in the total order: NaN above all, strings by their bytes."""
+    """Return the sort key of a value in the total order: NaN above all, strings by their bytes."""
     if isinstance(value, float) and math.isnan(value):
         return True, 0
     return False, value.encode() if isinstance(value, str) else value
 
 
 def _require_true(add: Add, rows: Sequence[Row], schema: pa.Schema) -> None:
-    """The action says of the rows what Python finds in them: bounds hold, null counts and row keys are exact."""
+    """Assert that the action describes the rows: bounds hold, and null counts and row keys are exact."""
     assert add.numRecords == len(rows)
     assert (json.loads(add.minRowKey or "")[0], json.loads(add.maxRowKey or "")[0]) == (
         rows[0]["service"],
@@ -116,8 +116,8 @@ def _require_true(add: Add, rows: Sequence[Row], schema: pa.Schema) -> None:
         assert (add.nullCounts or {})[field.name] == values.count(None)
         places = [_place(value) for value in values if value is not None]
         low, high = ((bounds or {}).get(field.name) for bounds in (add.minValues, add.maxValues))
-        assert low is None or _place(bound_text.decode(low, field.type)) <= min(places)
-        assert high is None or max(places) <= _place(bound_text.decode(high, field.type))
+        assert low is None or _place(bound_of_text(low, field.type)) <= min(places)
+        assert high is None or max(places) <= _place(bound_of_text(high, field.type))
 
 
 @settings(max_examples=EXAMPLES)

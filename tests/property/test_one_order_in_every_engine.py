@@ -1,5 +1,6 @@
-"""One order of values: what the kernel sorts, DuckDB and Spark sort alike, over every type
-(docs/architecture/compaction.md, "Sort schema").
+"""The kernel, DuckDB and Spark sort values of every type in the same order.
+
+See docs/architecture/compaction.md, "Sort schema".
 """
 
 from __future__ import annotations
@@ -18,8 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.spark.spark import Spark
-from storage_core.rows.order import sort_indices
-from storage_core.rows.sort_order import OrderColumn, SortOrder
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder, sort_indices
 from tests.support.scale import scaled
 
 FIRST_INSTANT, LAST_INSTANT = -62_135_596_800_000_000, 253_402_300_799_999_999
@@ -47,7 +47,7 @@ VALUES: dict[pa.DataType, list[object]] = {
 
 
 def clause(order: SortOrder, quote: str = '"') -> str:
-    """The order in SQL; rows that are equal keep their places."""
+    """Return the order as SQL. Rows with equal values keep their order."""
     terms = [
         f"{quote}{each.name}{quote}{' DESC' if each.descending else ''} NULLS {'FIRST' if each.nulls_first else 'LAST'}"
         for each in order.columns
@@ -88,7 +88,7 @@ def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path, spark: Spark) -> N
         for number, (type_, values) in enumerate(VALUES.items())
     }
     table = pa.table(columns)
-    # both directions with nulls on the far side of either, in turn
+    # alternate both directions, with nulls at either end
     orders = [
         SortOrder((OrderColumn(name, descending=down, nulls_first=(number % 2 == 0) == down),), "")
         for number, name in enumerate(columns)
@@ -97,7 +97,7 @@ def test_spark_orders_rows_as_the_kernel_does(tmp_path: Path, spark: Spark) -> N
     numbered = table.append_column("place", pa.array(range(table.num_rows), pa.int64()))
     pq.write_table(numbered, tmp_path / "rows.parquet", store_schema=False)
     session = spark.session()
-    # one partition, so that to sort within it is to sort
+    # one partition, so that a sort within it sorts all rows
     session.read.parquet(str(tmp_path / "rows.parquet")).coalesce(1).cache().createOrReplaceTempView("numbered")
     for order in orders:
         within = clause(order, "`").replace("ORDER BY", "SORT BY")

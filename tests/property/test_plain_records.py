@@ -1,4 +1,4 @@
-"""Typing records column by column gives what looking at them one by one gives, whatever the producer wrote."""
+"""Typing records by column gives the same result as typing them one by one, for any content from a producer."""
 
 from __future__ import annotations
 
@@ -13,10 +13,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.raw_columns import RECORD_COLUMNS
-from storage_core.formats.raw_fields import encode_fields
-from storage_core.raw_log.plain_records import plain_records
-from storage_core.raw_log.read import FEW, one_by_one, typed_records
+from storage_core.data.formats.raw_chunk import RECORD_COLUMNS
+from storage_core.data.formats.raw_fields import encode_fields
+from storage_core.write.raw_log.read import FEW, one_by_one, plain_records, typed_records
 from tests.support.scale import scaled
 
 EXAMPLES = scaled(60)
@@ -185,12 +184,12 @@ def _records(pairs: list[tuple[str, str]]) -> pa.Table:
 
 
 def _seen(found: pa.Table) -> str:
-    """All of it as text, for NaN is not equal to itself and -0.0 is equal to 0.0."""
+    """Return the content as text, because NaN is not equal to itself and -0.0 equals 0.0."""
     return repr([found.schema, found.to_pylist()])
 
 
 def _same_as_one_by_one(records: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """The plain ones of the records, which are none that one by one would be rejected, nor have another value."""
+    """Return the plain records. Assert that typing them one by one rejects no record and gives the same values."""
     plain = plain_records(records, SCHEMA, key, NONZERO)
     given = records.take(pa.array(plain.positions))
     same = one_by_one(given, SCHEMA, key=key, merged_maps=("tags",), nonzero=NONZERO)

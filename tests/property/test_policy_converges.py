@@ -1,4 +1,4 @@
-"""Whatever arrives when: compaction comes to an end, no byte is lost, and every window is left in order."""
+"""For any arriving splits, compaction ends, no byte is lost, and every window is finalized."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelines.commands.policy_simulation import Ingestion, simulate
-from storage_core.settings.compaction import CompactionSettings
+from storage_core.data.settings.layout import CompactionSettings
 from tests.support.scale import scaled
 
 TARGET = 1_000
@@ -40,10 +40,10 @@ def test_every_window_converges(load: Ingestion) -> None:
     assert done.finalized_windows == len(done.splits_per_window), "however large a window is"
     assert sum(done.bytes_per_window) == done.bytes_ingested == sum(load.rates) * load.split_bytes
     for count, size in zip(done.splits_per_window, done.bytes_per_window, strict=True):
-        # Mature splits have half the target size or half the rows at least; beside them there is what came late.
+        # Mature splits have at least half the target size or half the rows. In addition, there are late splits.
         by_rows = 2 * size // load.split_bytes * load.split_rows // load.settings.run_rows
         assert count <= 2 * size // TARGET + by_rows + 1 + load.settings.most_files
-    # Per generation once, once per window for the run, and ten bytes at most per late one.
+    # Each byte is rewritten once per generation and once per window for the run, plus at most ten bytes per late byte.
     assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
 
 

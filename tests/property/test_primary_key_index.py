@@ -1,7 +1,6 @@
-"""Upserts, deletes, merges, sorts, compactions and catch-ups in any order: a lookup finds what a dictionary has.
+"""After upserts, deletes, merges, sorts, compactions and catch-ups in any order, lookups find the rows of a dictionary.
 
-The index is asked of every split that it answers for, by lookups and merges, as if requests were for nothing and bytes
-were all that counts.
+Lookups and merges use the index for every split that it covers, as if requests had no cost and only bytes counted.
 """
 
 from __future__ import annotations
@@ -16,22 +15,22 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import CommitConflict
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
+from storage_core.base.errors import CommitConflict
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
 from storage_core.log.actions import Action
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read import indexed_keys, lookup
-from storage_core.read.indexed_keys import IndexedKeys
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.read import lookup
+from storage_core.read.key_splits import IndexedKeys
 from storage_core.read.verified import Verified
-from storage_core.region import indexed_base, sorting
-from storage_core.region.options import WriterOptions
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
-from storage_core.split import row_groups
-from storage_core.split.kept_values import KeptValues
+from storage_core.split import metadata
+from storage_core.store.memory import MemoryStore
+from storage_core.store.pieces import KeptValues
+from storage_core.write.region import generation_write, merge
+from storage_core.write.region.records import WriterOptions
 from tests.support.keyed_table import KeyedTable, Row
 from tests.support.same_hash import keys_of_one_hash
 from tests.support.scale import scaled
@@ -67,7 +66,7 @@ upkeep = st.sampled_from(
     [("flush",), ("merge",), ("merge",), ("sort",), ("compact",), ("catch up",), ("late catch up",), ("collect",)]
 )
 UPKEEP = {"merge", "compact", "catch up", "late catch up", "collect"}
-"""What changes the base, or what answers for it."""
+"""Steps that change the base or the index coverage."""
 
 FILLED = [
     step
@@ -81,24 +80,24 @@ _names = itertools.count()
 
 @pytest.fixture(autouse=True, scope="module")
 def _asked() -> Iterator[None]:
-    """Small row groups, sorted generations with segments, and requests that cost nothing."""
+    """Use small row groups, sorted generations with segments, and requests without cost."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "SEGMENT_ROWS", 1)
-        patch.setattr(row_groups, "ROWS_PER_GROUP", 1)
+        patch.setattr(generation_write, "SEGMENT_ROWS", 1)
+        patch.setattr(metadata, "ROWS_PER_GROUP", 1)
         patch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
-        patch.setattr(indexed_keys, "REQUEST_COST_BYTES", 0)
-        patch.setattr(indexed_base, "REQUEST_COST_BYTES", 0)
+        patch.setattr("storage_core.split.fetch.REQUEST_COST_BYTES", 0)
+        patch.setattr(merge, "REQUEST_COST_BYTES", 0)
         yield
 
 
 def row(key: Key, n: int) -> Row:
-    """A row whose place among those of the table has nothing to do with its key."""
+    """Return a row whose position in the table does not depend on its key."""
     at = dt.datetime.fromtimestamp(KEYS.index(key) * 7_919 % 1_000, dt.UTC)
     return {"a": key[0], "b": key[1], "at": at, "tag": "xyz"[n % 3], "n": n}
 
 
 class Judged:
-    """A table, what it is told, and of how many splits the index answered in all."""
+    """A table, the expected rows, and the total number of splits for which lookups used the index."""
 
     def __init__(self) -> None:
         self.table = KeyedTable(MemoryStore(f"key-index-{next(_names)}")).create(SCHEMA, CONFIG)
@@ -110,7 +109,7 @@ class Judged:
         self.late: list[tuple[Snapshot, list[Action]]] = []
 
     def judge(self) -> None:
-        """Fail unless each lookup of the base finds what was merged, cold and by a process that stays."""
+        """Fail unless each lookup in the base finds the merged rows, in a new and in an old table object."""
         head = self.table.snapshot
         wanted = lookup.key_rows(head, KEYS)
         expected = [self.merged.get(key) for key in KEYS]
@@ -130,7 +129,7 @@ class Judged:
         return 0 if index is None else sum(index.of_split(add).places is not None for add in head.splits.values())
 
     def index(self) -> None:
-        """Execute a catch-up, and commit it with a later call of `commit`."""
+        """Execute a catch-up. A later call of `commit` commits it."""
         planned = self.table.snapshot
         plan = catch_up.plan(planned, INDEX.name)
         items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]
@@ -138,7 +137,7 @@ class Judged:
         self.late.append((planned, plan.actions(built)))
 
     def commit(self) -> None:
-        """Commit the catch-up that was executed last, if there is one and nothing stands against it."""
+        """Commit the last executed catch-up, if there is one and nothing conflicts with it."""
         planned, actions = self.late.pop() if self.late else (self.table.snapshot, [])
         with suppress(CommitConflict):
             if actions:
@@ -146,7 +145,7 @@ class Judged:
 
 
 def changes(rows: Mapping[Key, Row], patched: Mapping[Key, int]) -> dict[Key, Row]:
-    """What patches make of rows; of none a row with nothing else."""
+    """Return the rows after patches. A patch of a missing row makes a row without other values."""
     none = {"at": None, "tag": None}
     return {key: {**rows.get(key, {"a": key[0], "b": key[1], **none}), "n": n} for key, n in patched.items()}
 
@@ -190,7 +189,7 @@ def test_lookups_and_merges_with_the_index_equal_a_dictionary(taken: list[tuple[
             case ("collect",):
                 table.clock.now += 5_000
                 collect(table.store, table.log, clock=table.clock)
-                judged.late.clear()  # what was executed may be deleted: no job waits longer than the horizon
+                judged.late.clear()  # no job waits longer than the horizon
         if step[0] in UPKEEP and number >= len(FILLED):
             judged.judge()
     event(f"told of {min(judged.answered, 9)} splits or more")

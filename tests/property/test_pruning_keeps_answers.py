@@ -1,4 +1,4 @@
-"""Pruning on and pruning off give the same rows, for every type, comparison and way to write the condition."""
+"""Reads with and without pruning return the same rows, for every type, comparison and form of the condition."""
 
 from __future__ import annotations
 
@@ -18,26 +18,25 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.clock import SystemClock
+from storage_core.base.clock import SystemClock
+from storage_core.data.rows import statistics
+from storage_core.data.rows.sort_order import bind
+from storage_core.data.rows.windows import value_schema
+from storage_core.data.settings.layout import PartitionField, partition_field, partition_fields
+from storage_core.data.settings.table import TableConfig
 from storage_core.engine.session import session
 from storage_core.engine.statement import parse
 from storage_core.log.actions import Add
-from storage_core.log.checkpoints.manifest_info import bounds_of
-from storage_core.log.files.columns import table_of
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.log.checkpoint_writing import bounds_of
+from storage_core.log.split_columns import table_of
 from storage_core.read.predicate import Filter, Predicate, col
 from storage_core.read.pruning import manifest_filter, prune_table
+from storage_core.read.sql import where_of
 from storage_core.read.sql_predicate import from_sql
-from storage_core.read.sql_tables import where_of
-from storage_core.rows import statistics
-from storage_core.rows.partitions import value_schema
-from storage_core.rows.sort_order import bind
-from storage_core.settings.partition_fields import PartitionField, partition_field, partition_fields
-from storage_core.settings.table import TableConfig
-from storage_core.split.conform import conform_split
 from storage_core.split.context import SplitContext
-from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.read import conform_split, read_split
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
@@ -45,7 +44,7 @@ from tests.support.scale import scaled
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600
 MOMENTS = [EPOCH + dt.timedelta(microseconds=each) for each in (-3_700_000_000, -1, 0, 1, 1_800_000_000, 3_600_000_000)]
-# Each column's type, and values at which orders, roundings and encodings differ.
+# The type of each column, and values at which orders, roundings and encodings differ.
 POOLS: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
     "n": (pa.int64(), [-(2**63), -(2**53) - 1, -3, -1, 0, 1, 2, 2**53, 2**53 + 1, 2**63 - 1]),
     "i": (pa.int32(), [-(2**31), -1, 0, 1, 16777217, 2**31 - 1]),
@@ -163,9 +162,9 @@ def conditions(draw: st.DrawFn, names: Sequence[str] = tuple(POOLS), depth: int 
 
 
 class Sample:
-    """Splits as their writer states them, ten to a manifest, and all rows in DuckDB, each with its split's number.
+    """Splits with the statistics of their writer, ten per manifest. DuckDB has all rows with the number of their split.
 
-    No dataclass: Hypothesis would print every field of it.
+    Not a dataclass, because Hypothesis would print every field.
     """
 
     def __init__(self, splits: Sequence[Add], rows: duckdb.DuckDBPyRelation) -> None:
@@ -174,7 +173,7 @@ class Sample:
         self.manifests = [bounds_of(each, schema=WIDE, partition_columns=PARTITIONS) for each in tens]
 
     def matching(self, condition: duckdb.Expression) -> set[int]:
-        """The splits in which DuckDB finds a row that meets the condition."""
+        """Return the splits in which DuckDB finds a row that meets the condition."""
         found = self.rows.filter(condition).select(duckdb.ColumnExpression("split")).distinct().fetchall()
         return {number for (number,) in found}
 
@@ -190,11 +189,11 @@ def sample() -> Iterator[Sample]:
     ]
     found = Sample(splits, session().from_arrow(pa.concat_tables(numbered)).set_alias("t"))
     yield found
-    del found.rows  # Hypothesis keeps the argument of its test to the end of the process, which DuckDB complains about
+    del found.rows  # Hypothesis keeps the argument until the process ends, which makes DuckDB print an error
 
 
 def _group(chance: random.Random) -> pa.Table:
-    """A few rows that share most of their values, as the rows of a split do."""
+    """Return a few rows that share most of their values, like the rows of a split."""
     size = chance.randint(1, 4)
     columns: dict[str, list[Any]] = {}
     for name, (_, pool) in POOLS.items():
@@ -226,7 +225,7 @@ def _described(group: pa.Table, number: int) -> Add:
 
 
 def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> None:
-    """No split, and no manifest of ten splits, is left out that holds a matching row."""
+    """Assert that no split, and no manifest of ten splits, with a matching row is pruned."""
     pruned = prune_table(sample.files, predicate, schema=WIDE, time_column="moment")
     kept = {number for number, keep in enumerate(pruned.keep.to_pylist()) if keep}
     assert matching <= kept
@@ -301,7 +300,7 @@ def test_values_of_partitions_leave_no_matching_row_out(
 
 
 def _of_partition(add: Add) -> Add:
-    """Nothing but its partition is known of the split."""
+    """Return the split without any statistics except its partition."""
     bare = replace(add, minValues=None, maxValues=None, nullCounts=None, columnRegexes=None)
     return replace(bare, windowStart=None, windowSeconds=None)
 
@@ -331,7 +330,7 @@ def matching(store: MemoryStore, splits: list[Add], condition: duckdb.Expression
 
 
 class Written:
-    """A table of many splits, and its rows in DuckDB without a split in between."""
+    """A table of many splits, and its rows in DuckDB without splits."""
 
     def __init__(self, table: Table, rows: duckdb.DuckDBPyRelation) -> None:
         self.table, self.rows = table, rows

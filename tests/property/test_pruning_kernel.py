@@ -1,4 +1,4 @@
-"""Pruning on columns decides for every split what a plain loop over splits, values and Python numbers decides."""
+"""Column-based pruning prunes the same splits as a plain loop over splits, values and Python numbers."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.bound_text import bound_of_text
+from storage_core.data.rows.statistics import column_regex, compute
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import table_of
+from storage_core.log.split_columns import table_of
 from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque, Or, Predicate
 from storage_core.read.pruning import prune_table
-from storage_core.rows.bound_text import decode
-from storage_core.rows.column_regex import column_regex
-from storage_core.rows.statistics import compute
 from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
@@ -89,12 +88,15 @@ EXPRESSIONS = st.sampled_from(["(", "^a$"]) | st.lists(TEXTS, min_size=1, max_si
 
 @st.composite
 def texts(draw: st.DrawFn, column: str) -> tuple[str | None, str | None]:
-    """Bounds of a column as a writer states them; sometimes one is missing, finer, or no value of the column."""
+    """Draw bounds of a column in the form that writers use.
+
+    Some bounds are missing, finer, or not a value of the column.
+    """
     spoilt = draw(st.sampled_from(["", "", "", "", "low", "high", "finer", "text"]))
     if spoilt == "text":
         return draw(DAMAGED), draw(DAMAGED)
     kind = SCHEMA.field(column).type
-    if spoilt == "finer" and pa.types.is_decimal(kind):  # the column had another scale once
+    if spoilt == "finer" and pa.types.is_decimal(kind):  # the column had another scale earlier
         kind = pa.decimal256(76, 30)
     values = draw(st.lists(DECIMALS if kind == pa.decimal256(76, 30) else VALUES[column], max_size=2))
     metrics = compute(pa.table({column: pa.array(values, kind)}))
@@ -132,7 +134,7 @@ def comparisons(draw: st.DrawFn, about: list[str]) -> Compare:
 
 
 def _alike(column: str) -> st.SearchStrategy[Any]:
-    """Literals of the column's family, whatever their type."""
+    """Draw literals of any type in the column's family."""
     if column in ("n", "i", "f", "g", "d", "w", "z"):
         return INTEGERS | FLOATS | DECIMALS
     return DATES | MOMENTS | ZONED | NAIVE if column in ("day", "moment", "naive") else VALUES[column]
@@ -140,7 +142,7 @@ def _alike(column: str) -> st.SearchStrategy[Any]:
 
 @st.composite
 def cases(draw: st.DrawFn) -> tuple[list[Add], Predicate]:
-    """Splits of which a few columns are known, and a condition about these columns."""
+    """Draw splits with a few known columns, and a condition on these columns."""
     about = draw(st.lists(st.sampled_from(SCHEMA.names), unique=True, min_size=1, max_size=2))
     leaf: st.SearchStrategy[Predicate] = st.one_of(
         *[comparisons(about)] * 4,
@@ -166,13 +168,13 @@ def test_pruning_on_columns_equals_a_loop_over_splits(case: tuple[list[Add], Pre
         assert step.bytes == sum(add.size for add, each in zip(adds[skip:], removed, strict=True) if each == step.name)
 
 
-# The loop. A value is a key (rank, number or text): ranks order what Python's numbers do not, that is NaN.
+# The loop. Each value becomes a key (rank, number or text). Ranks are needed because Python does not order NaN.
 Key = tuple[int, Any]
 Bounds = tuple[pa.DataType, Key | None, Key | None, int | None, int | None]
 
 
 def remover(add: Add, wanted: Predicate, steps: list[str]) -> str | None:
-    """The first step that leaves the split out."""
+    """Return the first step that prunes the split."""
     sources = {"partition": partition_bounds, "window": window_bounds, "min/max": column_bounds}
     leaves: dict[str, Callable[[Compare | IsNull], bool]] = {
         name: lambda each, of=bounds_of: leaf_may_match(each, of(add, each.column))  # type: ignore[misc]
@@ -264,11 +266,11 @@ def compare_may_match(bounds: Bounds, comparison: Comparison, value: object) -> 
 
 
 def decoded(text: str | None, kind: pa.DataType) -> Key | None:
-    """The key of a bound; None for what is missing, not of the type, or beyond what any column of it can hold."""
+    """Return the key of a bound. Return None if it is missing, not a value of the type, or out of the type's range."""
     if text is None or pa.types.is_binary(kind):
         return None
     try:
-        value = decode(text, kind)
+        value = bound_of_text(text, kind)
     except Corrupt:
         return None
     if isinstance(value, Decimal):
@@ -284,7 +286,7 @@ def decoded(text: str | None, kind: pa.DataType) -> Key | None:
 
 
 def keys(value: object, kind: pa.DataType) -> tuple[Key, Key] | None:
-    """The least and the greatest key that a literal may stand for; None for one of another family."""
+    """Return the smallest and the largest key that a literal can mean, or None for a literal of another family."""
     types = pa.types
     if types.is_boolean(kind):
         return ((0, value), (0, value)) if isinstance(value, bool) else None

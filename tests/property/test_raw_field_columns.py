@@ -1,4 +1,4 @@
-"""Rows in columns become the very text that they become one by one, whatever their types and values."""
+"""Rows written by column become exactly the text of rows written one by one, for all types and values."""
 
 from __future__ import annotations
 
@@ -12,12 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.raw_field_columns import encode_rows
-from storage_core.formats.raw_fields import encode_fields
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
-from storage_core.raw_log.raw_log import RawLog
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.raw_fields import encode_fields, encode_rows
+from storage_core.store.memory import MemoryStore
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
@@ -159,7 +158,7 @@ def test_an_arrow_value_that_no_reader_could_write_down_is_refused_with_its_row(
     store = MemoryStore("raw")
     with RawLog([store], clock=ManualClock(), ids=SeededIds(1)) as log:
         with pytest.raises(
-            InvalidInput, match=r"record 2: field 'bad': .*nothing was appended|column 'bad', row 2: "
+            InvalidInput, match=r"record 2: field 'bad': .*Nothing was appended|column 'bad', row 2: "
         ) as refused:
             log.append("events", rows.to_batches()[0] if batch else rows)
         assert (refused.value.context["row"], refused.value.context["column"]) == (2, "bad")
@@ -174,6 +173,6 @@ def test_arrow_data_with_two_columns_of_one_name_are_refused(count: int) -> None
     store = MemoryStore("raw")
     with RawLog([store], clock=ManualClock(), ids=SeededIds(1)) as log:
         for given_rows in (rows, pa.RecordBatch.from_arrays([column, column, column], names=rows.column_names)):
-            with pytest.raises(InvalidInput, match=r"\['twice'\] occur more than once; pass each column once"):
+            with pytest.raises(InvalidInput, match=r"\['twice'\] occur more than once. Pass each column once"):
                 log.append("events", given_rows)
     assert not [*store.list("live/")]

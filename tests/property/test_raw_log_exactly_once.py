@@ -1,7 +1,7 @@
-"""Whatever happens to a raw log, each id of a producer is one row of each table, and what was acknowledged is there.
+"""In any sequence of events, each producer ID gives exactly one row per table, and no acknowledged record is lost.
 
-Producers append through one store or both and come again with what they sent before; distributors and collectors end at
-any request; a copy gets lost and is healed; tables come later. The model knows only which ids were acknowledged.
+Producers append to one store or both and repeat records. Distributors and collectors end at any request. A copy is lost
+and healed. Tables are added later. The model contains only the acknowledged IDs.
 """
 
 from __future__ import annotations
@@ -14,17 +14,16 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import TidemarkError
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.region import generation
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.repair.raw_log import heal
+from storage_core.base.errors import TidemarkError
+from storage_core.maintain.raw_logs import heal
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.history import union
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.clock import ManualClock
 from tests.support.distribution import LATER_MS, Board
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -64,7 +63,7 @@ class _World:
         return Board(raw, tables, seed=10_000 * self.seed, clock=ManualClock(LATER_MS), raw_clock=self.clock)
 
     def append(self, numbers: list[int], where: str) -> None:
-        """One chunk; each record has the id of its number, and goes to both tables."""
+        """Append one chunk. Each record has the ID of its number, and goes to both tables."""
         self.seed += 1
         self.clock.now += 1
         places = [*self.raw.values()] if where == "both" else [self.raw[where]]
@@ -82,7 +81,7 @@ class _World:
         self._crashing(crash_at, lambda board: collect(board, now_ms=self.clock.now, retention_ms=0, seed=self.seed))
 
     def lose(self, index: int, where: str) -> None:
-        """A copy gets lost, but never the last one."""
+        """Lose a copy of a chunk, but never the last copy."""
         other = self.raw["two" if where == "one" else "one"]
         keys = [info.key for info in self.raw[where].list("live/") if info.key.endswith(".avro")]
         kept = {info.key for info in other.list("live/")}

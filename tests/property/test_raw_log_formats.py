@@ -1,4 +1,4 @@
-"""Names and fields of the raw log: whatever goes in comes back, and one object has one name."""
+"""Names and fields of the raw log: all content is read back unchanged, and each object has exactly one name."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats import raw_keys
-from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_columns import columns_of
-from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
-from storage_core.formats.raw_keys import ChunkKey, chunk_key
-from storage_core.objectstore.key_safety import is_safe_key
-from storage_core.raw_log.read import typed_records
+from storage_core.data.formats import keys
+from storage_core.data.formats.keys import ChunkKey, raw_chunk_key
+from storage_core.data.formats.raw_chunk import LogRecord, RawChunk, columns_of, decode_chunk, encode_chunk
+from storage_core.data.formats.raw_fields import Digits, decode_fields, encode_fields
+from storage_core.store.contract import is_safe_key
+from storage_core.write.raw_log.read import typed_records
 from tests.support.scale import scaled
 
 WRITER = "00000000-0000-4000-8000-000000000000"
 
 uuids = st.uuids().map(str)
 chunk_keys = st.builds(
-    ChunkKey, segment_ms=st.integers(0, 2**63 - 1), writer=uuids, number=st.integers(1, raw_keys.MAX_NUMBER)
+    ChunkKey, segment_ms=st.integers(0, 2**63 - 1), writer=uuids, number=st.integers(1, keys.MAX_NUMBER)
 )
 texts = st.text(st.characters(codec="utf-8"), max_size=20)
 scalars = st.one_of(
@@ -45,19 +44,19 @@ nested = st.recursive(
 
 @given(chunk_keys)
 def test_a_chunk_key_comes_back_and_is_safe_in_every_store(key: ChunkKey) -> None:
-    assert raw_keys.parse(chunk_key(key)) == key
-    assert is_safe_key(chunk_key(key))
+    assert keys.parse_raw(raw_chunk_key(key)) == key
+    assert is_safe_key(raw_chunk_key(key))
 
 
 @given(chunk_keys, st.data())
 @settings(max_examples=scaled(300))
 def test_a_changed_name_is_another_object_or_not_ours(key: ChunkKey, data: st.DataObject) -> None:
-    text = chunk_key(key)
+    text = raw_chunk_key(key)
     position = data.draw(st.integers(0, len(text)))
     insert = data.draw(st.sampled_from(["", "0", "1", "a", "A", ".", "-", "/", " ", "\n", "٣"]))
     changed = text[:position] + insert + text[position + data.draw(st.integers(0, 2)) :]
-    found = raw_keys.parse(changed)
-    assert found is None or (isinstance(found, ChunkKey) and chunk_key(found) == changed)
+    found = keys.parse_raw(changed)
+    assert found is None or (isinstance(found, ChunkKey) and raw_chunk_key(found) == changed)
 
 
 def _with_floats(value: Any) -> Any:
@@ -82,7 +81,7 @@ def test_fields_come_back_with_their_types(fields: dict[str, Any]) -> None:
 def test_fields_of_any_text_are_an_object_or_invalid_input(text: str) -> None:
     try:
         found = decode_fields(text)
-    except ValueError:  # `InvalidInput` is one
+    except ValueError:  # `InvalidInput` is a `ValueError`
         return
     assert isinstance(found, dict)
 
@@ -94,7 +93,7 @@ def test_a_chunk_comes_back(key: ChunkKey, first: int, rows: list[dict[str, Any]
         for index, row in enumerate(rows)
     )
     chunk = RawChunk(key=key, first=first, records=records)
-    assert decode(encode(chunk), "here") == chunk
+    assert decode_chunk(encode_chunk(chunk), "here") == chunk
 
 
 SCHEMA = pa.schema(

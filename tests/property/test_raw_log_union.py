@@ -1,7 +1,8 @@
-"""Three stores of one raw log, each damaged in its own way: their union is what was acknowledged, or says what is not.
+"""Three damaged stores of one raw log: their union contains the acknowledged records, and every loss is reported.
 
-The oracle is a plain dictionary of what each writer acknowledged. It also knows which chunks are left whole somewhere,
-and from that alone what must be read and what must be reported.
+The oracle is a dictionary of the records that each writer had acknowledged. It also contains the chunks that are intact
+on at least one store. From these records and chunks alone, it computes the records that must be read and the losses
+that must be reported.
 """
 
 from __future__ import annotations
@@ -12,16 +13,15 @@ from random import Random
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.distribution.remaining import Terms, left
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_fields import decode_fields
-from storage_core.formats.raw_keys import ChunkKey, parse
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.chunks import read_columns
-from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
+from storage_core.data.formats.keys import ChunkKey, parse_raw
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.formats.raw_fields import decode_fields
+from storage_core.store.contract import IfAbsent, ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms, left
+from storage_core.write.raw_log.history import CLOSED_AFTER_MS, Gap, read_columns, union
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.damage import Damage as Harm
@@ -34,19 +34,19 @@ STORES = 3
 
 @dataclass
 class Written:
-    """What the producers know: per writer, per chunk number, the values that were acknowledged with it."""
+    """The knowledge of the producers: the acknowledged values by writer and chunk number."""
 
     chunks: dict[str, dict[int, list[int]]] = field(default_factory=dict)
 
     def whole(self, left: set[tuple[str, int]]) -> dict[str, list[int]]:
-        """The values in order of each writer, of the chunks that are left."""
+        """Return the values of each writer in order, for the chunks that are left."""
         return {
             writer: [value for number, values in sorted(chunks.items()) if (writer, number) in left for value in values]
             for writer, chunks in self.chunks.items()
         }
 
     def gaps(self, left: set[tuple[str, int]], listed: set[tuple[str, int]]) -> set[Gap]:
-        """What a reader must report: sequence numbers that are not left, as far as something behind them is listed."""
+        """Return the gaps that a reader must report: lost sequence numbers with a later listed chunk."""
         found: set[Gap] = set()
         for writer, chunks in self.chunks.items():
             sequence = start = 0
@@ -64,7 +64,7 @@ class Written:
 
 
 def _write(random: Random) -> tuple[MemoryStore, Written]:
-    """One store with everything that a few writers, one after the other or interleaved, were acknowledged."""
+    """Return one store with all records that a few writers had acknowledged, sequential or interleaved."""
     store, clock, written, value = MemoryStore("whole"), ManualClock(), Written(), 0
     logs = [
         RawLog([store], clock=clock, ids=SeededIds(random.getrandbits(32)), limits=RawLimits(segment_ms=1_000))
@@ -82,7 +82,7 @@ def _write(random: Random) -> tuple[MemoryStore, Written]:
 
 
 def _harm(store: MemoryStore, random: Random) -> None:
-    """Take random stretches away, tear and swap what is left, and copy folders together under other names."""
+    """Remove random stretches, tear and swap the rest, and copy folders together under other names."""
     keys = sorted(info.key for info in store.list(""))
     for _ in range(random.randint(0, 3)):
         start = random.randrange(len(keys))
@@ -104,7 +104,7 @@ def _harm(store: MemoryStore, random: Random) -> None:
 
 
 def _left(whole: ObjectStore, stores: list[MemoryStore]) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """The chunks of which a copy under its own name and number has the right bytes, and all that are listed."""
+    """Return the chunks with an intact copy under their own name and number, and all chunks that are listed."""
     sound = {(key.writer, key.number): whole.get(info.key).data for info in whole.list("") if (key := _key(info.key))}
     left, listed = set(), set()
     for store in stores:
@@ -117,7 +117,7 @@ def _left(whole: ObjectStore, stores: list[MemoryStore]) -> tuple[set[tuple[str,
 
 
 def _key(text: str) -> ChunkKey | None:
-    found = parse(text)
+    found = parse_raw(text)
     return found if isinstance(found, ChunkKey) else None
 
 

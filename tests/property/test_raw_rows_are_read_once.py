@@ -1,8 +1,8 @@
-"""Whatever happens to a raw log and its tables, a reader at `latest` has each acknowledged row once, in every way.
+"""A reader at `latest` sees each acknowledged row once, in every way to read and after any sequence of events.
 
-Producers append through writers that stay open, lose replies and come again with ids of their own; copies get lost and
-are healed; distributors, merges and collectors end at any request; others write, alter the schema and delete. After
-each step every table is compared with what it is when everything is distributed, and with a model of appended rows.
+Producers append through open writers, lose replies and repeat records with their own IDs. Copies are lost and healed.
+Distributors, merges and collectors end at any request. Other processes write, alter the schema and delete. After each
+step, every table is compared with its content after a full distribution, and with a model of the appended rows.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ from itertools import product
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import TidemarkError, Unavailable
-from storage_core.formats.raw_chunk import OPERATIONS
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.repair.raw_log import heal
+from storage_core.base.errors import TidemarkError, Unavailable
+from storage_core.data.formats.raw_chunk import OPERATIONS
+from storage_core.maintain.raw_logs import heal
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -65,7 +64,7 @@ class _World:
     doubtful: set[int] = field(default_factory=set)
 
     def append(self, writer: int, numbers: list[int]) -> None:
-        """One chunk: rows of keys that come again, patches and deletes of them, and rows that no table takes."""
+        """Append one chunk: rows, patches and deletes of repeated keys, and rows that all tables reject."""
         self.clock.now += 1
         if writer not in self.writers:
             self.reads.seed += 1
@@ -84,7 +83,7 @@ class _World:
         self.writers[writer].append_many(records)
 
     def again(self, fault: str | PutFault, numbers: list[int]) -> None:
-        """One chunk of records with ids, through a writer of its own, which may lose its reply."""
+        """Append one chunk of records with IDs through a new writer. The reply to the writer may be lost."""
         self.reads.seed += 1
         self.clock.now += 1
         one = FaultStore(self.reads.stores["one"])
@@ -123,7 +122,7 @@ class _World:
             writer.put({"n": n, "text": f"direct row {self.rows}"})
 
     def delete(self, n: int, name: str) -> None:
-        """What is deleted is gone, or nothing is, as its newest record waits."""
+        """Delete a key. Nothing changes if the newest record of the key is not distributed yet."""
         table = self.reads.table(name)
         before = by_keys(table)
         is_deleted = True
@@ -144,7 +143,7 @@ class _World:
         self._crashing(crash_at, list(RAW), lambda own: collect(own.board(), now_ms=now, retention_ms=0, seed=own.seed))
 
     def lose(self, index: int, where: str) -> None:
-        """A copy gets lost, but never the last one."""
+        """Lose a copy of a chunk, but never the last copy."""
         other = self.reads.stores["two" if where == "one" else "one"]
         keys = [info.key for info in self.reads.stores[where].list("live/") if info.key.endswith(".avro")]
         if keys and keys[index % len(keys)] in {info.key for info in other.list("live/")}:

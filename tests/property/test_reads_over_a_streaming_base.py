@@ -1,4 +1,4 @@
-"""Reads above the base give the rows of a dictionary, and hold of the base nothing but what records change."""
+"""Reads of unmerged records return the rows of a dictionary. Of the base, they keep only changed rows in memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tidemark as tm
-from storage_core.ids import SystemIds
-from storage_core.read.splits_source import source_of
+from storage_core.base.clock import SystemIds
+from storage_core.read.table_read import TableView, plan, source_of
 from storage_core.read.verified import Verified
-from storage_core.region.router import TableWriter
+from storage_core.write.region.router import TableWriter
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
@@ -139,10 +139,9 @@ def test_of_the_base_only_the_keys_of_records_are_held(tmp_path: Path) -> None:
         writer.put([{"k": 2000, "v": -2}])
     opened = tm.Table.open(table.uri)
     snapshot, records, _ = opened._view.records(None, "latest")
-    splits, source = source_of(
-        opened.store, snapshot, None, verified=Verified(), records=records, columns=None, query="a test"
-    )
-    assert len(source.splits) == len(splits) == len(snapshot.splits) > 0
+    read = plan(TableView(opened.store, snapshot, Verified(), records), None, columns=None)
+    source = source_of(read, query="a test")
+    assert len(source.splits) == len(read.splits) == len(snapshot.splits) > 0
     assert source.rows.sort_by("k").to_pylist() == [
         {"k": 7, "v": -1, "name": "base"},
         {"k": 2000, "v": -2, "name": None},

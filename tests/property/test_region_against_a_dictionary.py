@@ -1,4 +1,4 @@
-"""A keyed table behaves like a dictionary, whatever is written, flushed, merged, reopened and lost in between."""
+"""A keyed table behaves like a dictionary during any writes, flushes, merges, reopenings and lost replies."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from storage_core.errors import CommitConflict, CommitUnknown, WriterFenced
+from storage_core.base.errors import CommitConflict, CommitUnknown, WriterFenced
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
-from storage_core.region.merge_work import MergeResult, MergeWork
-from storage_core.region.writer import RegionWriter
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge
+from storage_core.write.region.merge_work import MergeResult, MergeWork
+from storage_core.write.region.writer import RegionWriter
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.keyed_table import KeyedTable, Row
 from tests.support.scale import scaled
@@ -114,7 +114,7 @@ class KeyedTableMachine(RuleBasedStateMachine):
             self.store.deliver()
             self.model[key] = {"tailnum": key, **EMPTY, "seats": 55}
         self.writer = self.table.writer()
-        # From here on the sentinel is in its place: whatever arrives now has no effect.
+        # The sentinel now occupies the key. A later arrival has no effect.
         self.store.deliver()
 
     @invariant()

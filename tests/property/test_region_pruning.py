@@ -1,4 +1,4 @@
-"""A region that a predicate leaves out holds no row for which the predicate is true, whatever regions are made of."""
+"""A region that a predicate prunes has no row for which the predicate is true, for every kind of region."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from storage_core.engine.session import session
-from storage_core.read.regions import matching_regions
+from storage_core.read.lookup import matching_regions
 from storage_core.read.sql_predicate import from_sql
-from storage_core.region.spec import route
+from storage_core.write.region.spec import route
 from tests.support.scale import scaled
 from tidemark import Table
 
@@ -134,7 +134,7 @@ def test_no_region_of_a_row_that_is_wanted_is_left_out(name: str, condition: str
         connection.from_arrow(ROWS).create_view("t")
         try:
             wanted = connection.sql(f"select * from t where {condition}").to_arrow_table()
-        except duckdb.Error:  # such as a text that is no number: then there is no answer
+        except duckdb.Error:  # for example, a text that is not a number, so there is no expected answer
             return
     spec = table.snapshot.config.region_spec
     assert {each.id for each in route(table.snapshot.table_id, spec, wanted.cast(SCHEMA)).regions} <= found

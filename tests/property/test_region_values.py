@@ -1,4 +1,4 @@
-"""A region value is the same from a Python row, an Arrow batch, any slice of it, and a promoted type."""
+"""A region value is the same from a Python row, an Arrow batch, any slice of the batch, and a promoted type."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.region.spec import canonical, declared_fields, field_values, route
-from storage_core.settings.region_fields import RegionField, RegionSpec
+from storage_core.data.settings.layout import RegionField, RegionSpec
+from storage_core.write.region.spec import canonical, declared_fields, field_values, route
 from tests.support.region_rows import field_value, region_of_row
 from tests.support.scale import scaled
 
@@ -100,7 +100,7 @@ def test_parts_of_a_moment_are_those_of_its_calendar(instant: dt.datetime) -> No
     assert found == [instant.year, instant.month, instant.day, instant.hour]
 
 
-# Each evaluation of an expression opens a DuckDB: few rows and few examples.
+# Each evaluation of an expression opens a DuckDB, so there are few rows and few examples.
 @settings(max_examples=scaled(8))
 @given(
     rows=st.lists(st.tuples(st.none() | st.integers(-5, 5), st.none() | st.text(max_size=2)), min_size=1, max_size=4)

@@ -1,4 +1,4 @@
-"""Whatever happens to files of the log: repair gives the head where it opens, and no row that was taken away."""
+"""After any damage to log files, repair keeps the newest version if it opens, and brings back no removed row."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import TidemarkError
-from storage_core.formats.keys import LOG_PREFIX, version_key
-from storage_core.fsck.check import fsck
-from storage_core.history.restore import restore
+from storage_core.base.errors import TidemarkError
+from storage_core.data.formats.keys import LOG_PREFIX, version_key
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.repair.repair import repair
-from storage_core.rows.schema import to_schema_string
+from storage_core.maintain.check import fsck
+from storage_core.maintain.history import restore
+from storage_core.maintain.repair import repair
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
@@ -38,15 +38,15 @@ DAMAGES = st.lists(
     min_size=1,
     max_size=3,
 )
-# Version 0 and one append come first, so that steps are numbered as versions are. As a stranger found it: 15 to 18 are
-# restored away by 19, then come a state and more appends, up to 25.
+# Version 0 and one append come first, so that step numbers equal version numbers. This case repeats a reported one:
+# version 19 restores versions 15 to 18 away. A state and more appends follow, up to version 25.
 BEFORE: list[str | int] = [*["append"] * 13, "checkpoint", *["append"] * 4]
 RESTORED: list[str | int] = [*BEFORE, 14, "append", "checkpoint", *["append"] * 5]
 
 
 @dataclass
 class _Table:
-    """One row per split, numbered; a step that is a number restores that version. `rows` are those of each version."""
+    """A table with one numbered row per split. A numeric step restores that version. `rows` is indexed by version."""
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore("restores"))
     clock: ManualClock = field(default_factory=lambda: ManualClock(step_ms=1))
@@ -87,7 +87,7 @@ def _numbers(store: ObjectStore, version: int | None = None) -> list[int]:
 
 
 def _damage(store: MemoryStore, damages: list[Damage]) -> None:
-    """Copy one file of the log over another one, cut it in half, delete it, or let two change places."""
+    """Copy one log file over another, cut it in half, delete it, or swap two files."""
     for kind, first, second in damages:
         keys = sorted(info.key for info in store.list(LOG_PREFIX))
         one, other = keys[first % len(keys)], keys[second % len(keys)]
@@ -105,7 +105,7 @@ def _damage(store: MemoryStore, damages: list[Damage]) -> None:
 
 
 def _openable(store: ObjectStore, newest: int) -> Iterator[int]:
-    """The versions that still open and read, the newest first."""
+    """Yield the versions that still open and read, newest first."""
     for version in range(newest, -1, -1):
         try:
             _numbers(store, version)

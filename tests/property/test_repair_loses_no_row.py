@@ -1,4 +1,4 @@
-"""Whatever part of the log is lost, whoever was killed meanwhile: repair gives back every row exactly once."""
+"""After any loss of log files and any kills, repair restores every row exactly once."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Sequence
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.compaction import execute as compaction
-from storage_core.formats.keys import LOG_PREFIX, version_key
+from storage_core.compact import execute as compaction
+from storage_core.data.formats.keys import LOG_PREFIX, version_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
-from storage_core.repair.repair import repair
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.repair import repair
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge
 from tests.support.clock import ManualClock
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.ids import SeededIds
@@ -36,7 +36,7 @@ STEPS = st.lists(
 
 
 class _Table:
-    """An append table whose rows are numbered; compactions take what the planner says, all of it or none."""
+    """An append table with numbered rows. Compactions execute all work of the planner or none."""
 
     def __init__(self) -> None:
         self.store = MemoryStore("losses")
@@ -102,7 +102,7 @@ def test_without_some_versions_every_row_is_there_once(steps: list[Step], lost: 
         table.take(step)
     newest = table.log.snapshot().version
     for version in sorted(lost):
-        # The newest file alone may not vanish: nothing tells its loss from its never having been.
+        # The newest file must not be the only lost file, because its loss looks as if it had never existed.
         if version >= newest or data.draw(st.booleans(), label=f"damage version {version}, or lose it"):
             table.store.put(version_key(min(version, newest)), b"damaged", Overwrite())
         else:
@@ -118,7 +118,7 @@ def _keyed_histories(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
 
 
 def _keyed(history: list[tuple[str, list[str]]]) -> tuple[KeyedTable, MemoryStore]:
-    """A keyed table after this history; every write is flushed, and seats number the writes."""
+    """Return a keyed table after this history. Every write is flushed, and seats number the writes."""
     store = MemoryStore("keyed")
     config = TableConfig(primary_key=("tailnum",), checkpoint_interval=3)
     table = KeyedTable(store, clock=ManualClock(step_ms=1)).create(PLANES, config)

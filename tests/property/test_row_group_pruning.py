@@ -1,4 +1,4 @@
-"""Row groups are left out by the bounds of every column, and no answer changes."""
+"""Row groups are pruned by the bounds of every column, and no answer changes."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.rows.sort_order import SortOrder
 from storage_core.engine.session import session
-from storage_core.objectstore.contract import IfAbsent
 from storage_core.read.predicate import Filter, Predicate, col
-from storage_core.read.row_group_pruning import groups_left
+from storage_core.read.pruning import groups_left
 from storage_core.read.sql_predicate import from_sql
-from storage_core.rows.sort_order import SortOrder
-from storage_core.split import row_groups
+from storage_core.split import metadata
 from storage_core.split.encode import FileWriter, nan_columns
 from storage_core.split.writer import with_file_metrics
+from storage_core.store.contract import IfAbsent
 from tests.property.test_pruning_keeps_answers import POOLS, SCHEMA, TEXTS, conditions
 from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
@@ -43,7 +43,7 @@ FILES, GROUPS_PER_FILE = 40, 8
 
 
 def random_group(chance: random.Random, rows: int) -> pa.Table:
-    """Rows of which a column has one or two values, or none."""
+    """Return rows in which each column has two, one or no values."""
     columns: dict[str, list[Any]] = {}
     for name, pool in VALUES.items():
         few = [chance.choice(pool) for _ in range(chance.randint(1, 2))]
@@ -56,14 +56,14 @@ def random_group(chance: random.Random, rows: int) -> pa.Table:
 class Sample:
     """Footers of files, and all rows in DuckDB with the number of their file and row group.
 
-    No dataclass: Hypothesis would print every field of it.
+    Not a dataclass, because Hypothesis would print every field.
     """
 
     def __init__(self, footers: Sequence[pq.FileMetaData], rows: duckdb.DuckDBPyRelation) -> None:
         self.footers, self.rows = footers, rows
 
     def require_sound(self, predicate: Predicate, condition: duckdb.Expression) -> int:
-        """No row group that holds a matching row is left out; return how many are left."""
+        """Assert that no row group with a matching row is pruned. Return the number of remaining row groups."""
         found = self.rows.filter(condition).select(duckdb.ColumnExpression("place")).distinct().fetchall()
         kept = {
             file * GROUPS_PER_FILE + group
@@ -80,7 +80,7 @@ def sample() -> Iterator[Sample]:
     footers, rows = [], []
     for file in range(FILES):
         groups = [random_group(chance, chance.randint(1, 4)) for _ in range(GROUPS_PER_FILE)]
-        if file % 2:  # with NaN anywhere in a file a column has no bounds in it
+        if file % 2:  # a column with a NaN anywhere in the file has no bounds in this file
             groups = [without_nan(group) for group in groups]
         writer = FileWriter(SCHEMA, SortOrder((), ""), {}, may_hold_nan=nan_columns(pa.concat_tables(groups)))
         for number, group in enumerate(groups):
@@ -90,7 +90,7 @@ def sample() -> Iterator[Sample]:
         footers.append(pq.read_metadata(pa.BufferReader(writer.finish({}))))
     found = Sample(footers, session().from_arrow(pa.concat_tables(rows)).set_alias("t"))
     yield found
-    del found.rows  # Hypothesis keeps the argument of its test to the end of the process, which DuckDB complains about
+    del found.rows  # Hypothesis keeps the argument until the process ends, which makes DuckDB print an error
 
 
 def without_nan(rows: pa.Table) -> pa.Table:
@@ -160,8 +160,8 @@ def test_bounds_of_another_type_or_of_another_column_by_the_same_path_tell_nothi
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every split has many row groups, and is read by ranges."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
+    """Give every split many row groups, and read it by ranges."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 3)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
 
 
@@ -197,7 +197,7 @@ def test_an_answer_off_a_local_disk_is_that_of_duckdb_over_the_plain_rows(
 
 
 def test_bounds_of_a_split_that_others_wrote_are_not_believed() -> None:
-    """Theirs leave NaN out."""
+    """Foreign writers compute bounds without NaN values."""
     table = Table.create(f"memory://{uuid4()}", pa.schema([("f", pa.float64())]))
     table.append(pa.table({"f": [20.5]}))
     data = pa.BufferOutputStream()

@@ -1,4 +1,4 @@
-"""Folding and applying records against a dictionary (docs/architecture/ingestion.md, "Records")."""
+"""Folding and applying records, compared with a dictionary (docs/architecture/ingestion.md, "Records")."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.rows.fold import FIELDS, OPERATION, Operation, apply, fold, merging, record_schema
+from storage_core.data.rows.fold import FIELDS, OPERATION, Operation, apply, fold, merging, record_schema
 
 SCHEMA = pa.schema(
     [
@@ -48,7 +48,7 @@ def _sort_key(row: Row) -> tuple[bytes, int]:
 
 
 def _model(base: list[Row], records: list[Row]) -> list[Row]:
-    """What a dictionary of rows holds after every record was done to it in turn."""
+    """Return the content of a dictionary of rows after every record was applied in order."""
     rows = {_sort_key(row): row for row in base}
     for record in records:
         key = _sort_key(record)

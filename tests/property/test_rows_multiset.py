@@ -1,4 +1,4 @@
-"""The fingerprint of rows against Python's own multiset of them (docs/architecture/compaction.md, MC-1)."""
+"""The fingerprint of rows, compared with a Python multiset of the rows (docs/architecture/compaction.md, MC-1)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.rows.fingerprint import combine, of
+from storage_core.data.rows.statistics import combine, fingerprint_of
 
 SCHEMA = pa.schema(
     [
@@ -47,7 +47,7 @@ def _multiset(rows: list[dict[str, object]]) -> Counter[str]:
 def test_fingerprints_are_equal_exactly_when_the_multisets_are(
     left: list[dict[str, object]], right: list[dict[str, object]]
 ) -> None:
-    assert (of(_table(left)) == of(_table(right))) == (_multiset(left) == _multiset(right))
+    assert (fingerprint_of(_table(left)) == fingerprint_of(_table(right))) == (_multiset(left) == _multiset(right))
 
 
 @given(ROWS, st.randoms(use_true_random=False), st.data())
@@ -56,21 +56,21 @@ def test_neither_order_nor_chunks_nor_dictionaries_count(
     random: Random,
     data: st.DataObject,
 ) -> None:
-    expected = of(_table(rows))
+    expected = fingerprint_of(_table(rows))
     random.shuffle(rows)
     whole = _table(rows)
     cut = data.draw(st.integers(0, len(rows)))
     parts = [whole.slice(0, cut), whole.slice(cut)]
-    assert of(pa.concat_tables(parts)) == expected
-    assert combine(of(parts[0]), of(parts[1])) == expected
+    assert fingerprint_of(pa.concat_tables(parts)) == expected
+    assert combine(fingerprint_of(parts[0]), fingerprint_of(parts[1])) == expected
     encoded = pa.chunked_array([part.column("text").combine_chunks().dictionary_encode() for part in parts])
-    assert of(whole.set_column(0, "text", encoded)) == expected
+    assert fingerprint_of(whole.set_column(0, "text", encoded)) == expected
     columns = data.draw(st.permutations(SCHEMA.names))
-    assert of(whole.select(columns)) == expected
+    assert fingerprint_of(whole.select(columns)) == expected
 
 
 @given(ROWS, st.sampled_from(SCHEMA.names))
 def test_a_missing_column_equals_one_without_values(rows: list[dict[str, object]], name: str) -> None:
     without = _table(rows).drop_columns([name])
     nulls = without.append_column(name, pa.nulls(len(rows), SCHEMA.field(name).type))
-    assert of(nulls) == of(without)
+    assert fingerprint_of(nulls) == fingerprint_of(without)

@@ -1,4 +1,4 @@
-"""Sorting, ranking and statistics against plain Python, over every ordered type (lessons 62-64, 68, 69)."""
+"""Sorting, ranking and statistics, compared with plain Python for every ordered type (lessons 62-64, 68, 69)."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.rows.bound_text import decode
-from storage_core.rows.keys import key_codes
-from storage_core.rows.order import is_sorted, ranks, sort_indices
-from storage_core.rows.sort_order import OrderColumn, SortOrder
-from storage_core.rows.statistics import compute
+from storage_core.data.rows.bound_text import bound_of_text
+from storage_core.data.rows.keys import key_codes
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder, is_sorted, ranks, sort_indices
+from storage_core.data.rows.statistics import compute
 
 ODD_TEXT = st.sampled_from(["", "a", "ab", "\0", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff" * 33])
 TEXT = ODD_TEXT | st.text(max_size=40)
@@ -42,14 +41,14 @@ VALUES: dict[pa.DataType, st.SearchStrategy[object]] = {
 
 @dataclass(frozen=True)
 class Column:
-    """A column and its values as integers, floats, text, bytes or decimals that Python can compare."""
+    """A column, and its values as integers, floats, text, bytes or decimals that Python can compare."""
 
     array: pa.ChunkedArray
     values: list[object]
 
 
 def _rank(value: object) -> tuple[int, object]:
-    """The place of a value in the total order: nulls behind everything, NaN behind every number, bytes for text."""
+    """Return the rank of a value in the total order: nulls last, NaN after every number, text by its bytes."""
     match value:
         case None:
             return 2, 0
@@ -84,7 +83,7 @@ def _column(draw: st.DrawFn, rows: int) -> Column:
 
 
 def _untidy_dictionary(piece: pa.Array) -> pa.DictionaryArray:
-    """A dictionary of its own with a repeated value for every row, an unused one, and nulls in both places."""
+    """Return a dictionary with a repeated value per row, an unused value, and nulls in indices and values."""
     null_value = len(piece)
     dictionary = pa.concat_arrays([piece, pa.nulls(1, piece.type)])
     indices = [
@@ -148,7 +147,7 @@ def test_key_codes_agree_across_tables_and_compare_like_the_keys(given_: tuple[l
 
 
 def _comparable(value: object, type_: pa.DataType) -> object:
-    """A decoded bound in the terms of `Column.values`."""
+    """Return a decoded bound in the form of `Column.values`."""
     match value:
         case datetime():
             return pa.scalar(value, type_).cast(pa.int64()).as_py()
@@ -164,12 +163,12 @@ def test_every_value_lies_between_the_bounds(column: Column, truncate_at: int) -
     present = [value for value in column.values if value is not None]
     assert statistics.null_counts == {"c": len(column.values) - len(present)}
     if "c" in statistics.min_values:
-        low = _comparable(decode(statistics.min_values["c"], type_), type_)
+        low = _comparable(bound_of_text(statistics.min_values["c"], type_), type_)
         assert present
         assert all(_compare(low, value, descending=False) <= 0 for value in present)
         assert not isinstance(low, str) or len(low) <= truncate_at
     if "c" in statistics.max_values:
-        high = _comparable(decode(statistics.max_values["c"], type_), type_)
+        high = _comparable(bound_of_text(statistics.max_values["c"], type_), type_)
         assert present
         assert all(_compare(high, value, descending=False) >= 0 for value in present)
         assert not isinstance(high, str) or len(high) <= truncate_at

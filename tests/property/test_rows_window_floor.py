@@ -1,4 +1,4 @@
-"""Windows against Python's own floor division (lessons 29 and 65)."""
+"""Windows, compared with Python's floor division (lessons 29 and 65)."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.rows.windows import (
+from storage_core.data.rows.windows import (
     COARSE_WINDOW_SECONDS,
     WINDOW_SECONDS,
     split_by_window,

@@ -1,4 +1,4 @@
-"""Searches of what is not merged yet: the rows of a dictionary, at each level of consistency."""
+"""Searches of unmerged records find the rows of a dictionary, at each level of consistency."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.region import sorting
-from storage_core.region.sorting import SortingTerms
-from storage_core.search.kept import Kept
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
+from storage_core.read.search.kept import Kept
+from storage_core.write.region import generation_write
+from storage_core.write.region.generation_write import SortingTerms
 from tests.support.keyed_table import KeyedTable
 from tests.support.levels import Key, Levels, Row
 from tests.support.scale import scaled
@@ -50,14 +50,14 @@ _names = itertools.count()
 
 
 def _sort(table: KeyedTable) -> None:
-    for work in sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1)):
-        result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
-        sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
+    for work in generation_write.plan_sort(table.store, table.snapshot, terms=SortingTerms(generations=1)):
+        result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
+        generation_write.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
 
 
 @dataclass(slots=True)
 class Searched:
-    """What a level finds of a query, whatever was kept of searches before."""
+    """The searches of a level, with a cache of earlier searches."""
 
     levels: Levels
     cache: Path

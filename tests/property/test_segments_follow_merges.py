@@ -1,4 +1,4 @@
-"""Whatever happens to a keyed table, in any order: a search finds the rows that a scan of its level finds."""
+"""After any sequence of changes to a keyed table, a search finds the rows that a scan of its level finds."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import NotFound, SnapshotExpired
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
+from storage_core.base.errors import NotFound, SnapshotExpired
+from storage_core.data.rows import fold
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.as_of import snapshot_at
-from storage_core.region import sorting
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import capture
-from storage_core.rows import fold
-from storage_core.rows.vectors import vector_type
-from storage_core.search.kept import Kept
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import restore
+from storage_core.read.search.kept import Kept
+from storage_core.read.view import snapshot_at
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import generation_write
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.unmerged import capture
 from tests.support.brute_force import nearest
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import KeyedTable
@@ -78,21 +78,21 @@ _names = itertools.count()
 
 @pytest.fixture(autouse=True, scope="module")
 def _small() -> Iterator[None]:
-    """Sorted generations have segments, however small."""
+    """Give segments to sorted generations of any size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sorting, "SEGMENT_ROWS", 1)
+        patch.setattr(generation_write, "SEGMENT_ROWS", 1)
         yield
 
 
 def row(key: int, text: str | None, tag: str | None) -> dict[str, object]:
-    """A row whose place among those of the table has nothing to do with its key."""
+    """Return a row whose position in the table does not depend on its key."""
     at = dt.datetime.fromtimestamp(3600 * (key % 2) + key * 7_919 % 1_000, dt.UTC)
     place = None if len(text or "") == 3 and tag is None else [float(key % 5), float(len(text or ""))]
     return {"id": key, "at": at, "text": text, "tag": tag, "place": place}
 
 
 def require_exact(table: KeyedTable, head: Snapshot, kept: Kept) -> None:
-    """Every search finds what a scan finds: of the base, and of all that is durable, with what `kept` has of before."""
+    """Assert that every search matches a scan, of the base and of all durable records. `kept` is the search cache."""
     waiting = capture(table.store, head, include_wal=True)
     records = fold.fold(waiting.above(head), ("id",))
     base = pa.Table.from_pylist(table.base_rows(head), schema=head.schema)

@@ -1,4 +1,4 @@
-"""Whatever happens to rows and their indexes, in any order: a search finds what a scan finds, at every version."""
+"""After any sequence of changes to rows and indexes, a search finds what a scan finds, at every version."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from storage_core.errors import CommitConflict, NotFound, SnapshotExpired
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
-from storage_core.index import segment_merge_work
-from storage_core.index.coverage import coverage
+from storage_core.base.errors import CommitConflict, NotFound, SnapshotExpired
+from storage_core.index import segment_merge
+from storage_core.index.segments import coverage
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.as_of import snapshot_at
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import restore
+from storage_core.read.view import snapshot_at
 from tests.support.indexed_table import (
     CONFIG,
     NEAR,
@@ -36,9 +36,9 @@ from tests.support.scale import scaled
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Two segments of a tier are merged already."""
+    """Make two segments of a tier enough for a merge."""
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(segment_merge_work, "FACTOR", 2)
+        patched.setattr(segment_merge, "FACTOR", 2)
         yield
 
 
@@ -131,7 +131,7 @@ class MovingRows(RuleBasedStateMachine):
     def collect(self, wait_ms: int) -> None:
         self.table.clock.now += wait_ms
         collect(self.table.store, self.table.log, clock=self.table.clock)
-        # What was executed before may be gone: a job does not wait longer than the horizon.
+        # Files of earlier executions may be deleted, because a job does not wait longer than the horizon.
         self.moving, self.indexing, self.changed = [], [], True
 
     @rule(back=st.integers(1, 8))
@@ -153,7 +153,7 @@ class MovingRows(RuleBasedStateMachine):
             self.table.require_exact(self.table.snapshot)
 
     def teardown(self) -> None:
-        """Nothing is left over or damaged, and an index that is caught up twice has nothing to do."""
+        """Assert that nothing is unneeded or damaged, and that a second catch-up has nothing to do."""
         self.table.catch_up()
         head = self.table.catch_up()
         for each in INDEXES:

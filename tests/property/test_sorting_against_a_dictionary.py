@@ -1,7 +1,8 @@
-"""However records, flushes, sorts, merges, distribution and restores interleave, each reader sees its dictionary.
+"""For any order of records, flushes, sorts, merges, distributions and restores, each read returns the expected rows.
 
-A sort and a merge each may sleep between their work and their commit, so a merger takes a part of what was sorted, and
-a restore takes it back. The oracle keeps the operations by generation and lays those that are not merged over the base.
+A sort or a merge may sleep between its work and its commit. A merger can therefore merge a part of the sorted records,
+and a restore can revert this merge. The oracle keeps the operations by generation, and applies the unmerged ones over
+the base.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import CommitConflict
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitConflict
+from storage_core.data.rows import fold
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import distributor, merge, sorting, unmerged
-from storage_core.region.merge_work import MergeResult, MergeWork
-from storage_core.region.records import RecordBuilder
-from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
-from storage_core.region.spec import whole_table
-from storage_core.rows import fold
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.history import restore
 from storage_core.split.read import read_split
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import generation_write, merge, router, unmerged
+from storage_core.write.region.generation_write import SortingResult, SortingTerms, SortingWork
+from storage_core.write.region.merge_work import MergeResult, MergeWork
+from storage_core.write.region.records import RecordBuilder
+from storage_core.write.region.spec import whole_table
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
@@ -65,7 +66,7 @@ STEPS = st.lists(
 
 
 def after(rows: Rows, operations: Iterable[Operation]) -> Rows:
-    """The rows after the operations, which is what every part of the region has to come to."""
+    """Return the rows after the operations. Every reader of the region must see these rows."""
     result = copy.deepcopy(rows)
     for name, key, fields in operations:
         old = result.pop(key, None)
@@ -137,22 +138,22 @@ class Model:
         table = self.table
         records = RecordBuilder(SCHEMA, CONFIG.primary_key).puts({"b": key[0], "a": key[1], **fields})
         region = whole_table(table.snapshot.table_id)
-        turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = distributor.write(
+        turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = router.write_distributed(
             table.store, records, CONFIG.primary_key, turn=turn, clock=table.clock, ids=table.ids
         )
-        last = distributor.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-        stretch = distributor.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-        distributor.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+        last = router.offsets(table.store, turn.region).get(RAW_WRITER, 0)
+        stretch = router.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+        router.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
         self.flush_model()
         self.flushed.append([("put", key, fields)])
-        assert distributor.offsets(table.store, turn.region) == {RAW_WRITER: last + 1}
+        assert router.offsets(table.store, turn.region) == {RAW_WRITER: last + 1}
         self.writer = table.writer()
 
     def plan_sort(self, records: int) -> None:
         terms = SortingTerms(generations=0, run_records=records)
-        for work in sorting.plan(self.table.store, self.table.snapshot, terms=terms):
-            done = sorting.execute(self.table.store, work, clock=self.table.clock, ids=self.table.ids)
+        for work in generation_write.plan_sort(self.table.store, self.table.snapshot, terms=terms):
+            done = generation_write.execute_sort(self.table.store, work, clock=self.table.clock, ids=self.table.ids)
             self.sort = (work, done)
 
     def commit_sort(self) -> None:
@@ -161,7 +162,9 @@ class Model:
         if self.sort is not None:
             work, done = self.sort
             self.sort = None
-            sorting.finish(self.table.store, work, done, clock=self.table.clock, writer_id=self.table.ids.uuid())
+            generation_write.finish(
+                self.table.store, work, done, clock=self.table.clock, writer_id=self.table.ids.uuid()
+            )
 
     def plan_merge(self, records: int) -> None:
         snapshot = self.table.snapshot
@@ -177,7 +180,7 @@ class Model:
             try:
                 self.table.commit(snapshot, work, result)
             except CommitConflict:
-                return  # a restore came between
+                return  # a restore came in between
             taken = [each for generation in self.flushed[self.merged : result.merged.generation] for each in generation]
             self.bases.append(after(self.bases[-1], taken))
             self.merged = result.merged.generation
@@ -201,7 +204,7 @@ class Model:
         return self.over(snapshot, captured.above(snapshot))
 
     def look_up(self, snapshot: Snapshot, latest: Rows) -> None:
-        """The keys that are there, and one that is not, as `get_many` finds them above the base."""
+        """Assert that `get_many` finds the existing keys and one missing key above the base."""
         keys = [*latest, (8, "none")][-2:]
         wanted = pa.table({"b": pa.array([b for b, _ in keys], pa.int64()), "a": [a for _, a in keys]})
         captured = unmerged.capture(self.table.store, snapshot, include_wal=True)

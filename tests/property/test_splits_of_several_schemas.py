@@ -1,6 +1,6 @@
-"""Splits of one table with other columns than the table has now, in another order, some with deleted rows.
+"""Splits whose columns differ from the table's columns, in a different order, some with deleted rows.
 
-They answer as DuckDB does over a table of its own with the same rows, however many kinds of them there are.
+Queries over any number of such kinds return what DuckDB returns for a native table with the same rows.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from storage_core.clock import SystemClock
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
 from storage_core.engine.session import session
-from storage_core.errors import InvalidInput
-from storage_core.ids import SystemIds
 from storage_core.log.actions import Add
-from storage_core.objectstore.local import LocalStore
-from storage_core.read.splits_source import splits_source
+from storage_core.read.fetching import FetchPlan
+from storage_core.read.table_read import splits_source
 from storage_core.read.verified import Verified
-from storage_core.split.conform import conform_split
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.read import conform_split
+from storage_core.split.writer import sort_and_write
+from storage_core.store.local import LocalStore
 from tests.support.deleted_rows import delete_places
 from tests.support.scale import scaled
 from tidemark import Table
@@ -62,7 +62,7 @@ QUERIES = (
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[pa.Table, set[int]]:
-    """The rows of a split, which lacks some columns and has the others in any order, and which of them are gone."""
+    """Draw the rows of a split, which lacks some columns and has the rest in any order, and its deleted rows."""
     names = draw(st.sampled_from([list(TYPES), list(TYPES), draw(st.permutations(list(TYPES)))]))
     names = names[: draw(st.integers(1, len(names)))] if draw(st.booleans()) else names
     count = draw(st.integers(1, 6))
@@ -72,7 +72,7 @@ def splits(draw: st.DrawFn) -> tuple[pa.Table, set[int]]:
 
 
 def written(table: Table, rows: pa.Table) -> Add:
-    """A split with the columns that an older schema of the table may have had."""
+    """Return a split with the columns of a possible older schema of the table."""
     (add,) = sort_and_write(
         table.store, rows, context=context_of(table.log.snapshot()), ids=SystemIds(), now_ms=SystemClock().now_ms()
     )
@@ -128,7 +128,8 @@ def test_a_query_over_splits_of_any_columns_equals_the_query_over_a_native_table
 def test_of_splits_that_are_alike_one_is_opened_to_bind_all(tmp_path: Path, *, deleted: bool) -> None:
     rows = pa.table({name: pa.nulls(2, type_) for name, type_ in TYPES.items()})
     table = committed(tmp_path, [(rows, {1} if deleted else set())] * 3)
-    relation = splits_source(table.store, [*table.snapshot.splits.values()], SCHEMA, verified=Verified()).relation()
+    splits, wanted = [*table.snapshot.splits.values()], FetchPlan(SCHEMA, SCHEMA.names)
+    relation = splits_source(table.store, splits, wanted, verified=Verified()).relation()
     for path in relation.files[1:]:
         path.write_bytes(b"no Parquet file")
     with session(files=relation.files) as connection:

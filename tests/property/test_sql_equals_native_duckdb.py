@@ -1,4 +1,4 @@
-"""`sql` and `scan(filter=)` over splits on disk give what DuckDB gives over a table of its own with the same rows."""
+"""`sql` and `scan(filter=)` over splits on disk return what DuckDB returns for a native table with the same rows."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.base.errors import InvalidInput
 from storage_core.engine.session import session
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.local import LocalStore
-from storage_core.read.splits_source import splits_source
+from storage_core.read.fetching import FetchPlan
+from storage_core.read.table_read import splits_source
 from storage_core.read.verified import Verified
 from storage_core.split.writer import with_file_metrics
+from storage_core.store.local import LocalStore
 from tests.support.scale import scaled
 from tidemark import Table
 
@@ -72,7 +73,7 @@ def conditions(draw: st.DrawFn, depth: int = 1) -> str:
         case "field":
             return f"{draw(st.sampled_from(['n', 't.n', 's.n', 't.s.n']))} {draw(OPERATOR)} {draw(st.integers(0, 3))}"
         case "moment":
-            clock = draw(CLOCK)  # a day with a zone is no literal, which is seen only where a row is compared with it
+            clock = draw(CLOCK)  # a date with a zone raises an error only if a row is compared with it
             literal = f"{draw(CAST)}'{clock}{draw(ZONE) if ':' in clock else ''}'"
             return f"{draw(st.sampled_from(['ts', 'local', 'day']))} {draw(OPERATOR)} {literal}"
         case "not":
@@ -114,7 +115,7 @@ def test_a_query_over_splits_equals_the_query_over_a_native_table(
     for condition in wanted:
         query = f"select * from t where {condition}"
         expected = native(connection, query)
-        if expected == "refused":  # a literal that is none is seen where a row is compared with it
+        if expected == "refused":  # an invalid literal fails only if a row is compared with it
             assert ours(table, query) in ("refused", []), condition
         else:
             assert ours(table, query) == expected, condition
@@ -184,11 +185,12 @@ def test_a_split_of_an_older_release_with_bounds_that_leave_nan_out_answers_righ
     table = Table.create(str(tmp_path / "t"), rows.schema)
     table.append(rows)
     sink = pa.BufferOutputStream()
-    pq.write_table(rows, sink)  # with statistics, as this column once had
+    pq.write_table(rows, sink)  # with statistics, as this column had in older releases
     (add,) = table.snapshot.splits.values()
     (tmp_path / "t" / add.path).write_bytes(sink.getvalue())
     splits = [with_file_metrics(add, sink.getvalue())]
-    source = splits_source(LocalStore(tmp_path / "t"), splits, rows.schema, verified=Verified())
+    wanted = FetchPlan(rows.schema, rows.schema.names)
+    source = splits_source(LocalStore(tmp_path / "t"), splits, wanted, verified=Verified())
     connection = source.opened()
     assert connection.sql("select count(*) filter (f > 100), count(*) filter (f <= 21) from t").fetchall() == [(1, 2)]
     assert connection.sql("select f from t where f <= 21").fetchall() == [(20.5,), (21.0,)]

@@ -1,9 +1,9 @@
-"""No statement that DuckDB's grammar and functions can make reads or writes anything but the table.
+"""No statement from DuckDB's grammar and functions reads or writes anything except the table.
 
-Statements are put together from every function of the engine, called in every place of a query with arguments that lead
-to a canary file, a canary of the environment, a split and a listening socket; from queries, common tables and
-statements inside one another; and from the same as serialized text. Most are refused before they run. What is asked is
-that nothing of the canaries is in an answer, no file changes and nobody connects.
+Statements are made from every function of the engine, at every position of a query. Their arguments lead to a canary
+file, a canary in the environment, a split and a listening socket. Other statements are nested queries, common table
+expressions, statements of other kinds, and all of these as serialized text. Most statements are refused before they
+run. The test asserts that no answer contains a canary, no file changes and no connection arrives.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.engine.session import session
 from storage_core.engine.statement import check, parse
-from storage_core.errors import InvalidInput, TidemarkError, Unavailable
 from tests.support.scale import scaled
 from tidemark import QueryLimits, Table
 
@@ -107,7 +107,7 @@ AROUND = (
 
 @dataclass(frozen=True, slots=True)
 class Trap:
-    """A table beside canaries: files, a variable of the environment, and a socket that hears who connects."""
+    """A table next to canaries: files, an environment variable, and a socket that records connections."""
 
     table: Table
     folder: Path
@@ -116,7 +116,7 @@ class Trap:
     untouched: dict[str, tuple[int, int, int]] = field(default_factory=dict)
 
     def state(self) -> dict[str, tuple[int, int, int]]:
-        """What is in the folder, the table and the working directory."""
+        """Return the files in the folder, the table and the working directory."""
         seen = {str(path): path.stat() for path in self.folder.rglob("*") if path.is_file()}
         return {name: (each.st_ino, each.st_size, each.st_mtime_ns) for name, each in seen.items()}
 
@@ -218,13 +218,13 @@ def test_every_function_of_the_engine_is_tried_with_a_file_and_with_a_canary(tra
             try:
                 check(parse(text), text, tables=["t"])
             except InvalidInput:
-                continue  # those that are not refused are run
+                continue  # functions that are not refused run
             must_be_confined(trap, text)
 
 
 def test_the_trap_notices(trap: Trap) -> None:
-    """The control: a DuckDB that is not confined falls for each of the canaries."""
-    import duckdb  # only here
+    """This is the control test: a DuckDB without confinement reads each of the canaries."""
+    import duckdb  # only used here
 
     with duckdb.connect() as connection:
         assert CANARY in str(connection.sql("select * from read_text('canary.txt')").fetchall())

@@ -1,4 +1,4 @@
-"""A full-text query of words, AND, OR, NOT and signs finds the rows that sets of words say it does."""
+"""A full-text query of words, AND, OR, NOT and signs finds the rows that set operations in plain Python find."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.text_composed import open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.text_files import open_searcher
 from tests.support.scale import scaled
 
 WORDS = ("alpha", "beta", "gamma")
@@ -24,7 +24,7 @@ DEFINITION = IndexDefinition("text", "fulltext", ("body",))
 
 @dataclass(frozen=True)
 class Expected:
-    """A query and the rows it means; `bound` when it stands in a larger one without parentheses."""
+    """A query and its expected rows. `bound`: it can be part of a larger query without parentheses."""
 
     text: str
     rows: frozenset[int]
@@ -66,7 +66,7 @@ def boosted(one: Expected) -> Expected:
 ATOMS = st.sampled_from([*WORDS, '"beta"', "body:alpha"]).map(
     lambda text: Expected(text, word(text.removeprefix("body:")).rows)
 )
-# Signs stand before words: a group of one clause has no meaning of its own to tantivy, whichever sign it holds.
+# Signs are placed only before words, because tantivy ignores the sign in a group of one clause.
 SIGNED = st.lists(st.tuples(st.sampled_from(["+", "-", ""]), ATOMS), min_size=1, max_size=3)
 QUERIES = st.recursive(
     ATOMS | SIGNED.map(signed),

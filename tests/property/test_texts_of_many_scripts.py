@@ -1,4 +1,4 @@
-"""Full-text queries find what plain Python finds: long words, scripts without spaces, combining signs, line breaks."""
+"""Full-text queries match plain Python for long words, scripts without spaces, combining marks and line breaks."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.text_composed import Searcher, open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.text_files import Searcher, open_searcher
 from tests.support.scale import scaled
 from tests.support.words import begins, contains, near, words
 
@@ -33,7 +33,7 @@ texts = st.lists(st.tuples(pieces, st.sampled_from(BETWEEN)), min_size=1, max_si
 
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[list[str], list[str]]:
-    """Texts, and parts of them and of others that are asked for."""
+    """Draw texts, and search terms that are parts of these texts and of others."""
     rows = draw(st.lists(texts, min_size=2, max_size=6))
     wanted = []
     for _ in range(8):
@@ -88,14 +88,14 @@ def test_a_word_that_no_index_has_finds_nothing_and_is_named(tmp_path: Path, cap
     for query, expected in ((longer, set()), (f"tide AND {longer}", set()), (f"tide -{longer}", {0, 1})):
         hits = fulltext.parse(query, definition).hits(searcher, 3)
         assert {hit.source + hit.row for hit in hits} == expected
-        assert "has 65,532 bytes, and an index has no word of more than 65,530, so it matches nothing" in caplog.text
+        assert "has 65,532 bytes. An index has no word of more than 65,530 bytes, so it matches nothing" in caplog.text
         caplog.clear()
         with pytest.raises(InvalidInput, match="has 65,532 bytes"):
             fulltext.parse(query, definition, syntax="strict")
 
 
 def indexed(rows: Sequence[str], tokenizer: str, folder: Path) -> tuple[IndexDefinition, Searcher]:
-    """An index of two segments over the rows: the first row, and all others."""
+    """Return an index with two segments: the first row, and all other rows."""
     definition = IndexDefinition("text", "fulltext", ("body",), {"tokenizer": tokenizer})
     parts = []
     for number, own in enumerate((rows[:1], rows[1:])):
@@ -120,7 +120,7 @@ def escaped(text: str) -> str:
 
 
 def prefixes(tokenizer: str, text: str) -> Iterable[str]:
-    """Beginnings of a text that can be written before a star: plain characters, of one word or ideographs."""
+    """Return prefixes of a text that can be written before a star: plain characters of one word, or ideographs."""
     for size in (2, 3, 7, 41, 250):
         prefix = text[:size]
         is_plain = len(prefix) == size and prefix[0].isalnum() and not set(prefix) & {*"<>[]$-_. \t\r\n\u2028、"}

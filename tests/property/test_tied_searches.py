@@ -1,4 +1,4 @@
-"""Searches where many rows score as the last of the page give what sorting and cutting all rows gives."""
+"""If many rows tie with the last row of a page, searches return the rows that sorting and cutting all rows gives."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ORDERS = [
     ("n", "timestamp/V2"),
     ("n", "name|-timestamp/V2"),
 ]
-"""The first column that orders tied rows, but for a time column, and how the splits are sorted."""
+"""The first column that orders tied rows (after a time column), and the sort schema of the splits."""
 INDEXES = [
     {"name": "words", "kind": "fulltext", "columns": ["text"]},
     {"name": "texts", "kind": "bitmap", "columns": ["text"]},
@@ -58,7 +58,7 @@ def _page(chance: Random) -> tuple[int, int, tuple[str | None, Callable[[Row], b
 
 
 def _batch(chance: Random) -> list[dict[str, Any]]:
-    """Rows of which most have one score; drawn from a seed, because drawn one by one they are few."""
+    """Return rows, most with one score. A seed makes the rows, because Hypothesis would draw too few rows."""
     return [
         {
             "ratio": chance.choice([None, math.nan, -0.0, 0.0, -math.inf, math.inf, 1.5, -1.5, 5e-324]),
@@ -102,16 +102,16 @@ def _judge(table: Table, order: list[str], asked: list[Any], consistency: str = 
                 query, index=index, limit=limit, offset=offset, filter=condition, consistency=consistency
             )
             expected = _expected(every, order, meets)[offset : offset + limit]
-            assert repr(found.to_pylist()) == repr(expected)  # where NaN is equal to itself, and -0.0 not to 0.0
+            assert repr(found.to_pylist()) == repr(expected)  # in the text, NaN equals itself and -0.0 differs from 0.0
 
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Eight pages in a row group, and what is no local file is fetched by ranges."""
+    """Use eight pages per row group, and fetch objects that are not local files by ranges."""
     monkeypatch.setattr("storage_core.split.encode.ROWS_PER_PAGE", 2)
-    monkeypatch.setattr("storage_core.split.row_groups.ROWS_PER_GROUP", 16)
+    monkeypatch.setattr("storage_core.split.metadata.ROWS_PER_GROUP", 16)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 1)
-    monkeypatch.setattr("storage_core.search.base.WHOLE_SPLIT_BYTES", 1)
+    monkeypatch.setattr("storage_core.read.search.base.WHOLE_SPLIT_BYTES", 1)
 
 
 @pytest.mark.parametrize("is_local", [True, False])
@@ -145,7 +145,7 @@ def test_of_a_keyed_table_with_generations(is_local: bool, seed: int, key: list[
     with tempfile.TemporaryDirectory() as folder:
         table = Table.create(_place(folder, is_local=is_local), schema, primary_key=key, indexes=INDEXES)
         for number in range(3):
-            first = 30 * number  # so some of the batch before are written anew
+            first = 30 * number  # so that some rows of the batch before are rewritten
             rows = [{**row, "name": row["name"] or "", "n": n} for n, row in enumerate(_batch(chance), start=first)]
             with table.writer() as writer:
                 writer.put(rows)

@@ -1,8 +1,8 @@
-"""What the functions of a query make of a row is bounded, however they are put upon each other.
+"""Functions of a query need only a bounded amount of memory per row, for any nesting of functions.
 
-Towers are made of every function of the engine that a query may call, of concatenations, casts, list functions and
-subqueries, each layer on the one before, and asked in a process of their own: neither it nor a process of its queries
-takes more memory than a query may.
+Nested calls ("towers") use every function of the engine that a query may call, and concatenations, casts, list
+functions and subqueries. Each layer applies to the layer below. A separate process runs the query. Neither this process
+nor its query processes may take more memory than a query is allowed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from storage_core.engine.functions import SCALARS
-from storage_core.engine.sandbox.query import BESIDE_BYTES
+from storage_core.engine.sandbox.process import BESIDE_BYTES
+from storage_core.engine.statement import SCALARS
 from tests.support.scale import scaled
 
 MEMORY = 64 * 2**20
 PROGRAM = 256 * 2**20
-"""What a process holds that has loaded its libraries and has asked nothing."""
+"""The memory of a process that has loaded its libraries and has run no query."""
 ASKING = """
 import json, resource, sys
 import pyarrow as pa
-from storage_core.engine.sandbox.pool import end_all
-from storage_core.errors import InvalidInput, Unavailable
+from storage_core.engine.sandbox.process import end_all
+from storage_core.base.errors import InvalidInput, Unavailable
 from tidemark import QueryLimits, Table
 
 def most_held():
@@ -88,7 +88,7 @@ LAYERS = (
 
 
 def towers(seed: str) -> Iterator[str]:
-    """Towers of layers that are known to grow, and of calls of any function."""
+    """Yield towers of layers that are known to need much memory, and towers of calls of any function."""
     any_of = random.Random(seed)
     calls = [f"{name}({', '.join(['s'] * count)})::varchar" for name in sorted(SCALARS) for count in (1, 2, 3)]
     while True:

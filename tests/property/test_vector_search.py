@@ -1,4 +1,4 @@
-"""Searches by vector find what brute force finds: wherever rows are, and however far index and merge lag."""
+"""Vector searches find what brute force finds, for any location of rows and any lag of index and merge."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
 from storage_core.read.predicate import Filter
 from storage_core.read.scan import wanted_filter
-from storage_core.region.unmerged import Unmerged
-from storage_core.rows.vectors import vector_type
-from storage_core.search.kept import Kept
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.read.search.kept import Kept
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.unmerged import Unmerged
 from tests.support.brute_force import Row, nearest
 from tests.support.indexed_table import IndexedTable
 from tests.support.levels import Levels
@@ -33,7 +33,7 @@ INDEXES = (
     *(IndexDefinition(each, "vector", ("v",), {"metric": each, "quantization": "none"}) for each in METRICS),
     IndexDefinition("coded", "vector", ("v",)),
 )
-"""The coded one is exact, too: of so few rows all are candidates."""
+"""The encoded index is also exact, because with so few rows, all rows are candidates."""
 
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("id", pa.int64()), ("v", vector_type(DIMENSIONS))])
 CONFIG = TableConfig(time_column="at", sort_schema="id|timestamp/V2", window_seconds=3600, indexes=INDEXES)
@@ -50,7 +50,7 @@ _names = itertools.count()
 
 
 class VectorTable(IndexedTable):
-    """A table of vectors; every index has the same column."""
+    """A table of embeddings. All indexes have the same column."""
 
     def take(self, step: tuple[Any, ...]) -> None:
         match step:
@@ -68,7 +68,7 @@ class VectorTable(IndexedTable):
     def _append(self, rows: list[tuple[int, Any]]) -> None:
         made = []
         for hour, vector in rows:
-            at = dt.datetime.fromtimestamp(hour * 3600 + self._next // 2, dt.UTC)  # two rows of one time
+            at = dt.datetime.fromtimestamp(hour * 3600 + self._next // 2, dt.UTC)  # two rows share one time
             made.append({"at": at, "id": self._next, "v": vector})
             self._next += 1
         self.add(pa.Table.from_pylist(made, schema=SCHEMA))
@@ -107,15 +107,15 @@ def test_a_search_finds_what_brute_force_finds(
     limit_of_few: int, steps: list[tuple[Any, ...]], query: list[float], page: tuple[int, int], filtered: bool
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("storage_core.search.vectors.FEW_ROWS", limit_of_few)
-        patch.setattr("storage_core.search.vectors.FEW_SHARE", 0.0)
-        patch.setattr("storage_core.search.vectors.BLOCK_BYTES", 4 * DIMENSIONS * 2)
+        patch.setattr("storage_core.read.search.vectors.FEW_ROWS", limit_of_few)
+        patch.setattr("storage_core.read.search.vectors.FEW_SHARE", 0.0)
+        patch.setattr("storage_core.read.search.vectors.BLOCK_BYTES", 4 * DIMENSIONS * 2)
         table = VectorTable(MemoryStore(f"vectors-{next(_names)}"), CONFIG, schema=SCHEMA)
         for step in steps:
             table.take(step)
         wanted = wanted_filter("id % 3 <> 1") if filtered else None
         kept = Kept()
-        for _ in range(2):  # once opened, once kept
+        for _ in range(2):  # first without a cache, then with cached objects
             require_exact(table.store, table.snapshot, table.rows(table.snapshot), query, page, wanted, kept)
 
 
@@ -139,11 +139,11 @@ def require_exact(
 
 
 def coarsely(patch: pytest.MonkeyPatch) -> None:
-    """Let codes decide: windows are small, and have no more candidates than rows."""
+    """Make the encoded values decide the order: windows are small and have no additional candidates."""
     for name, value in (("FIRST_WINDOW", 2), ("FEW_ROWS", 0), ("FEW_SHARE", 0.0)):
-        patch.setattr(f"storage_core.search.vectors.{name}", value)
-    patch.setattr("storage_core.search.ranking.FIRST_WINDOW", 2)
-    patch.setattr("storage_core.search.windows.GROWTH", 2)
+        patch.setattr(f"storage_core.read.search.vectors.{name}", value)
+    patch.setattr("storage_core.read.search.ranking.FIRST_WINDOW", 2)
+    patch.setattr("storage_core.read.search.order.GROWTH", 2)
     patch.setattr("storage_core.index.vector.RANKED_PER_ROW", 1)
     for name in ("COARSE", "RANKED_PER_ROW"):
         patch.setattr(f"storage_core.index.vector.reader.{name}", 1)
@@ -152,7 +152,7 @@ def coarsely(patch: pytest.MonkeyPatch) -> None:
 def require_complete_pages(
     answer: Callable[[int, int], pa.Table], rows: Iterable[Mapping[str, Any]], limits: list[int]
 ) -> None:
-    """Pages of any sizes are one long answer, in which each row is once."""
+    """Assert that pages of any sizes together contain each row once, in one order."""
     whole = answer(1_000, 0).to_pylist()
     assert sorted(row["id"] for row in whole) == sorted(row["id"] for row in rows if row["v"] is not None)
     paged: list[dict[str, Any]] = []
@@ -193,14 +193,14 @@ KEYED = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("v", vec
 writes = st.tuples(
     st.sampled_from(["put", "patch", "reset", "delete"]),
     st.integers(0, 9),
-    # An index by cosine refuses the vector of zeros.
+    # A cosine index refuses the zero vector.
     st.fixed_dictionaries({"v": vectors.filter(lambda each: each is None or any(each))}),
 )
 keyed_steps = st.lists(writes | st.sampled_from([("flush",), ("merge",), ("catch up",)]), min_size=4, max_size=20)
 
 
 def keyed(steps: list[tuple[Any, ...]]) -> Levels:
-    """The table after the steps, and the rows of each level."""
+    """Return the table after the steps, and the rows of each level."""
     config = TableConfig(primary_key=("id",), indexes=INDEXES)
     levels = Levels(f"keyed-vectors-{next(_names)}", KEYED, config, segment_rows=1)
     for step in steps:

@@ -1,7 +1,7 @@
-"""A table that stays open keeps what its lookups read. It answers as a table that was just opened, and as a dictionary.
+"""An open table caches the data of its lookups, and gives the same answers as a newly opened table and a dictionary.
 
-Whatever was kept: keys are looked up between writes, flushes and merges, some of the values go for want of room, and
-the splits are local files or objects elsewhere, of several row groups each.
+Keys are looked up between writes, flushes and merges, and some cached values are evicted for lack of space. The splits
+are local or remote, and have several row groups each.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_core.ids import SystemIds
-from storage_core.split import read, row_groups
-from storage_core.split.kept_values import KeptValues
+from storage_core.base.clock import SystemIds
+from storage_core.split import metadata, read
+from storage_core.store.pieces import KeptValues
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 from tidemark import Table
@@ -46,7 +46,7 @@ _names = itertools.count()
 
 @pytest.fixture(autouse=True)
 def small_row_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 3)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 3)
 
 
 @pytest.mark.parametrize("place", ["local", "memory", "memory, by ranges"])

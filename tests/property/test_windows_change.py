@@ -1,4 +1,4 @@
-"""Windows change while files land, runs race and splits are written anew: every row is there once, in its window."""
+"""Windows change while files land, runs race and splits are rewritten: every row exists once, in its window."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.audit.audit import audit
-from storage_core.compaction import rewindow
-from storage_core.creation import change_settings
-from storage_core.errors import CommitConflict
-from storage_core.ids import SystemIds
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict
+from storage_core.change.creation import change_settings
+from storage_core.compact import rewindow
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.audit import audit
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
+from storage_core.write.ingest.batch import execute, plan
+from storage_core.write.ingest.landing import LandingSpec, discover
 from tests.support.ids import SeededIds
 from tests.support.scale import scaled
 from tests.support.upkeep import compact
@@ -39,7 +39,9 @@ files = st.lists(st.lists(times, min_size=3, max_size=8), min_size=1, max_size=3
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("window"), st.sampled_from(DURATIONS)),
-        st.tuples(st.sampled_from(["ingest", "ingest", "late ingest"]), st.integers(-60, 119)),  # by a minute in it
+        st.tuples(
+            st.sampled_from(["ingest", "ingest", "late ingest"]), st.integers(-60, 119)
+        ),  # a minute in the window
         st.tuples(st.sampled_from(["whole ingest", "rewindow", "compact", "land", "checkpoint"]), st.just(0)),
     ),
     max_size=12,

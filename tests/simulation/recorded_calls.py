@@ -1,6 +1,6 @@
-"""Writers, maintainers and readers of one table that record what they did and found, for `tests.support.consistency`.
+"""Writers, maintainers and readers of one table that record their calls and results for `tests.support.consistency`.
 
-A key's first letter names its region. Values only grow: each call takes the next one.
+The first letter of a key names its region. Values only grow: each call takes the next value.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from itertools import count
 
 import pyarrow as pa
 
+from storage_core.data.rows import fold
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.commit import CommitResult
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region.options import WriterOptions
-from storage_core.region.spec import first_specs, region_of_values
-from storage_core.region.writer import RegionWriter
-from storage_core.rows import fold
-from storage_core.settings.table import TableConfig
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.spec import first_specs, region_of_values
+from storage_core.write.region.writer import RegionWriter
 from tests.support.consistency import History, Level, Mark, Read, Write
 from tests.support.keyed_table import PLANES, KeyedTable
 
@@ -25,7 +25,7 @@ WAYS = ("get", "get_many", "scan", "sql")
 
 
 def by_letter(horizon_ms: int) -> TableConfig:
-    """The settings of a table with a region per first letter of its key, of which only the head is retained."""
+    """Return the settings of a table with one region per first letter of its key, without retention of old versions."""
     field = {"field": "letter", "transform": "truncate", "width": 1, "source": "tailnum"}
     return TableConfig(
         primary_key=("tailnum",),
@@ -36,19 +36,19 @@ def by_letter(horizon_ms: int) -> TableConfig:
 
 
 def opened(table: KeyedTable) -> Table:
-    """The public face of the same table, over the same store."""
+    """Return the public `Table` over the same store."""
     store = MeteredStore(table.store)
     log = KeyedTable(store, table.ids, table.clock).log
     return Table(store, log, log.snapshot())
 
 
 def letter(key: str) -> str:
-    """The region of a key."""
+    """Return the region of a key."""
     return key[0]
 
 
 class Ledger:
-    """The history of all, and until when the writes lie that a generation of a region holds."""
+    """The history of all actors, and the stamp up to which each generation of a region covers the writes."""
 
     def __init__(self) -> None:
         self.history = History()
@@ -57,7 +57,7 @@ class Ledger:
         self.letters: dict[str, str] = {}
 
     def merged(self, done: CommitResult | None) -> None:
-        """A merge committed: the base holds these generations."""
+        """Record a committed merge. The base now contains the merged generations."""
         if done is None:
             return
         ended = self.history.stamp()
@@ -70,7 +70,7 @@ class Ledger:
 
 
 class RecordedWriter:
-    """The writer of one letter's region. One thread writes with it; another may flush."""
+    """The writer of one letter's region. One thread writes with it, and a second thread may flush."""
 
     def __init__(self, ledger: Ledger, table: KeyedTable, name: str, options: WriterOptions | None = None) -> None:
         """Claim the region."""
@@ -83,7 +83,7 @@ class RecordedWriter:
         ledger.letters[region.id] = name
 
     def write(self, keys: Sequence[str], *, deleted: Sequence[str] = ()) -> None:
-        """Put the keys with the next value, or delete those that are `deleted`; acknowledged when this returns."""
+        """Put the keys with the next value, or delete the keys in `deleted`. Return after the acknowledgement."""
         value = next(self._ledger.values)
         begun, ended = self._history.stamp(), None
         try:
@@ -96,7 +96,7 @@ class RecordedWriter:
             self._add(begun, ended, ended, {**dict.fromkeys(keys, value), **dict.fromkeys(deleted)})
 
     def gather(self, keys: Sequence[str], between: Callable[[], object]) -> None:
-        """Put the keys without waiting for durability, do something in between, then wait."""
+        """Put the keys without a wait for durability, call `between`, then wait."""
         value = next(self._ledger.values)
         begun = self._history.stamp()
         self._writer.put([{"tailnum": key, "seats": value} for key in keys], durable=False)
@@ -106,7 +106,7 @@ class RecordedWriter:
         self._add(begun, given, self._history.stamp(), dict.fromkeys(keys, value))
 
     def flush(self) -> None:
-        """Make a generation of all that was acknowledged before."""
+        """Flush all records that were acknowledged before into a generation."""
         covers = self._history.stamp()
         generation = self._writer.flush()
         mark = Mark(level=Level.COMMITTED, region=self.name, covers=covers, ended=self._history.stamp())
@@ -115,7 +115,7 @@ class RecordedWriter:
             self._ledger.flushed.setdefault(self._writer.region_id, {})[generation] = covers
 
     def read(self, table: Table, keys: Sequence[str]) -> None:
-        """Read as this process does: what the writer has in memory, over a view of what is durable."""
+        """Read as this process does: the writer's buffered records over a view of the durable records."""
         begun = self._history.stamp()
         view, records = self._writer.over(lambda: _latest(table, keys))
         rows = fold.apply(view, records, table.config.primary_key)
@@ -137,13 +137,13 @@ class RecordedWriter:
 
 
 class RecordedReader:
-    """One session: a table object, and what it found in which order."""
+    """One session: a table object, and the order of its results."""
 
     def __init__(self, ledger: Ledger, table: Table, session: str) -> None:
         self._history, self._table, self._session = ledger.history, table, session
 
     def read(self, level: Level, way: str, keys: Sequence[str]) -> None:
-        """Read at a level: some keys by `get` (the first of them) or `get_many`, all rows by `scan` or `sql`."""
+        """Read at a level: some keys by `get` (only the first) or `get_many`, all rows by `scan` or `sql`."""
         begun = self._history.stamp()
         if level is Level.SNAPSHOT:
             self._table.refresh()

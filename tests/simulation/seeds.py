@@ -1,4 +1,4 @@
-"""Which seeds a simulation runs: `TIDEMARK_SCALE` times so many, or just that of `TIDEMARK_SEED`."""
+"""The seeds of a simulation: a default number times `TIDEMARK_SCALE`, or only the seed in `TIDEMARK_SEED`."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.support.scale import scaled
 
 BLOCK = 100
 MOST_SEEDS = 1_000
-"""So many seeds without something that should happen: it cannot."""
+"""After this many seeds without an expected event, the event counts as impossible."""
 
 
 def seed_blocks(default: int, block: int = BLOCK) -> pytest.MarkDecorator:
-    """Parametrise a test by `seeds`, blocks of them: few enough tests, and each of them soon over."""
+    """Parametrize a test by `seeds` in blocks, so that there are few tests and each ends soon."""
     one, count = os.environ.get("TIDEMARK_SEED"), scaled(default)
     blocks = (
         [range(start, min(start + block, count)) for start in range(0, count, block)]
@@ -29,7 +29,7 @@ def seed_blocks(default: int, block: int = BLOCK) -> pytest.MarkDecorator:
 
 @contextmanager
 def naming(seed: int) -> Iterator[None]:
-    """A failure in the block says how to see it again."""
+    """Add a note with the seed to a failure in the block, so that the failure can be repeated."""
     try:
         yield
     except BaseException as error:
@@ -38,10 +38,10 @@ def naming(seed: int) -> Iterator[None]:
 
 
 def run_until_met(simulate: Callable[[int], Mapping[str, int]], wanted: Collection[str], *, first: int = 0) -> None:
-    """Run seed after seed until everything that should happen has: a simulation that nothing happens in shows nothing.
+    """Run seed after seed until all wanted events have happened. A simulation without events would prove nothing.
 
-    `simulate` says of a seed what happened how often. Which seeds are needed changes with the draws; that they are
-    found does not.
+    `simulate` returns the number of each event for a seed. The seeds that cause an event can change with the random
+    choices. Some seed always causes the event.
     """
     met: Counter[str] = Counter()
     for seed in range(first, first + MOST_SEEDS):

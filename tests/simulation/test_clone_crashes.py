@@ -1,4 +1,4 @@
-"""A clone ends at every request, on either side: there is no table, or all of it; made again, it is all of it."""
+"""A clone ends at every request, on either side. Then there is no table or a complete table. A rerun completes it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,14 @@ from functools import cache, partial
 
 import pytest
 
-from storage_core.cloning.clone import clone
-from storage_core.cloning.cloned import Cloned
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Severity
-from storage_core.gc.collect import collect
-from storage_core.log.log import TransactionLog
-from storage_core.log.sharing import TableStore
-from storage_core.log.tags import read_tags
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.log.log import TransactionLog, read_tags
+from storage_core.log.sharing import Cloned, TableStore
+from storage_core.maintain.check import fsck
+from storage_core.maintain.clone import clone
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Severity
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.changed_rows import CONFIG, created, index, opened, row, rows_of
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
@@ -27,7 +25,7 @@ WAYS = pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
 
 @cache
 def _source() -> MemoryStore:
-    """Splits with deleted rows, inline and in an object, and segments."""
+    """Return a source with deleted rows, inline and in an object, and with segments."""
     store = MemoryStore("source")
     table = created(store, CONFIG)
     table.append([row(n, f"h{n % 5}", hour=n % 2) for n in range(4_000)])
@@ -83,7 +81,7 @@ def test_killed_at_a_request_of_the_source_it_is_made_again_and_the_source_is_wh
 
     for source in left_by_crashes(copy_of(_source(), "source"), run):
         for target in (MemoryStore("clone"), copy_of(targets[-1], "clone")):
-            again = copy_of(source)  # at the same place as before
+            again = copy_of(source)  # at the same location as before
             _clone(again, target, deep=deep, seed=8)
             _require_whole(again, target)
             assert len(read_tags(again).live(START_MS)) <= 1, "no tag is left that nobody knows"

@@ -1,6 +1,6 @@
-"""Whatever a table went through, collections leave nothing that `fsck` warns about, killed ones included.
+"""After any history of a table, collections leave nothing that `fsck` warns about, even if collections are killed.
 
-In the end, when nobody is at work and every horizon has passed, nothing is left that no version needs.
+When all processes have ended and every horizon has passed, no unneeded object is left.
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
-from storage_core.clock import HOUR_MS
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Finding, Kind
-from storage_core.gc.collect import collect
-from storage_core.history.tagging import set_tag
-from storage_core.log.tags import read_tags, remove_tag
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import HOUR_MS
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.log import read_tags, remove_tag
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Finding, Kind
+from storage_core.maintain.history import set_tag
+from storage_core.store.memory import MemoryStore
 from tests.simulation.seeds import naming, seed_blocks
 from tests.support.clock import ManualClock
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -29,7 +29,7 @@ HORIZONS_MS = (None, None, 0, HOUR_MS // 2, 3 * HOUR_MS)
 
 
 class Life:
-    """A keyed table, and one of the things that happen to it after the other."""
+    """A keyed table and the events of its history, one after another."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -101,7 +101,7 @@ class Life:
         return report.findings
 
     def quiet(self) -> None:
-        """Nobody is at work for long, only the collector comes by."""
+        """Let a long time pass in which only the collector runs."""
         for name in read_tags(self.table.store).by_name:
             remove_tag(self.table.log, name)
         self.merge()
@@ -123,6 +123,6 @@ def test_after_any_life_a_deep_check_warns_of_nothing_and_in_the_end_nothing_is_
                     life.findings()
             rows = life.table.rows()
             life.quiet()
-            # Version files below the retained ones stay for the second newest checkpoint, their splits do not.
+            # Version files below the retained versions stay for the second newest checkpoint. Their splits do not stay.
             assert [each for each in life.findings() if each.kind is not Kind.OLDER_SPLIT_MISSING] == []
             assert life.table.rows() == rows

@@ -1,6 +1,6 @@
-"""A change of a column ends at every request, or others change columns at every request of a statement.
+"""A column change ends at every request, or other processes change columns at every request of a statement.
 
-A change is made or it is not: the schema is committed as a whole, and no row tells how far it came.
+A change is complete or absent. The schema is committed as a whole, and no row depends on the progress of the change.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from functools import cache, partial
 
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
-from storage_core.formats.keys import version_key
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import CommitConflict, CommitUnknown, InvalidInput
+from storage_core.data.formats.keys import version_key
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import START, created, kept, opened, require_sound, row
@@ -38,7 +38,7 @@ CHANGES: Mapping[str, Callable[[Table], object]] = {
 
 @cache
 def _start() -> MemoryStore:
-    """A table whose columns have changed, with splits of two schemas and a checkpoint."""
+    """Return a table whose columns have changed, with splits of two schemas and a checkpoint."""
     store = MemoryStore("columns")
     table = created(store)
     table.append([row(n, x=n / 2) for n in range(10)])
@@ -67,7 +67,7 @@ def test_a_change_that_is_killed_at_any_request_is_made_or_not_and_can_be_made(n
     for store in left_by_crashes(_start(), lambda store: _change(name, store, 7)):
         assert _seen(store) in (before, done)
         found.append(_seen(store) == done)
-        with suppress(InvalidInput):  # made already
+        with suppress(InvalidInput):  # already committed
             _change(name, store, 8)
         assert _seen(store) == done
         opened(store, 9).append([{"at": START, "n": 30}])
@@ -98,7 +98,7 @@ def test_a_change_whose_reply_is_lost_is_made_once_or_not(name: str, fault: PutF
 
 
 def _swap(store: ObjectStore) -> None:
-    """Give `x` and `small` the name of the other."""
+    """Swap the names of `x` and `small`."""
     opened(store, 5).rename_column("x", "other").rename_column("small", "x").rename_column("other", "small")
 
 
@@ -112,7 +112,7 @@ STATEMENTS: Mapping[str, Callable[[Table], object]] = {
 
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_statement_never_takes_a_column_for_another_that_got_its_name_meanwhile(name: str) -> None:
-    """It does what it does before the names are swapped, or after it, or says that it is to be planned again."""
+    """The statement runs before the swap, or after it, or fails with the advice to plan again."""
     act, outcomes, conflicts = STATEMENTS[name], [], 0
     for swaps in ((True, False), (False, True)):
         store = copy_of(_start())

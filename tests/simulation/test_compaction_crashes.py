@@ -1,7 +1,8 @@
-"""A compactor ends at every request of a compaction, before and after it takes effect; no row changes, ever.
+"""A compactor ends at every request of a compaction, before and after it takes effect. No row ever changes.
 
-The put of the version decides. Before it there are only files that no version names: nobody reads them, the next
-compaction makes its own, and the collector finds them. While it ran, somebody may have deleted rows of its inputs.
+The put of the version decides. Before it, there are only files that no version names. No reader uses these files, the
+next compaction writes its own files, and the collector deletes them. Another process may delete rows of the inputs
+during the compaction.
 """
 
 from __future__ import annotations
@@ -15,17 +16,18 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.log.history import HistoryEntry
+from storage_core.base.errors import CommitConflict, CommitUnknown
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.layout import CompactionSettings
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.table import TableConfig
+from storage_core.log.versions import HistoryEntry
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support import merge_plan
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
@@ -51,9 +53,9 @@ Numbers = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """What is compacted: so many rows in each of two windows, of which `deleted` are deleted before and `later` while.
+    """A compaction of two windows with `rows` rows each. `deleted` rows are deleted before the run, `later` rows in it.
 
-    The compaction reads `inputs` splits and writes `outputs`, and `vectors` as objects.
+    The compaction reads `inputs` splits, writes `outputs` splits, and writes `vectors` deletion vectors as objects.
     """
 
     rows: int
@@ -65,7 +67,7 @@ class Case:
     later: Callable[[int], bool] | None = None
 
     def meanwhile(self, objects: ObjectStore) -> None:
-        """Delete what is deleted while the compaction runs; another process does it."""
+        """Delete the `later` rows during the compaction, from another process."""
         if self.later is not None:
             _delete(_process(objects, 20), self.later)
 
@@ -75,7 +77,7 @@ def _few(n: int) -> bool:
 
 
 def _many(n: int) -> bool:
-    """Scattered, and so many that a vector is an object, but none of the outputs is high_delete_ratio at once."""
+    """Return True for scattered rows that need a vector object but leave every output below the high delete ratio."""
     return n * n % 1_009 < 300
 
 
@@ -112,7 +114,7 @@ def _delete(table: KeyedTable, deleted: Callable[[int], bool]) -> None:
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Two windows of three splits each."""
+    """Return a store with two windows of three splits each."""
     case, store = CASES[name], MemoryStore("windows")
     table = KeyedTable(store).create(SCHEMA, case.config)
     for first in range(3):
@@ -123,7 +125,7 @@ def start(name: str) -> MemoryStore:
 
 
 def numbers(store: ObjectStore) -> Numbers:
-    """What the rows of the table are, each of them once and as it was written."""
+    """Return the numbers of all rows. Assert that each occurs once and with its original values."""
     rows = _process(store, 1_000).base_rows()
     assert all(row == _row(int(str(row["n"])), int(str(row["n"])) % 2) for row in rows)
     found = frozenset(int(str(row["n"])) for row in rows)
@@ -138,13 +140,13 @@ def _expected(name: str, *, later: bool) -> Numbers:
 
 
 def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
-    """One run of a compaction, during which somebody deletes what the case says, and whether it committed anything."""
+    """Run one compaction with the concurrent deletes of the case. Return True if it committed anything."""
     return _process(store, 2).compact(lambda: CASES[name].meanwhile(objects)) is not None
 
 
 @cache
 def trace(name: str) -> tuple[str, ...]:
-    """Of each request of an undisturbed run the key that it puts."""
+    """Return the key of each put of a run without interference. Other requests have an empty key."""
     objects = copy_of(start(name))
     store = FaultStore(objects)
     assert compact(name, store, objects)
@@ -172,7 +174,7 @@ def _compactions(store: ObjectStore) -> int:
 
 
 def _named(snapshot: Snapshot) -> set[str]:
-    """The objects of the base that the newest version names."""
+    """Return the objects of the base that the newest version names."""
     vectors = {add.deleted_rows.path for add in snapshot.splits.values() if add.deleted_rows is not None}
     return {*snapshot.splits, *(path for path in vectors if path is not None)}
 
@@ -185,7 +187,7 @@ def _files(store: ObjectStore) -> set[str]:
 def test_a_compactor_may_end_at_any_request(name: str) -> None:
     decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
     left: list[tuple[MemoryStore, bool]] = []
-    # What is left before a later put, or by a request that only reads, is what the put before it left.
+    # A state before a later put, or after a request that only reads, is the state after the put before it.
     first, *_ = puts = [number for number, key in enumerate(trace(name)) if key]
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         objects = copy_of(start(name))
@@ -197,7 +199,7 @@ def test_a_compactor_may_end_at_any_request(name: str) -> None:
         assert _compactions(objects) == committed
         left.append((objects, committed))
     case = CASES[name]
-    # With the last split but without the delete, and with the version.
+    # The states include the last split without the delete, and the version.
     different = 1 + case.outputs + case.vectors + 1 + (case.later is not None)
     assert len(left) == different, "nothing, each split, each vector, and the version"
     for objects, committed in at_both_ends(left, lambda each: each[0]):
@@ -206,7 +208,7 @@ def test_a_compactor_may_end_at_any_request(name: str) -> None:
 
 
 def _judge(name: str, left: MemoryStore, *, committed: bool) -> None:
-    """The rows are those of before; the next run does what is left to do; then the collector takes what is over."""
+    """Check that the rows are unchanged, the next run does the rest, and the collector removes the unneeded files."""
     table = _process(left, 4)
     expected = _expected(name, later=_was_deleted(name, left))
     assert numbers(left) == expected
@@ -235,7 +237,7 @@ def _new(name: str, left: MemoryStore) -> list[HistoryEntry]:
 
 
 def _require_sound(store: MemoryStore, orphans: set[str]) -> None:
-    """`fsck` names these objects as those that no version names, and finds no damage."""
+    """Assert that `fsck` reports exactly these objects as unreferenced, and finds no damage."""
     findings = fsck(store, clock=ManualClock(START_MS + 10**9), deep=True).findings
     assert [each for each in findings if each.kind is not Kind.UNREFERENCED] == []
     assert orphans <= {each.key for each in findings}

@@ -1,8 +1,8 @@
-"""Compactions that take long, beside writers, merges, deletes and each other, any of which may end at any request.
+"""Long compactions that run concurrently with writers, merges, deletes and each other. Any may end at any request.
 
-One thread, and a seed for the order of events: a compaction begins, others act, it commits much later or never. After
-every event the table holds what a dictionary holds. A compaction is refused only where another one was there first, or
-where nothing of its splits is left.
+The simulation is one thread with a seed for the order of events. A compaction begins, other processes act, and the
+compaction commits much later or never. After every event, the table must match a dictionary. A compaction may only be
+refused if another one committed first, or if nothing of its splits is left.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
+from storage_core.base.errors import CommitConflict, CommitUnknown, Unavailable
+from storage_core.compact.carry_over import CarryOver
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.settings.layout import CompactionSettings
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.table import TableConfig
-from storage_core.split.rewrite import Rewrite
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.split.writer import Rewrite
+from storage_core.store.memory import MemoryStore
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
 from tests.support import merge_plan
 from tests.support.clock import START_MS, ManualClock
@@ -41,7 +41,7 @@ CONFIG = TableConfig(
     gc_horizon_ms=0,
 )
 FEW_ROWS = CompactionSettings(run_rows=50)
-"""Of a table with more rows, every second one here, compactions are merges in parts."""
+"""In a table with more rows (here every second table), compactions are merges in parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Running:
 
 
 class World:
-    """One table, who works on it, and what it should hold. `met` counts what happened."""
+    """One table, its processes, and its expected content. `met` counts the events."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -81,7 +81,7 @@ class World:
         self._processes = 1_000 * seed
 
     def run(self) -> None:
-        """Let everything happen, then let everybody come to an end."""
+        """Run random events, then let every process complete its work."""
         self.write()
         self.merge()
         chances = {self.write: 4, self.merge: 6, self.delete: 2, self.begin: 2, self.commit: 2}
@@ -94,7 +94,7 @@ class World:
         self.end()
 
     def write(self) -> None:
-        """New rows, rows in place of others (sometimes of all of the last batch), and deletes; a generation of them."""
+        """Write new rows, replacements (sometimes of the whole last batch) and deletes, as one generation."""
         known = sorted(map(str, self.base.keys() | self.waiting.keys()))
         with self.table.writer() as writer:
             fresh = [f"n{self.random.randrange(10**6):06}" for _ in range(self.random.choice([1, 5, 60]))]
@@ -122,7 +122,7 @@ class World:
             self.waiting = {}
 
     def delete(self) -> None:
-        """Delete rows of the base that nobody is about to write, as a statement would."""
+        """Delete rows of the base that no process is about to write, as a statement would."""
         known = sorted(map(str, self.base.keys() - self.waiting.keys()))
         deleted = set(self.random.sample(known, min(len(known), self.random.choice([1, 10, 50]))))
         if deleted:
@@ -145,7 +145,7 @@ class World:
             self.running.append(Running(table, store, snapshot, done))
 
     def commit(self) -> None:
-        """One of the compactions that run commits, unless it ends or a reply is lost."""
+        """Commit one of the running compactions, unless its process ends or a reply is lost."""
         if not self.running:
             return
         each = self.running.pop(self.random.randrange(len(self.running)))
@@ -173,13 +173,13 @@ class World:
             self._count(each, live)
 
     def check(self) -> None:
-        """The table holds what the dictionary holds, each key once."""
+        """Assert that the table matches the dictionary, with each key once."""
         rows = self.table.base_rows()
         assert {row["tailnum"]: row["seats"] for row in rows} == self.base
         assert len(rows) == len(self.base)
 
     def end(self) -> None:
-        """Nothing waits, nothing is left to compact, nothing is damaged, and the collector leaves only what is live."""
+        """Assert that nothing waits or is damaged, nothing is left to compact, and only live files are left."""
         while self.waiting:
             self.merge()
         while self.table.compact() is not None:
@@ -198,7 +198,7 @@ class World:
         return KeyedTable(store, SeededIds(self._processes), self.clock), store
 
     def _endanger(self, store: FaultStore, requests: int) -> None:
-        """Sometimes the process ends at one of its next requests."""
+        """Sometimes let the process end at one of its next requests."""
         if self.random.random() < 0.25:
             number = len(store.trace) + self.random.randrange(requests)
             store.at(number, self.random.choice(list(CrashFault)))

@@ -1,8 +1,8 @@
-"""Readers at every level, while before any of their requests others write, flush, merge, sort, compact or end.
+"""Readers at every level. Before any of their requests, other processes write, flush, merge, sort, compact or end.
 
-One thread plays all: two writers of a region each, two maintainers, two readers, with clocks twenty minutes apart.
-Stores lose replies, refuse, and end processes. What everybody did and found is a history that a model judges
-(`tests.support.consistency`). A seed replays exactly, see `seeds`.
+One thread plays all processes: two writers with one region each, two maintainers, and two readers. Their clocks are
+twenty minutes apart. Stores lose replies, refuse requests, and end processes. A model checks the recorded history of
+all calls and results (`tests.support.consistency`). A seed replays exactly (see `seeds`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, Unavailable
-from storage_core.gc.collect import collect
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.options import WriterOptions
+from storage_core.base.errors import CommitConflict, CommitUnknown, Unavailable
+from storage_core.maintain.collect import collect
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
 from tests.simulation.recorded_calls import Ledger, RecordedReader, RecordedWriter, by_letter, letter, opened
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
 from tests.support.clock import START_MS, ManualClock
@@ -52,7 +52,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 
 class World:
-    """The objects, who acts on them, and what is recorded of it."""
+    """The objects, the processes, and the recorded history."""
 
     def __init__(self, seed: int, minutes_apart: int) -> None:
         self.random = Random(seed)
@@ -71,7 +71,7 @@ class World:
         ]
 
     def run(self) -> None:
-        """Let all act, then settle everything and read it once more, and judge."""
+        """Run all processes, then settle everything, read it once more, and check the history."""
         for _ in range(MOVES):
             self.somebody().move()
             if self.random.random() < 0.05:
@@ -90,16 +90,16 @@ class World:
         check(self.ledger.history, letter)
 
     def somebody(self, but: Process | None = None) -> Process:
-        """One of the processes; seldom a maintainer, so that there is something to read that is not merged."""
+        """Return a random process, rarely a maintainer, so that unmerged records exist."""
         often = [each for each in self.processes[:-2] for _ in range(3)]
         return self.random.choice([each for each in (*often, *self.processes[-2:]) if each is not but])
 
     def interleave(self, process: Process) -> None:
-        """Before a request of one, perhaps let another act."""
+        """Before a request of one process, sometimes let another process act."""
         if self.inside or threading.current_thread() is not threading.main_thread():
-            return  # two regions are read side by side: an act in one of those threads would not replay
+            return  # regions are read in parallel, and an action in such a thread would not replay
         if any(each.name.startswith("tidemark-prefetch") for each in threading.enumerate()):
-            return  # nor would one beside the reads of those threads, which find what it commits, or do not
+            return  # a prefetch runs, which may or may not find the commit of an action
         if self.random.random() < INTERLEAVED:
             self.inside = True
             try:
@@ -108,11 +108,11 @@ class World:
                 self.inside = False
 
     def clean(self) -> None:
-        """Collect all that nobody needs, while nobody is at work and nothing is on its way: that is the horizon."""
+        """Collect all unneeded objects while no process works and no put is delayed, as the horizon guarantees."""
         for store in self.stores:
             store.deliver()
         table = KeyedTable(self.objects, SeededIds(self.random.getrandbits(32)))
-        ahead = ManualClock(START_MS + 10**11)  # by years: it must not matter
+        ahead = ManualClock(START_MS + 10**11)  # years later, which must not matter
         if collect(self.objects, table.log, clock=ahead, horizon_ms=0).deleted:
             self.tell("collected")
 
@@ -121,7 +121,7 @@ class World:
 
 
 class Process:
-    """A process that ends now and then and begins again without a memory."""
+    """A process that sometimes ends and starts again without memory."""
 
     def __init__(self, world: World, *acts: Callable[[Process], None], minutes: int = 0) -> None:
         self.world, self.random, self._acts = world, world.random, acts
@@ -129,7 +129,7 @@ class Process:
         self._begin()
 
     def move(self) -> None:
-        """Do one thing; the process may end in it."""
+        """Make one random action. The process may end in it."""
         if self.random.random() < CRASHES:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
         try:
@@ -154,17 +154,17 @@ class Process:
 
     @property
     def view(self) -> Table:
-        """This process's table object."""
+        """The table object of this process."""
         self._view = self._view or opened(self.table)
         return self._view
 
 
 def writing(world: World, name: str, minutes: int) -> Process:
-    """A process that writes to a region, flushes, and reads what it wrote; its clock is wrong by so much."""
+    """Return a process that writes to a region, flushes, and reads its writes. Its clock is wrong by `minutes`."""
 
     def with_writer(act: Callable[[RecordedWriter], None]) -> Callable[[Process], None]:
         def work(process: Process) -> None:
-            writer, process.writer = process.writer, None  # a writer that failed is not used again
+            writer, process.writer = process.writer, None  # a failed writer is not used again
             writer = writer or RecordedWriter(world.ledger, process.table, name, WriterOptions(flush_rows=8))
             act(writer)
             process.writer = writer
@@ -185,7 +185,7 @@ def writing(world: World, name: str, minutes: int) -> Process:
 
 
 def maintaining(world: World, minutes: int) -> Process:
-    """A process that merges, sorts and compacts; its clock is wrong by so much."""
+    """Return a process that merges, sorts and compacts. Its clock is wrong by `minutes`."""
 
     def merge(process: Process) -> None:
         done = process.table.merge()
@@ -204,7 +204,7 @@ def maintaining(world: World, minutes: int) -> Process:
 
 
 def reading(world: World, session: str) -> Process:
-    """A process that reads some keys or all, by the ways that cost no session of DuckDB."""
+    """Return a process that reads some keys or all rows, in the ways that need no session of DuckDB."""
 
     def read(process: Process) -> None:
         level = world.random.choice([Level.SNAPSHOT, Level.COMMITTED, Level.LATEST])
@@ -216,7 +216,7 @@ def reading(world: World, session: str) -> Process:
 
 
 def simulate(seed: int, minutes_apart: int = 10) -> World:
-    """Run one seed; a failure says which."""
+    """Run one seed. A failure contains the seed."""
     world = World(seed, minutes_apart)
     with naming(seed):
         world.run()

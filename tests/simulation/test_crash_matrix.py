@@ -1,7 +1,7 @@
-"""One process ends at every request of every operation, before and after the request takes effect; others go on.
+"""One process ends at every request of every operation, before and after the request takes effect. Others continue.
 
-An operation counts as committed when the one put that decides it took effect: then every reader sees it, before that
-nobody does. `OPERATIONS` is the table: a further operation is one more entry.
+One put decides an operation. Once it took effect, the operation is committed and every reader sees it. Before, no
+reader does. `OPERATIONS` is the table of operations. A new operation is one more entry.
 """
 
 from __future__ import annotations
@@ -12,27 +12,16 @@ from dataclasses import dataclass, replace
 
 import pytest
 
-from storage_core.errors import NotFound
-from storage_core.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
-from storage_core.history.restore import restore
-from storage_core.history.tagging import set_tag
-from storage_core.log.actions import (
-    Action,
-    Fence,
-    MergedGenerations,
-    MergeSkip,
-    RemoveIndexSegment,
-    Txn,
-)
-from storage_core.log.checkpoints.compact import compact_state
-from storage_core.log.conflicts.requirements import MergeProgress, Requirement
+from storage_core.base.errors import NotFound
+from storage_core.data.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
+from storage_core.data.settings.table import CheckpointFormat, TableConfig
+from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
 from storage_core.log.deletion_vector import inline
-from storage_core.log.log import TransactionLog
-from storage_core.log.tags import drop_expired, read_tags, remove_tag
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.reading import exists
-from storage_core.settings.table import CheckpointFormat, TableConfig
+from storage_core.log.log import TransactionLog, compact_state, drop_expired, read_tags, remove_tag
+from storage_core.log.requirements import MergeProgress, Requirement
+from storage_core.maintain.history import restore, set_tag
+from storage_core.store.contract import IfAbsent, ObjectStore, exists
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -49,10 +38,10 @@ Run = Callable[[TransactionLog], object]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one process does to a table on which `before` has happened.
+    """An operation of one process on a table on which `before` has happened.
 
-    `decides` is the key whose put makes it visible; None for what is derived and changes nothing that a reader sees.
-    `result` is a key that is there when the operation is through.
+    `decides` is the key whose put makes the operation visible. It is None for derived objects that change nothing for
+    readers. `result` is a key that exists when the operation is complete.
     """
 
     name: str
@@ -73,14 +62,14 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A request of an operation, and the side of it on which the process ends."""
+    """A request of an operation, and the side of the request on which the process ends."""
 
     number: int
     side: CrashFault
 
 
 def committing(*actions: Action, requirements: tuple[Requirement, ...] = ()) -> Run:
-    """A commit of a job that may be started again: it has its own id."""
+    """Return a commit of a restartable job: the commit has its own ID."""
 
     def run(log: TransactionLog) -> None:
         log.commit(log.snapshot(), actions, operation="TEST", requirements=requirements, commit_id=COMMIT_ID)
@@ -101,7 +90,7 @@ def checkpointed(log: TransactionLog) -> None:
 
 
 def a_state_and_many_removals(log: TransactionLog) -> None:
-    """More than a tenth of what the state holds is gone."""
+    """Remove more than a tenth of the content of the state."""
     checkpointed(log)
     after_commits(tuple(removal(name) for name in SPLITS[:5]))(log)
 
@@ -150,7 +139,7 @@ def tagged_with(name: str, version: int, *, expires_at_ms: int | None = None) ->
 
 
 def untagged(log: TransactionLog) -> None:
-    with suppress(NotFound):  # it was removed before the process ended
+    with suppress(NotFound):  # already removed before the process ended
         remove_tag(log, "nightly")
 
 
@@ -241,7 +230,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
         committed = bool(decisive) and (point.number, point.side is CrashFault.AFTER) >= (decisive[0], True)
         case = (contents(left), after if committed else before)
         if case in judged:
-            continue  # requests that only read leave the same objects behind, and whoever goes on goes on alike
+            continue  # requests that only read leave the same objects, so the continuation is the same
         judged.append(case)
         readers_see(left, case[1])
         another_writer_goes_on(copy_of(left), case[1])
@@ -253,7 +242,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
 
 
 def table(operation: Operation) -> MemoryStore:
-    """A table of a dozen splits in two versions, whose objects are there, and on which `before` has happened."""
+    """Return a table with a dozen existing splits in two versions, on which `before` has happened."""
     store = MemoryStore("table", clock=ManualClock())
     log = log_on(store, seed=1)
     log.create(metadata(TableConfig(checkpoint_interval=9, indexes=(INDEX,))))
@@ -266,7 +255,7 @@ def table(operation: Operation) -> MemoryStore:
 
 
 def reference(operation: Operation, start: MemoryStore) -> tuple[Seen, Seen, list[str]]:
-    """What is seen before and after the operation when nothing happens; and of each request the key that it puts."""
+    """Return the view before and after an operation without interference, and the key of the put of each request."""
     store = FaultStore(copy_of(start))
     before = seen(start)
     operation.run(log_on(store, seed=2))
@@ -281,7 +270,7 @@ def points(requests: int) -> Iterator[Point]:
 
 
 def crashed(operation: Operation, start: MemoryStore, point: Point) -> MemoryStore:
-    """The objects that a process leaves behind which ends at `point`."""
+    """Return the objects that remain when the process ends at `point`."""
     objects = copy_of(start)
     store = FaultStore(objects)
     store.at(point.number, point.side)
@@ -292,7 +281,7 @@ def crashed(operation: Operation, start: MemoryStore, point: Point) -> MemorySto
 
 
 def readers_see(store: MemoryStore, expected: Seen) -> None:
-    """However the table is opened, a reader sees `expected`, and that is what the version files say."""
+    """Assert that a reader sees `expected` in every way to open the table, and that it matches the version files."""
     assert seen(store) == expected
     oracle, log = LogOracle(store), log_on(store, seed=3)
     oracle.check_versions()
@@ -301,7 +290,7 @@ def readers_see(store: MemoryStore, expected: Seen) -> None:
 
 
 def another_writer_goes_on(store: MemoryStore, expected: Seen) -> None:
-    """Somebody who knows nothing of the operation commits and checkpoints."""
+    """Commit and checkpoint from a new process that has not seen the operation."""
     log = log_on(store, seed=4)
     added = split("another")
     result = log.commit(log.snapshot(), [added], operation="APPEND")
@@ -311,7 +300,7 @@ def another_writer_goes_on(store: MemoryStore, expected: Seen) -> None:
 
 
 def the_next_process_finishes(operation: Operation, store: MemoryStore, after: Seen, head: int) -> None:
-    """The same work started again is done once, and the table goes on from there."""
+    """Start the same work again. Assert that it is done once, and that the table can be used afterwards."""
     operation.run(log_on(store, seed=5))
     readers_see(store, after)
     if operation.result is not None:

@@ -1,4 +1,4 @@
-"""A distributor ends at every request to a table, and loses every reply: in the end each row is in once."""
+"""A distributor ends at every request to a table, or loses every reply. In the end, each row is in the table once."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from contextlib import suppress
 
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import TidemarkError
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.region import generation
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.base.errors import TidemarkError
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_in_stores
@@ -30,7 +29,7 @@ RATES: dict[Fault, float] = dict.fromkeys(LOST, 0.08)
 
 
 def given() -> dict[str, MemoryStore]:
-    """A raw log of two writers, an append table, and a keyed one whose direct writer left a row behind."""
+    """Return a raw log of two writers, an append table, and a keyed table with a row from a direct writer."""
     stores = {name: MemoryStore(name) for name in NAMES}
     _board(dict(stores), 1).create(users="n")
     clock = ManualClock()
@@ -55,7 +54,7 @@ def _board(stores: dict[str, ObjectStore], seed: int) -> Board:
 
 
 def judge(stores: dict[str, MemoryStore], seed: int) -> None:
-    """Distribute once more, and find each record once."""
+    """Distribute once more, and assert that each record exists once."""
     board = _board(dict(stores), seed)
     assert board.distribute().failures == {}
     assert board.numbers("events") == [10, 11, 20, 21]

@@ -1,4 +1,4 @@
-"""Distribution into a table of several regions: a distributor ends anywhere between them, and each row is in once."""
+"""Distribution into several regions: a distributor ends anywhere between the regions, and each row is in once."""
 
 from __future__ import annotations
 
@@ -7,24 +7,21 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.distribution.rounds import Tasks
-from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork
-from storage_core.errors import RegionClosed
-from storage_core.formats.keys import region_registry_key
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.region import generation
-from storage_core.region.manifest import read_latest
-from storage_core.region.registry import read_registry
-from storage_core.region.repartition import change_regions, close_regions
-from storage_core.region.spec import declared_fields, first_specs
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import RegionClosed
+from storage_core.data.formats.keys import region_registry_key
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.rounds import Tasks
+from storage_core.write.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.repartition import change_regions, close_regions
+from storage_core.write.region.spec import declared_fields, first_specs, read_registry
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.distribution import EVENTS, Board, Step, TasksMeanwhile
@@ -40,7 +37,7 @@ KEYS = range(9)
 
 
 def raw(store: ObjectStore, calls: Sequence[Sequence[RawRecord]], *, seed: int = 1) -> None:
-    """Write one chunk per call, each in a segment of its own."""
+    """Write one chunk per call, each in its own segment."""
     clock = ManualClock()
     with RawLog([store], clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1_000)) as log:
         for records in calls:
@@ -204,7 +201,7 @@ def test_a_region_that_is_lost_to_another_writer_stops_no_region_behind_it() -> 
 
 
 def half_distributed() -> dict[str, ObjectStore]:
-    """Stores in which one region has its rows and the distributor ended."""
+    """Return stores in which one region has its rows and the distributor ended."""
     start = given()
     for number in range(1_000):
         stores = copies(start)
@@ -243,7 +240,7 @@ def test_a_spec_whose_end_was_begun_fails_the_table_and_loses_nothing() -> None:
 
 @dataclass
 class _Watching:
-    """Tasks that look before they divide."""
+    """Tasks that run a check before they divide."""
 
     tasks: Tasks
     look: Callable[[], object]

@@ -1,7 +1,8 @@
-"""Windows leave in one commit: killed at any request of it, or met by anybody at any request, no kept row is touched.
+"""Windows expire in one commit. An expiry is killed or meets another process at any request. No retained row changes.
 
-A compaction that commits first makes it plan again and removes its outputs; one that comes second conflicts and brings
-nothing back. Rows that are late for a window that has left come in, and leave with the next run.
+If a compaction commits first, the expiry plans again and removes the outputs of the compaction. If the compaction comes
+second, it conflicts and brings nothing back. Rows that arrive late for an expired window are accepted, and expire with
+the next run.
 """
 
 from __future__ import annotations
@@ -13,31 +14,31 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from jobs.expire import MOST_PLANS, expire
-from jobs.reports.report import JobReport
-from jobs.requests.request import JobRequest
-from jobs.running.run import JobRun
 from jobs.spark.spark import Spark
-from storage_core.clock import HOUR_MS
-from storage_core.compaction.execute import execute
-from storage_core.errors import CommitConflict, TidemarkError
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitConflict, TidemarkError
+from storage_core.compact.execute import execute
+from storage_core.compact.steps import MOST_PLANS
+from storage_core.compact.steps import run_expire as expire
+from storage_core.data.settings.table import TableConfig
+from storage_core.data.steps import Expire
 from storage_core.log.actions import Action
 from storage_core.log.deletion_vector import inline
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.reading import exists
-from storage_core.region import merge
-from storage_core.settings.table import TableConfig
+from storage_core.log.job_run import JobReport, JobRun
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
 from storage_core.split.read import read_split
+from storage_core.store.contract import ObjectStore, exists
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.region import merge
 from tests.support import merge_plan
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
-from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 
@@ -82,7 +83,7 @@ def _rows(store: ObjectStore, version: int | None = None) -> Rows:
 
 @cache
 def start() -> MemoryStore:
-    """Two windows that have left and two that have not, each of two splits."""
+    """Return a table with two expired and two retained windows of two splits each."""
     store = MemoryStore("events")
     _process(store, 1).create(SCHEMA, _config())
     for number in (0, 10):
@@ -96,7 +97,7 @@ def _kept(rows: Rows) -> Rows:
 
 
 def _expire(store: ObjectStore, seed: int) -> JobReport:
-    return expire(JobRun("expire", JobRequest(table_uri="test:"), Spark(), _opened(store, seed)))
+    return expire(JobRun(Expire(table_uri="test:"), Spark(), _opened(store, seed)))
 
 
 @cache
@@ -125,21 +126,15 @@ def test_every_window_that_has_left_goes_in_one_commit_and_a_second_run_finds_no
     assert _opened(store, 5).version == 3
 
 
-@pytest.mark.parametrize("side", list(CrashFault))
-def test_killed_at_any_request_the_next_run_does_what_is_left(side: CrashFault) -> None:
-    versions = []
-    for number in range(requests()):
-        left = copy_of(start())
-        store = FaultStore(left)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            _expire(store, 3)
-        versions.append(_opened(left, 4).version)
+def test_killed_at_any_request_the_next_run_does_what_is_left() -> None:
+    versions = set()
+    for left in left_by_crashes(start(), lambda store: _expire(store, 3)):
+        versions.add(_opened(left, 4).version)
         assert _rows(left) in (_rows(start()), _kept(_rows(start()))), "all of it or nothing"
         _expire(left, 5)
         assert _rows(left) == _kept(_rows(start()))
         assert _opened(left, 6).version == 3, "one commit in all"
-    assert set(versions) == ({2, 3} if side is CrashFault.AFTER else {2})
+    assert versions == {2, 3}
 
 
 @pytest.mark.parametrize("fault", [PutFault.APPLIED_THEN_UNKNOWN, PutFault.DROPPED_THEN_UNKNOWN])
@@ -150,16 +145,16 @@ def test_a_lost_reply_leaves_it_done_or_to_be_done(fault: PutFault) -> None:
     try:
         _expire(store, 3)
     except TidemarkError as error:
-        assert error.kind == "commit_unknown"  # noqa: PT017  # whether there is one depends on the fault
+        assert error.kind == "commit_unknown"  # noqa: PT017  # whether an error occurs depends on the fault
     _expire(left, 5)
     assert (_rows(left), _opened(left, 6).version) == (_kept(_rows(start())), 3)
 
 
-# --- others meanwhile
+# Concurrent actions of other processes.
 
 
 def _compaction(table: KeyedTable) -> list[Action]:
-    """Rewrite every window, also those that have left: as a run does that was planned before they had."""
+    """Rewrite every window, also expired windows, like a run that was planned before they expired."""
     operations = merge_plan.plan(table.snapshot, now_ms=OLD * 1000)
     results = [execute(table.store, each, ids=table.ids, now_ms=table.clock.now_ms()) for each in operations]
     return [action for each in results for action in each.actions]
@@ -171,7 +166,7 @@ def _compacts(store: ObjectStore) -> None:
 
 
 def _deletes(store: ObjectStore) -> None:
-    """Hide the one row of every split that is 10 seconds into its window."""
+    """Delete the one row of every split that is 10 seconds into its window."""
     table = _process(store, 7)
     adds = [add for add in table.snapshot.splits.values() if read_split(store, add)["id"].to_pylist()[0] >= 10]
     marked = [replace(add, deletionVector=inline([0])) for add in adds]
@@ -197,7 +192,7 @@ def _operations(store: ObjectStore) -> list[str]:
 
 
 def _met(act: Callable[[ObjectStore], None]) -> Iterator[tuple[MemoryStore, bool]]:
-    """Stores after an expiry during a request of which somebody else acted, and whether they were first."""
+    """Yield a store after an expiry that another process met at one request, and whether that process was first."""
     for number in range(requests()):
         left = copy_of(start())
         store = FaultStore(left)
@@ -269,22 +264,28 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
     store = copy_of(start())
 
     class Busy(ManualClock):
+        """A clock that commits at the start of each attempt, when the job has read the newest version."""
+
+        job: JobRun[Expire] | None = None
+
         def now_ms(self) -> int:
             other = _process(store, 50 + len(_operations(store)))
-            adds = [add for add in other.snapshot.splits.values() if add.windowStart == OLD]
-            changed = replace(adds[0], deletionVector=inline([] if adds[0].deleted_rows else [0]))
-            other.log.commit(other.snapshot, [changed], operation="DELETE")
+            if self.job and self.job.before.version == other.snapshot.version:
+                adds = [add for add in other.snapshot.splits.values() if add.windowStart == OLD]
+                changed = replace(adds[0], deletionVector=inline([] if adds[0].deleted_rows else [0]))
+                other.log.commit(other.snapshot, [changed], operation="DELETE")
             return super().now_ms()
 
-    metered = MeteredStore(store)
-    log = KeyedTable(metered, ids=SeededIds(3), clock=Busy(NOW * 1000)).log
-    job = JobRun("expire", JobRequest(table_uri="test:"), Spark(), Table(metered, log, log.snapshot()))
-    with pytest.raises(CommitConflict, match=f"each of {MOST_PLANS} attempts; nothing was written"):
+    metered, clock = MeteredStore(store), Busy(NOW * 1000)
+    log = KeyedTable(metered, ids=SeededIds(3), clock=clock).log
+    job = clock.job = JobRun(Expire(table_uri="test:"), Spark(), Table(metered, log, log.snapshot()))
+    with pytest.raises(CommitConflict, match=f"each of {MOST_PLANS} attempts. Nothing was written"):
         expire(job)
+    assert _operations(store).count("DELETE") == MOST_PLANS
     assert "EXPIRE" not in _operations(store)
 
 
-# --- the files
+# The files.
 
 
 def test_the_files_go_when_no_retained_version_names_them_and_not_before() -> None:
@@ -302,7 +303,7 @@ def test_the_files_go_when_no_retained_version_names_them_and_not_before() -> No
 
     def collected(after_ms: int) -> set[str]:
         clock.now += after_ms
-        for _ in range(2):  # the first run notes, the second deletes
+        for _ in range(2):  # the first run notes, the second run deletes
             clock.now += 1
             collect(store, table.log, clock=clock)
         return {key for key in old if not exists(store, key)}
@@ -313,7 +314,7 @@ def test_the_files_go_when_no_retained_version_names_them_and_not_before() -> No
     assert _rows(store) == {(2, KEPT * 1_000_000), (3, KEPT * 1_000_000)}
 
 
-# --- rows that are not merged yet
+# Rows that are not merged yet.
 
 
 def test_unmerged_rows_of_a_window_that_has_left_are_merged_and_leave_with_the_next_run() -> None:

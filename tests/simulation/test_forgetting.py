@@ -1,6 +1,6 @@
-"""Forgetting ends at any of its requests and is run again; others commit at any of its requests, or it at theirs.
+"""An erasure ends at any request and runs again. Others commit at any of its requests, or it commits at any of theirs.
 
-Whatever comes first, the person is out of the table, everybody else is in it, and the report is true.
+In every order, the person is out of the table, all other persons are in it, and the report is correct.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from functools import cache
 
 import pytest
 
-from storage_core.compaction import expiry
-from storage_core.errors import CommitConflict
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.objectstore.meter import RequestKind
+from storage_core.base.errors import CommitConflict
+from storage_core.compact import planner
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.store.meter import RequestKind
 from tests.support.changed_rows import require_sound
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
@@ -62,7 +62,7 @@ def _forget(made: Forgetful, store: FaultStore | None = None) -> object:
 
 
 def _require_forgotten(made: Forgetful, others: set[int]) -> None:
-    """Fail unless only these others are there, and nothing of the person is once all retention is over."""
+    """Fail unless exactly these other persons exist, and nothing of the person is left after all retention periods."""
     assert made.numbers() == sorted(others)
     made.report()
     for _ in range(6):
@@ -80,7 +80,7 @@ def _require_forgotten(made: Forgetful, others: set[int]) -> None:
 @pytest.mark.parametrize("kind", ["append", "keyed"])
 def test_it_may_end_at_any_request_and_be_run_again(kind: str) -> None:
     left: list[Forgetful] = []
-    # What is left before a later put, or by a request that only reads, is what the put before it left.
+    # A state before a later put, or after a request that only reads, is the state after the put before it.
     first, *_ = puts = _puts(kind)
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         made = _copy(kind)
@@ -109,13 +109,13 @@ def _merge(made: Forgetful) -> None:
 
 
 def _expire(made: Forgetful) -> None:
-    """All windows have left."""
+    """Expire all windows."""
     log = made.opened().log
     head = log.snapshot()
     retained = replace(head.config, retention_ms=1)
     log.commit(head, [replace(head.metadata, configuration=retained.to_configuration())], operation="CONFIGURE")
     head = log.snapshot()
-    found = expiry.plan(head, retention_ms=1, now_ms=made.clock.now + 10 * DAY_MS)
+    found = planner.plan_expiry(head, retention_ms=1, now_ms=made.clock.now + 10 * DAY_MS)
     if found.splits:
         log.commit(head, found.removes(1), operation="EXPIRE", requirements=[found.requirement])
 
@@ -147,21 +147,21 @@ PERSON = {100, 110}
 
 @pytest.mark.parametrize(("theirs", "kind"), [(name, kind) for name in OTHERS for kind in KINDS[name]])
 def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
-    """The row of the conflict table: it is planned again, and both are done."""
+    """A row of the conflict table: the erasure is planned again, and both commit."""
     for number in _deciding(kind):
         made = _copy(kind)
         meanwhile = _At(number, lambda made=made: OTHERS[theirs](made))  # type: ignore[misc]
         _forget(made, FaultStore(made.table_store, watch=meanwhile))
         assert meanwhile.acted
         others = (made.others - GONE.get(theirs, set())) | CAME.get(theirs, set())
-        back = PERSON if theirs == "restore" else set()  # to a version that has them
+        back = PERSON if theirs == "restore" else set()  # the restored version has the person
         assert {*made.numbers()} - back == others
         require_true(made.opened().forget_report(WHERE), made.places())
         require_sound(made.table_store)
 
 
-# ok: theirs commits all the same. abort: theirs commits nothing where it came in between, and is planned again; of an
-# index where all that it indexed is rewritten.
+# ok: the other operation commits. abort: the other operation commits nothing if the erasure came in between, and is
+# planned again. A commit of an index is aborted only if all rows that it indexed were rewritten.
 OK = ("append", "delete", "forget", "update", "overwrite", "upsert", "restore")
 ABORT = ("compact", "index", "merge", "expire")
 COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
@@ -169,7 +169,7 @@ COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
 
 @pytest.mark.parametrize("mine", COLUMN)
 def test_it_commits_at_any_request_of_others(mine: str) -> None:
-    """The column of the conflict table."""
+    """A column of the conflict table."""
     kind, aborted = KINDS[mine][0], 0
     for number in _deciding(kind, mine):
         made = _copy(kind)
@@ -187,7 +187,7 @@ def test_it_commits_at_any_request_of_others(mine: str) -> None:
 
 
 class _At:
-    """A watch that acts once, before a request of this number."""
+    """A watch that acts once, before the request of this number."""
 
     def __init__(self, number: int, act: Callable[[], object]) -> None:
         self._left, self._act = number, act
@@ -202,18 +202,18 @@ class _At:
 
 
 def _through(made: Forgetful, store: FaultStore) -> Forgetful:
-    """The same table, of which every request goes through another store."""
+    """Return the same table, with every request through another store."""
     return Forgetful(made.config, store, [], made.clock, seed=90)  # type: ignore[arg-type]
 
 
 def _deciding(kind: str, name: str = "") -> list[int]:
-    """The numbers of its puts that change what the table is: who comes between two others comes before the next."""
+    """Return the numbers of the puts that change the table. An action between two acts like one before the second."""
     return [number for number, key in _puts(kind, name).items() if decides(key) or scaled(1) > 1]
 
 
 @cache
 def _puts(kind: str, name: str = "") -> Mapping[int, str]:
-    """The keys of its requests that write, or of those of somebody else, by their numbers."""
+    """Return the keys of the puts, by request number: of the erasure, or of the named operation."""
     made = _copy(kind)
     store = FaultStore(made.table_store)
     beside = _through(made, store)

@@ -1,7 +1,7 @@
-"""Histories read in pages at random moments while everything else goes on: the records of one read, and an end.
+"""Histories read in pages at random times during other work. The pages must be the records of one read, and must end.
 
-The oracle is a plain dictionary of what was written. A history is compared with one page that holds all of it, read at
-the moment it began; that page with the dictionary.
+The oracle is a dictionary of the written rows. A history is compared with a single page of all records, read when the
+history began. That page is compared with the dictionary.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from typing import Protocol
 
 import pyarrow as pa
 
-from storage_core.clock import HOUR_MS
-from storage_core.compaction import execute as compaction
-from storage_core.errors import SnapshotExpired
-from storage_core.formats.history_token import decode
-from storage_core.gc.collect import collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import SnapshotExpired
+from storage_core.compact import execute as compaction
+from storage_core.data.formats.history_token import decode
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.fold import FIELDS, OPERATION
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.router import RoutingWriter
-from storage_core.region.sorting import SortingTerms
-from storage_core.region.spec import first_specs
-from storage_core.region.writer import RegionWriter
-from storage_core.rows.fold import FIELDS, OPERATION
-from storage_core.rows.schema import conform
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import collect
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.generation_write import SortingTerms
+from storage_core.write.region.router import RoutingWriter
+from storage_core.write.region.spec import first_specs
+from storage_core.write.region.writer import RegionWriter
 from tests.support.clock import ManualClock
 from tests.support.keyed_table import PLANES, KeyedTable
 from tests.support.merge_plan import plan as plan_compaction
@@ -56,7 +56,7 @@ class World(Protocol):
         ...
 
     def check(self, records: pa.Table) -> None:
-        """Assert that the records make the rows that were written."""
+        """Assert that the records result in the written rows."""
         ...
 
 
@@ -66,7 +66,7 @@ def make(settings: TableConfig) -> KeyedTable:
 
 
 class Keyed:
-    """Any operation on a few keys, flushes and claims."""
+    """A keyed table with all operations on a few keys, flushes and claims."""
 
     def __init__(self, settings: TableConfig) -> None:
         self.table = make(settings)
@@ -104,7 +104,7 @@ class Keyed:
 
 
 class Appended:
-    """Splits of a few rows, one commit each."""
+    """An append table with splits of a few rows, one commit each."""
 
     def __init__(self) -> None:
         self.table = make(config())
@@ -131,7 +131,7 @@ class Appended:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads histories one after the other, a page at a time, and checks each when it ends."""
+    """Reads one history after another, a page at a time, and checks each at its end."""
 
     world: World
     random: Random
@@ -148,7 +148,7 @@ class Reader:
         return self.world.table.log
 
     def read(self) -> None:
-        """Read the next page in a process of its own, or the first one of a new history."""
+        """Read the next page in a new process, or the first page of a new history."""
         if not self.begun:
             self._begin()
         page_bytes = self.random.choice(self.sizes)

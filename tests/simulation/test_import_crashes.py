@@ -1,4 +1,4 @@
-"""An import ends at every request, before and after it takes effect: run again, every row is in the table once."""
+"""An import ends at every request, before and after it takes effect. After a rerun, every row is in the table once."""
 
 from __future__ import annotations
 
@@ -10,20 +10,19 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from storage_core import creation
-from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput, NotFound, WriterFenced
-from storage_core.formats.keys import version_key
-from storage_core.gc.collect import collect
-from storage_core.importing.folder import Folder, folder_of
-from storage_core.importing.imported import Imported
-from storage_core.importing.run import import_rows
-from storage_core.importing.source import Source
+from storage_core.base.errors import CommitConflict, CommitUnknown, InvalidInput, NotFound, WriterFenced
+from storage_core.change import creation
+from storage_core.data.formats.keys import version_key
+from storage_core.data.settings.table import TableConfig
+from storage_core.interop.import_files import Folder, folder_of
+from storage_core.interop.import_given import Imported, Source
+from storage_core.interop.importing import import_rows
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.maintain.collect import collect
 from storage_core.read.view import Consistency
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.changed_rows import opened, require_sound
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import left_by_crashes
@@ -71,7 +70,7 @@ def test_killed_at_any_request_it_is_run_again_and_every_row_is_in_once(tmp_path
 
 
 class _Meanwhile:
-    """A folder whose rows are read, or that is found to fit, after something else happened."""
+    """A folder that runs an action before its rows are read, or before its schema is checked."""
 
     def __init__(self, folder: Folder, act: Callable[[], object], when: str = "rows") -> None:
         self.folder, self.act, self.when = folder, act, when
@@ -114,7 +113,7 @@ def test_of_two_imports_of_a_folder_at_a_time_one_is_done(
         assert (done.status, done.commit_id, done.rows) == ("done_by_another", "", 0)
         assert _import(store, tmp_path, config, 9).status == "nothing_to_do"
     else:
-        with pytest.raises((CommitConflict, InvalidInput), match=r"units of this commit|held something else"):
+        with pytest.raises((CommitConflict, InvalidInput), match=r"units of this commit|with other content"):
             import_rows(log, source, make)
     assert _rows(store, config) == expected(FILES if same else FILES + 1)
 
@@ -145,6 +144,6 @@ def test_an_import_whose_region_another_writer_claims_says_to_import_again(tmp_p
             pass
 
     source = cast("Source", _Meanwhile(folder_of(str(tmp_path / "more")), claim))
-    with pytest.raises(WriterFenced, match=r"Some rows of .* may be in: import it again"):
+    with pytest.raises(WriterFenced, match=r"Some rows of .* may be imported. Import it again"):
         import_rows(log, source, lambda _, __: log.snapshot())
     assert _import(store, tmp_path / "more", KEYED, 10).status == "committed"

@@ -1,6 +1,6 @@
 """A compaction, catch-up or merge of segments ends at any request, before and after it takes effect.
 
-Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
+Every search then matches a scan, the next run does the rest, and the collector removes unreferenced files.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from functools import cache
 
 import pytest
 
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.index import catch_up, segment_merge_work
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.compaction import CompactionSettings
+from storage_core.data.settings.layout import CompactionSettings
+from storage_core.index import catch_up, segment_merge
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import at_both_ends, left_by_crashes
 from tests.support.indexed_table import CONFIG, NEAR, TAG_VALUES, WITH_PLACES, IndexedTable, watermarks
@@ -28,8 +28,8 @@ Run = Callable[[IndexedTable], object]
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two segments of a tier are merged already."""
-    monkeypatch.setattr(segment_merge_work, "FACTOR", 2)
+    """Merge two segments of a tier already."""
+    monkeypatch.setattr(segment_merge, "FACTOR", 2)
 
 
 def compact(table: IndexedTable) -> None:
@@ -50,7 +50,7 @@ RUNS: Mapping[str, Run] = {
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Three splits, of which one is not indexed and one has deleted rows; compacted where that went before."""
+    """Return three splits: one is not indexed, one has deleted rows. The splits are compacted if that went before."""
     store = MemoryStore("indexed")
     config = replace(CONFIG, indexes=(*CONFIG.indexes, NEAR), version_retention_ms=0, gc_horizon_ms=0)
     if name == "compaction in parts":
@@ -66,7 +66,7 @@ def start(name: str) -> MemoryStore:
         compact(table)
     if name == "merge of segments":
         with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(segment_merge_work, "FACTOR", 8)
+            patched.setattr(segment_merge, "FACTOR", 8)
             table.append([(0, TAG_VALUES[row % 4], "ebb") for row in range(8)])
             table.catch_up()
     return store
@@ -88,7 +88,7 @@ def _judge(left: ObjectStore) -> None:
         compact(table)
         assert all(now >= marks[each] for each, now in watermarks(table.snapshot).items())
         table.require_exact(table.snapshot)
-    for _ in range(4):  # merges make larger segments, which are merged then, and need no translations any more
+    for _ in range(4):  # merges make larger segments, which merge later and then need no translations
         table.catch_up()
     assert all(catch_up.plan(table.snapshot, each).empty for each in marks)
     table.require_exact(table.snapshot)

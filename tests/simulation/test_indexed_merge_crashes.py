@@ -1,6 +1,6 @@
 """A flush or merge of an indexed keyed table ends at any request, before and after it takes effect.
 
-Every search finds what a scan finds then, the next run does what is left, and the collector takes what nobody named.
+Every search then matches a scan, the next run does the rest, and the collector removes unreferenced files.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from functools import cache
 import pyarrow as pa
 import pytest
 
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import capture
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.unmerged import capture
 from tests.support.brute_force import nearest
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import at_both_ends, left_by_crashes
@@ -71,7 +71,7 @@ RUNS: Mapping[str, Callable[[KeyedTable], object]] = {"flush": flush, "merge": m
 
 @cache
 def start(name: str) -> MemoryStore:
-    """A merged generation, one that is not, and a log that changes rows of both; flushed before a merge."""
+    """Return a merged generation, an unmerged one, and a log that changes rows of both, flushed before a merge."""
     store = MemoryStore("indexed")
     table = table_in(store, 1).create(SCHEMA, CONFIG)
     with table.writer(WriterOptions(segment_rows=1)) as writer:

@@ -1,6 +1,6 @@
-"""A merge, compaction or catch-up of a table with a primary-key index ends at any request, before and after it counts.
+"""A merge, compaction or catch-up of a table with a primary-key index ends at any request, before and after its effect.
 
-Every lookup finds then what the base has, the next run does what is left, and the collector takes what nobody named.
+Every lookup then matches the base, the next run does the rest, and the collector removes unreferenced files.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ from functools import cache
 
 import pytest
 
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read import indexed_keys, lookup
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.read import lookup
 from storage_core.read.verified import Verified
-from storage_core.region import indexed_base
-from storage_core.region.options import WriterOptions
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
-from storage_core.split import row_groups
-from storage_core.split.kept_values import KeptValues
+from storage_core.split import metadata
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.pieces import KeptValues
+from storage_core.write.region import merge as indexed_base
+from storage_core.write.region.records import WriterOptions
 from tests.support.clock import START_MS, ManualClock
 from tests.support.crashes import left_by_crashes
 from tests.support.ids import SeededIds
@@ -36,10 +36,10 @@ NAMES = [f"N{number * 7_919 % 101:03}" for number in range(60)]
 
 @pytest.fixture(autouse=True)
 def _asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index is asked wherever it answers, as if requests were for nothing."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 2)
+    """Use the index for every lookup that it can answer, as if requests had no cost."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 2)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
-    monkeypatch.setattr(indexed_keys, "REQUEST_COST_BYTES", 0)
+    monkeypatch.setattr("storage_core.split.fetch.REQUEST_COST_BYTES", 0)
     monkeypatch.setattr(indexed_base, "REQUEST_COST_BYTES", 0)
 
 
@@ -64,7 +64,7 @@ RUNS: Mapping[str, Callable[[KeyedTable], None]] = {"merge": merge, "compaction"
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Splits of which the index covers all but one, and a generation that changes rows of them."""
+    """Return splits, all but one covered by the index, and a generation that changes their rows."""
     store = MemoryStore("keyed")
     table = KeyedTable(store, ids=SeededIds(1)).create(PLANES, CONFIG)
     with table.writer(WriterOptions(segment_rows=1)) as writer:
@@ -115,7 +115,7 @@ def _judge(left: ObjectStore) -> None:
 
 
 def _require_exact(table: KeyedTable) -> None:
-    """Each lookup finds the row that the splits have, one by one and all together."""
+    """Assert that lookups match the splits, one by one and all together."""
     head = table.snapshot
     rows = {row["tailnum"]: row for row in table.base_rows(head)}
     assert len(rows) == head.rows, "one live row per key"

@@ -1,34 +1,34 @@
-"""Delete and update of a keyed table: of the rows that match now, whatever a live writer, a merge or a crash does.
+"""Delete and update of a keyed table change the rows that match now, despite a live writer, a merge or a crash.
 
-A row that was written meanwhile is judged by what it is, and what is put later comes back.
+A row that was written during the statement is matched by its new values. A row that is put later comes back.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from itertools import product
 
 import pyarrow as pa
 import pytest
 
-from storage_core.dml.assignments import expr
-from storage_core.dml.keyed import MOST_ATTEMPTS
-from storage_core.errors import CommitConflict
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region.router import TableWriter
-from storage_core.region.spec import first_specs
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitConflict
+from storage_core.change.statement import expr
+from storage_core.change.statements import MOST_ATTEMPTS
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.region.router import TableWriter
+from storage_core.write.region.spec import first_specs
+from tests import draws
 from tests.support.clock import ManualClock
-from tests.support.copies import contents, copy_of
-from tests.support.fault_store import Crash, CrashFault, FaultStore
+from tests.support.copies import copy_of
+from tests.support.crashes import left_by_crashes
+from tests.support.fault_store import FaultStore
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 from tests.support.meanwhile import Meanwhile
-from tests.support.scale import scaled
 
 SCHEMA = pa.schema(
     [pa.field("k", pa.int64(), nullable=False), pa.field("must", pa.string(), nullable=False), ("n", pa.int64())]
@@ -66,12 +66,12 @@ def seen(store: ObjectStore, consistency: str = "latest") -> Seen:
 
 
 def merge(store: ObjectStore) -> None:
-    _process(store, 1_000 + len([*store.list("")])).merge_all()  # other ids each time
+    _process(store, 1_000 + len([*store.list("")])).merge_all()  # different IDs each time
 
 
 @cache
 def _start(*, regions: bool) -> MemoryStore:
-    """Rows in the base, in a generation over it and in a log behind that."""
+    """Return a table with rows in the base, in a generation, and in a later log."""
     store = created(regions=regions)
     table = opened(store, 2)
     table.append([_row(k, k) for k in range(10)])
@@ -136,14 +136,10 @@ def test_a_statement_that_matches_nothing_claims_nothing() -> None:
 @pytest.mark.parametrize("regions", [False, True])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str, regions: bool) -> None:
-    """At any request of the statement the writer puts rows: they were there before it, or come after it.
-
-    With regions each of the two statements is met at every other request, unless there is time (`SCALE`).
-    """
+    """At any request of the statement, the writer puts rows, which come before or after the statement."""
     act, model = STATEMENTS[name]
-    step = 2 if regions and scaled(1) == 1 else 1
-    instant = [*STATEMENTS].index(name) % step
-    while True:
+    instant = 0
+    for instant in draws.instants(f"{name}, {regions}"):
         objects = copy_of(_start(regions=regions))
         before = seen(objects)
         writer = opened(objects, 4).writer()
@@ -154,7 +150,7 @@ def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str
         if not meanwhile.acted:
             break
         put: Seen = {1: 7, 2: 101, 5: 4}
-        # Of each region either all that was put is judged, or none of it.
+        # In each region, the statement matches all rows of the put or none.
         first, last = model({**before, **put}), {**model(before), **put}
         found = seen(objects)
         assert found.keys() == (found.keys() & (first.keys() | last.keys()))
@@ -163,7 +159,6 @@ def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str
         writer.put(_row(21, 21))
         writer.close()
         assert seen(objects) == {**found, 21: 21}
-        instant += step
     assert instant > 10
 
 
@@ -187,21 +182,8 @@ def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str) -> N
     act, model = STATEMENTS[name]
     start = _start(regions=False)
     before, done = seen(start), model(seen(start))
-    whole = FaultStore(copy_of(start))
-    act(opened(whole, 5))
-    judged: set[frozenset[tuple[str, bytes]]] = set()
-    for (number, each), side in product(enumerate(whole.trace), CrashFault):
-        if each.request.key.startswith("splits/"):
-            continue  # read by a query, in threads of its own
-        left = copy_of(start)
-        store = FaultStore(left)
-        store.at(number, side)
-        with pytest.raises(Crash):
-            act(opened(store, 5))
-        state = frozenset(contents(left).items())
-        if state in judged:
-            continue  # requests that only read leave the same objects behind
-        judged.add(state)
+    states = left_by_crashes(start, lambda store: act(opened(store, 5)))
+    for left in states:
         found = seen(left)
         assert found in (before, done)
         expected = model(done) if found == done else done
@@ -209,4 +191,4 @@ def test_killed_at_any_request_a_region_has_all_of_it_or_nothing(name: str) -> N
         assert seen(left) == expected
         merge(left)
         assert seen(left) == expected
-    assert len(judged) > 2
+    assert len(states) > 2

@@ -1,7 +1,8 @@
-"""A maintainer ends at every request of acquire, take over, renew, look, commit, release and break, on both sides.
+"""A maintainer ends at every request of its lease calls and commits, before and after the request takes effect.
 
-Whatever it leaves behind, the next one gets the resource with a higher token once the lease has run out, its commit
-lands, and the work of the one that ended is in the log exactly when its version file is.
+The lease calls are acquire, take over, renew, look, release and break. In every case, the next maintainer gets the
+resource with a higher token after the lease has run out, and its commit lands. The work of the dead maintainer is in
+the log exactly if its version file exists.
 """
 
 from __future__ import annotations
@@ -11,15 +12,13 @@ from dataclasses import dataclass
 
 import pytest
 
-from storage_core.errors import Fenced, Held
-from storage_core.formats.keys import lock_key, version_key
-from storage_core.leases.lease import TTL_MS, Lease, acquire, break_lease
-from storage_core.leases.stored import read_lease
+from storage_core.base.errors import Fenced, Held
+from storage_core.data.formats.keys import lock_key, version_key
 from storage_core.log.actions import Action
+from storage_core.log.lease import TTL_MS, Lease, acquire, break_lease, read_lease
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.reading import exists
+from storage_core.store.contract import ObjectStore, exists
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -34,7 +33,7 @@ Step = Callable[[TransactionLog, Lease], object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What ends in the middle: `run` under a lease taken before; or without one the acquisition itself."""
+    """The call that ends in the middle: `run` under an existing lease, or the acquisition itself."""
 
     name: str
     run: Step | None
@@ -52,7 +51,7 @@ def commits(log: TransactionLog, lease: Lease, name: str = "mine") -> None:
 
 
 def works(log: TransactionLog, lease: Lease) -> None:
-    """All that a job does under its lease."""
+    """Do all that a job does under its lease."""
     lease.renew()
     lease.require_held()
     commits(log, lease)
@@ -88,7 +87,7 @@ def test_a_maintainer_may_end_at_any_request_and_the_next_one_goes_on(case: Case
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A process that is no more: what it asked for from `first` on, and the lease it had, if it got one."""
+    """A dead process: its requests from `first` on, and its lease, if it got one."""
 
     trace: list[str]
     first: int
@@ -128,7 +127,7 @@ def the_next_one_goes_on(objects: MemoryStore, before: Ended) -> None:
     assert head.version == (2 if landed else 1)
     deleted = [removal(path.rpartition("/")[2].removesuffix(".parquet")) for path in head.splits]
     log.commit(head, [*deleted, split("next"), lease.fence], operation="M", requirements=[lease.requirement])
-    if before.lease is not None:  # were it not dead but asleep
+    if before.lease is not None:  # as if it were paused and not dead
         with pytest.raises(Fenced):
             commits(log_on(objects, seed=9), before.lease, "late")
     lease.release()

@@ -1,7 +1,8 @@
-"""Several writers commit to one log over stores that lose replies, refuse, delay, lie about listings and end processes.
+"""Several writers commit to one log over faulty stores, and the log must match the results that the writers got.
 
-One thread plays all of them: before any request of one writer the seed may let another do a whole piece of work, or let
-a delayed put arrive. Afterwards the log is held against what the writers were told. A seed replays exactly:
+The stores lose replies, refuse or delay requests, return wrong listings, and end processes. One thread plays all
+writers. Before any request of one writer, the seed may let another writer do a whole piece of work, or let a delayed
+put arrive. A seed replays exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -20,29 +21,28 @@ from typing import TypeVar
 
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Fenced, NotFound, TidemarkError, Unavailable
-from storage_core.formats.keys import last_checkpoint_key
-from storage_core.history.restore import restore
+from storage_core.base.errors import (
+    CommitConflict,
+    CommitUnknown,
+    Corrupt,
+    Fenced,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+)
+from storage_core.data.formats.keys import last_checkpoint_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Txn
 from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.history import restore
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import contents
-from tests.support.fault_store import (
-    Crash,
-    CrashFault,
-    FaultStore,
-    GetFault,
-    HeadFault,
-    ListFault,
-    PutFault,
-    Rates,
-)
+from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, HeadFault, ListFault, PutFault, Rates
 from tests.support.ids import SeededIds
 from tests.support.log_oracle import LogOracle, State, state_of
 from tests.support.log_tables import INDEX, metadata
@@ -99,13 +99,13 @@ PROFILES = (LOST_REPLIES, STORM, OUTAGES, CUT_LISTINGS, DAMAGED_READS)
 
 @pytest.fixture(autouse=True)
 def _quiet(caplog: pytest.LogCaptureFixture) -> None:
-    """A simulation meets more failing checkpoints than anybody wants to read about."""
+    """Silence the warnings. A simulation has many failed checkpoints."""
     caplog.set_level(logging.CRITICAL, logger="storage_core")
 
 
 @dataclass(slots=True)
 class World:
-    """One table, its writers, and what they were told: the version of each acknowledged commit, ids of refused ones."""
+    """A table, its writers, and their results: the version of each acknowledged commit, the IDs of refused commits."""
 
     seed: int
     random: Random = field(init=False)
@@ -138,7 +138,7 @@ class World:
         return self.rates is not DAMAGED_READS
 
     def run(self) -> None:
-        """Let the writers work, then let everything in flight arrive, and check."""
+        """Let the writers work, then deliver all delayed puts, and check."""
         while self.moves < MOVES:
             self.let_somebody_work()
         for store in self.stores:
@@ -153,16 +153,16 @@ class World:
             self.check_hint()
 
     def between_requests(self) -> None:
-        """What others do before a request of somebody goes through."""
+        """Let other processes act before a request goes through."""
         if threading.current_thread() is not threading.main_thread():
-            return  # one of several reads at once, whose order is not the seed's
+            return  # one of several parallel reads, whose order does not follow the seed
         if self.moves < MOVES and self.random.random() < INTERLEAVED:
             self.let_somebody_work()
         if self.random.random() < INTERLEAVED:
             self.random.choice(self.stores).deliver(1)
 
     def connect(self, clock: ManualClock) -> FaultStore:
-        """Return the table as a fresh process sees it."""
+        """Return the table as a new process sees it."""
         store = FaultStore(
             self.objects,
             watch=lambda _kind, _key: self.between_requests(),
@@ -175,14 +175,14 @@ class World:
         return store
 
     def plan(self, snapshot: Snapshot) -> Work | None:
-        """Return something to commit that may follow `snapshot`."""
+        """Return work that can be committed after `snapshot`."""
         self.names += 1
         planners, weights = zip(*PLANNERS, strict=True)
         planner: Planner = self.random.choices(planners, weights)[0]
         return planner(self.random, f"w{self.names}", snapshot)
 
     def write_splits(self, work: Work) -> None:
-        """Files are written before they are committed."""
+        """Write the files, which comes before the commit."""
         for action in work.actions:
             if isinstance(action, Add):
                 self.objects.put(action.path, b"rows", Overwrite())
@@ -197,7 +197,7 @@ class World:
         self.refused.add(commit_id)
 
     def check_hint(self) -> None:
-        """The hint never goes backwards, unless what a writer read of it was damaged."""
+        """Assert that the hint never goes backwards, unless a writer read a damaged hint."""
         try:
             version = json.loads(self.objects.get(last_checkpoint_key()).data)["version"]
         except NotFound:
@@ -207,7 +207,7 @@ class World:
         self.hinted = version
 
     def check(self) -> None:
-        """Hold the log against what the writers know, and every way of opening it against its version files."""
+        """Check the log against the results of the writers, and every way of opening it against its version files."""
         self.oracle.check_versions()
         pending = {work.commit_id: work for writer in self.writers for work in writer.pending}
         for version in self.oracle.read()[1:]:
@@ -229,14 +229,14 @@ class World:
             assert log.find_commit(commit_id) == self.acknowledged[commit_id][0]
 
     def check_restored(self, version: int, work: Work) -> None:
-        """A version has the content that the restore named."""
+        """Assert that a version has the content that the restore named."""
         versions = self.oracle.read()
         assert rows_of(versions[version].state) == rows_of(versions[work.planned.version].state)
         assert versions[version].state["table"]["metadata"] == versions[work.planned.version].state["table"]["metadata"]
 
 
 class Writer:
-    """A process that commits, reads and checkpoints; when it crashes the next one finishes what it left in doubt."""
+    """A process that commits, reads and checkpoints. After a crash, the next process settles the commits in doubt."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -250,12 +250,12 @@ class Writer:
         self.snapshot = TransactionLog(world.objects).snapshot()
 
     def start(self) -> None:
-        """Begin a fresh process."""
+        """Begin a new process."""
         self.store = self.world.connect(self.clock)
         self.log = TransactionLog(self.store, clock=self.clock, ids=SeededIds(self.random.getrandbits(64)))
 
     def work(self) -> None:
-        """Do one piece of work, or die in the middle of it."""
+        """Do one piece of work, or crash during it."""
         self.busy = True
         self.clock.now += self.random.choice((-60_000, 0, 0, 1, 700))
         self.planned_for_deletion = self.random.random() < 0.1
@@ -265,14 +265,14 @@ class Writer:
             self.do()
         except Crash:
             self.start()
-            # What the dead process had opened reads through its dead store.
+            # A table that the dead process opened reads through its dead store.
             self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
             self.store.clear_script()
             self.busy = False
 
     def do(self) -> None:
-        """Settle a doubt, or do something new."""
+        """Settle a commit in doubt, or do new work."""
         if self.pending and self.random.random() < 0.7:
             self.resolve(self.random.choice(self.pending))
             return
@@ -280,7 +280,7 @@ class Writer:
         self.random.choices(chores, (12, 4, 2, 2, 1, 0.5))[0]()
 
     def commit(self) -> None:
-        """Commit something planned on a snapshot that may be old."""
+        """Commit work that was planned on a snapshot that may be old."""
         if self.random.random() < 0.5:
             self.open()
         work = self.reading(lambda: self.world.plan(self.snapshot))
@@ -288,12 +288,12 @@ class Writer:
             return
         self.world.write_splits(work)
         named = replace(work, commit_id=SeededIds(self.random.getrandbits(64)).uuid())
-        # Only by an id of one's own a commit can be found again after a crash or a read of damaged bytes.
+        # A commit can only be found again after a crash or a damaged read if its caller chose the ID.
         anonymous = self.world.reads_are_true and not self.planned_for_deletion and self.random.random() < 0.4
         self.attempt(work if anonymous else named)
 
     def attempt(self, work: Work) -> None:
-        """Commit, and remember what the log said about it."""
+        """Commit, and record the result."""
         known = work.commit_id
         again = known in {each.commit_id for each in self.pending}
         if known is not None and not again:
@@ -335,7 +335,7 @@ class Writer:
         )
 
     def restore(self) -> None:
-        """Bring back an older version."""
+        """Restore an older version."""
         version = self.random.choice(self.world.oracle.read()).version
         target = self.seen(lambda: self.log.snapshot(version=version))
         if target is not None:
@@ -343,7 +343,7 @@ class Writer:
             self.attempt(Work(kind=RESTORE, planned=target, actions=(), commit_id=commit_id))
 
     def committed(self, work: Work, result: CommitResult) -> None:
-        """Remember a success: the version is there, or, for repeated transactions, all of them are recorded."""
+        """Record a success: the version exists, or, for repeated transactions, all of them are recorded."""
         version = self.world.oracle.find(result.commit_id)
         if version is None:
             assert result.already_committed, "acknowledged, but not there"
@@ -363,7 +363,7 @@ class Writer:
         self.check_seen(result.snapshot)
 
     def check_refusal(self, work: Work, error: TidemarkError) -> None:
-        """A conflict is true: something that the work relies on has gone, or ten races were lost."""
+        """Assert that a conflict is correct: something that the work relies on is removed, or ten races were lost."""
         if "attempts to commit lost" not in str(error) and work.kind in {"APPEND", "COMPACT", "REMOVE", "DELETE"}:
             assert work.is_outdated(self.world.oracle.read()[-1].state), f"a false conflict: {error}"
 
@@ -376,7 +376,7 @@ class Writer:
         self.pending = [each for each in self.pending if each.commit_id != commit_id]
 
     def resolve(self, work: Work) -> None:
-        """Find out what became of a commit in doubt, and commit it again under its id when it is nowhere."""
+        """Find the outcome of a commit in doubt. If it is nowhere, commit it again under the same ID."""
         known = work.commit_id
         assert known is not None
         found = self.reading(lambda: self.log.find_commit(known) or NOWHERE)
@@ -388,7 +388,7 @@ class Writer:
             self.world.acknowledge(known, found, work)
 
     def open(self) -> None:
-        """Go on from the newest snapshot that can be read."""
+        """Continue from the newest snapshot that can be read."""
         self.snapshot = self.seen(self.log.snapshot) or self.snapshot
         refreshed = self.seen(lambda: self.log.refresh(self.snapshot)) or self.snapshot
         assert refreshed.version >= self.snapshot.version
@@ -404,14 +404,14 @@ class Writer:
         assert {found.version for found in opened if found is not None} <= {version.version}
 
     def seen(self, read: Callable[[], Snapshot]) -> Snapshot | None:
-        """Return the snapshot that a read gives, which is the truth whenever it gives one."""
+        """Return the snapshot that a read returns, after a check that it is correct."""
         snapshot = self.reading(read)
         if snapshot is not None:
             self.check_seen(snapshot)
         return snapshot
 
     def check_seen(self, snapshot: Snapshot) -> None:
-        """What a snapshot lists is the truth, as far as it can be read: its splits are read when they are looked at."""
+        """Assert that a snapshot is correct as far as it can be read. Its splits are read when they are used."""
         assert snapshot.timestamp == self.world.oracle.read()[snapshot.version].timestamp
         if self.random.random() > LOOKED_AT:
             return
@@ -419,7 +419,7 @@ class Writer:
         assert state is None or state == self.world.oracle.read()[snapshot.version].state, "a snapshot lies"
 
     def reading(self, read: Callable[[], T]) -> T | None:
-        """Return what a read gives; None when the store cannot be reached, or handed out damaged bytes."""
+        """Return the result of a read, or None if the store was unreachable or returned damaged bytes."""
         try:
             return read()
         except Unavailable:
@@ -438,12 +438,12 @@ class Writer:
             assert not self.world.reads_are_true
 
     def lose_the_hint(self) -> None:
-        """Somebody else deletes it."""
+        """Delete the hint from another process."""
         self.world.objects.delete([last_checkpoint_key()])
 
 
 def simulate(seed: int) -> World:
-    """Run one seed; a failure says which."""
+    """Run one seed. A failure contains the seed."""
     world = World(seed)
     with naming(seed):
         world.run()
@@ -483,11 +483,11 @@ def test_the_seeds_meet_every_fault_and_every_kind_of_commit() -> None:
 
 
 def rows_of(state: State) -> dict[str, int]:
-    """How many rows of each live split are deleted."""
+    """Return the number of deleted rows in each live split."""
     vectors = {path: add.deletionVector for path, add in state["live"].items()}
     return {path: 0 if vector is None else vector.cardinality for path, vector in vectors.items()}
 
 
 def history(store: FaultStore) -> list[tuple[str, str, int, str]]:
-    """What happened to which request, without the order of reads that ran at once."""
+    """Return the outcome of each request, without the order of parallel reads."""
     return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)

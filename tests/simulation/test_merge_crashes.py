@@ -1,7 +1,7 @@
-"""A merger ends at every request of a merge, before and after it takes effect; what it left behind is merged once.
+"""A merger ends at every request of a merge, before and after it takes effect. The rows are merged exactly once.
 
-The put of the version decides: before it readers see the base as it was, from it on the merged one. Whoever goes on
-finds either, never a part, never two live rows of a key, and ends with what an undisturbed merge makes.
+The put of the version decides. Before it, readers see the old base, and after it the merged base. A later process finds
+one of the two, never a part, and never two live rows of a key. The result is that of a merge without interference.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from functools import cache, partial
 
 import pytest
 
-from storage_core.compaction import execute as compaction
-from storage_core.errors import CommitConflict
-from storage_core.formats.keys import version_key
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge
+from storage_core.base.errors import CommitConflict
+from storage_core.compact import execute as compaction
+from storage_core.data.formats.keys import version_key
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge
 from tests.support import merge_plan
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -33,7 +33,7 @@ def _plane(name: str, seats: int) -> Row:
 
 @cache
 def start() -> MemoryStore:
-    """A base of three splits, and two generations above it that put, patch, delete, and empty one split."""
+    """Return a base of three splits and two generations that put, patch and delete rows, and empty one split."""
     store = MemoryStore("planes")
     table = KeyedTable(store).create()
     with table.writer() as writer:
@@ -69,7 +69,7 @@ def _base(store: ObjectStore) -> Rows:
 
 @cache
 def reference() -> tuple[Rows, Rows, tuple[str, ...]]:
-    """The base before and after an undisturbed merge, and of each of its requests the key that it puts."""
+    """Return the base before and after a merge without interference, and the key of the put of each request."""
     store = FaultStore(copy_of(start()))
     before = _base(start())
     assert _process(store, 2).merge() is not None
@@ -100,7 +100,7 @@ def test_a_merger_may_end_at_any_request_and_the_rows_are_merged_once(side: Cras
         committed = number > decisive or (number == decisive and side is CrashFault.AFTER)
         case = (frozenset(info.key for info in left.list("")), committed)
         if case in judged:
-            continue  # requests that only read leave the same objects behind
+            continue  # requests that only read leave the same objects
         judged.append(case)
         assert _base(left) == (after if committed else before)
         assert _process(left, 4).rows() == after, "what is acknowledged is read, merged or not"
@@ -121,7 +121,7 @@ def _crashed(number: int, side: CrashFault) -> MemoryStore:
 
 
 def _others_go_on(store: MemoryStore, expected: Rows) -> None:
-    """A writer, a merger and a compactor who know nothing of it."""
+    """Continue with a new writer, a new merger and a new compactor after the dead merge."""
     table = _process(store, 6)
     with table.writer() as writer:
         writer.put(_plane("x1", 9))
@@ -139,7 +139,7 @@ def _others_go_on(store: MemoryStore, expected: Rows) -> None:
 
 
 def test_of_two_mergers_that_race_at_every_request_one_wins_and_the_other_plans_again() -> None:
-    """The other one merges everything right before a request of the first, whichever that is."""
+    """The other merger merges everything right before each request of the first merger."""
     _, after, puts = reference()
     conflicts = 0
     for number in range(len(puts)):

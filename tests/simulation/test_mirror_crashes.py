@@ -1,4 +1,7 @@
-"""A mirror ends at every request, runs beside another, and beside the collector: it shows what it says."""
+"""A publication of a mirror ends at every request, or meets another one or the collector.
+
+The mirror stays correct.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import Corrupt, NotFound, TidemarkError
-from storage_core.formats.iceberg_metadata import manifests_of
-from storage_core.formats.keys import (
-    KeyKind,
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, NotFound, TidemarkError
+from storage_core.data.formats.keys import (
     delta_commit_key,
     delta_hint_key,
     iceberg_hint_key,
     iceberg_metadata_key,
     parse,
 )
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Severity
-from storage_core.log.published_delta import newest_commit, state_at
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.publishing import iceberg_manifests
-from storage_core.publishing.iceberg_manifests import MERGED
-from storage_core.settings.table import TableConfig
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.formats.mirrors import manifests_of
+from storage_core.data.settings.table import TableConfig
+from storage_core.interop import iceberg_manifests
+from storage_core.interop.iceberg_manifests import MERGED
+from storage_core.log.published import newest_commit, state_at
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Severity
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import created, opened, row, rows_of
@@ -60,7 +63,7 @@ def _config(mirrors: Mirrors) -> TableConfig:
 
 @cache
 def _start(mirrors: Mirrors, name: str = "copy") -> MemoryStore:
-    """A table that was published, and then changed. Copies of the store have this name: a mirror is of one place."""
+    """Return a published table that changed later. A mirror belongs to one location, so copies keep this name."""
     store = MemoryStore(name)
     table = created(store, _config(mirrors))
     table.append([row(n, f"h{n % 3}", hour=n % 2) for n in range(60)])
@@ -80,14 +83,14 @@ def _publish(mirrors: Mirrors, store: ObjectStore, seed: int = 7) -> object:
 
 
 def _instants(mirrors: Mirrors) -> range:
-    """Some of the requests of a publication: all with SCALE."""
+    """Return some request numbers of a publication, all of them with SCALE."""
     requests = FaultStore(copy_of(_start(mirrors)))
     _publish(mirrors, requests)
     return range(0, len(requests.trace), max(1, 4 // scaled(1)))
 
 
 def _require_sound(mirrors: Mirrors, store: ObjectStore) -> None:
-    """It shows each version once, and exactly its files, which exist."""
+    """Assert that the mirror shows each version once, and exactly its existing files."""
     table, versions = opened(store, 998), mirrors.versions(store)
     assert versions == sorted({*versions}) != []
     for each in versions:
@@ -95,7 +98,7 @@ def _require_sound(mirrors: Mirrors, store: ObjectStore) -> None:
 
 
 def _require_kept(mirrors: Mirrors, store: ObjectStore, now_ms: int) -> None:
-    """Every file exists of what is shown now, and of what was until the retention began."""
+    """Assert that all files exist that the mirror shows now or showed since the start of the retention."""
     for files in mirrors.kept(store, now_ms - RETENTION_MS, now_ms):
         for key in files:
             store.head(key)
@@ -197,7 +200,7 @@ def test_a_mirror_that_was_away_longer_than_versions_are_retained_goes_on(mirror
     assert rows_of(store) != before
 
 
-# --- what only one of them has
+# Tests of a single format.
 
 
 def test_real_readers_find_the_rows_after_kills(tmp_path: Path) -> None:
@@ -229,7 +232,7 @@ def test_a_hint_that_is_lost_or_damaged_costs_requests_and_a_lost_commit_is_name
     assert newest_commit(store) == newest
     store.delete([delta_commit_key(1)])
     assert newest is not None
-    with pytest.raises(Corrupt, match=r"00001\.json: missing.*remove the folder `_delta_log` and publish again"):
+    with pytest.raises(Corrupt, match=r"00001\.json: missing.*Remove the folder `_delta_log` and publish again"):
         state_at(store, newest.commit)
 
 
@@ -248,7 +251,7 @@ def test_old_metadata_goes_and_a_lost_hint_costs_a_listing() -> None:
 
 
 def _published_each_hour(mirrors: Mirrors, hours: int) -> Dated:
-    """A table of an append and a publication an hour, collected some hours later."""
+    """Return a table with an append and a publication per hour, collected some hours later."""
     store = Dated()
     created(store, _config(mirrors))
     for number in range(hours):
@@ -260,7 +263,7 @@ def _published_each_hour(mirrors: Mirrors, hours: int) -> Dated:
 
 
 def _require_it_goes_on(mirrors: Mirrors, store: Dated, number: int) -> None:
-    """Fail unless the next version is shown under this number, and a deep check warns of nothing."""
+    """Fail unless the next version is shown under this number, and a deep check reports no warning."""
     table = opened(store, 80)
     table.append([row(99)])
     assert table.publish(mirrors.format).shown_as == number

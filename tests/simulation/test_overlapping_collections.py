@@ -1,7 +1,7 @@
-"""Two collections of one table overlap, the older one paused for any while; each ends well or with a conflict.
+"""Two collections of one table overlap, and the older one is paused for any time. Each succeeds or conflicts.
 
-A collection that was paused may have lost its lease long ago. What it read first another one may have removed since:
-that is no damage, and the advice to run `fsck` would be wrong (`gc.undisturbed`).
+A paused collection may have lost its lease long ago. Another collection may have removed what it read first. This is
+not damage, and advice to run `fsck` would be wrong (`undisturbed`).
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import CommitConflict
-from storage_core.formats.generation_manifest import MANIFEST_FILE
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
-from storage_core.gc.undisturbed import LOOKS
-from storage_core.history.tagging import set_tag
-from storage_core.log.tags import read_tags
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import RequestKind
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitConflict
+from storage_core.data.formats.region_manifest import MANIFEST_FILE
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.log import read_tags
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import LOOKS, collect
+from storage_core.maintain.history import set_tag
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import RequestKind
 from tests.simulation.seeds import naming, seed_blocks
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
@@ -39,7 +38,7 @@ HORIZON_MS = 60_000
 TAG = "kept"
 LONGEST_BURST = 60
 AHEAD_MS = 2 * START_MS
-"""Objects are dated after all that the clocks of the processes show, always the same: equal runs leave equal bytes."""
+"""A constant time after all clocks of the processes, for all objects, so that equal runs leave equal bytes."""
 
 
 def _plane(name: str, seats: int) -> Row:
@@ -51,7 +50,7 @@ def _process(store: ObjectStore, seed: int, clock: ManualClock | None = None) ->
 
 
 def _collect(store: ObjectStore, seed: int, clock: ManualClock | None = None) -> None:
-    # By days: every commit so far is older than the retention, whichever process made it.
+    # Days later: every commit so far is older than the retention, no matter which process made it.
     table = _process(store, seed, clock or ManualClock(START_MS + 10**9, step_ms=1))
     collect(store, table.log, clock=table.clock)
 
@@ -62,7 +61,7 @@ def _merge(table: KeyedTable) -> None:
 
 
 def _go_on(store: ObjectStore, seats: int, clock: ManualClock | None = None) -> None:
-    """Write, merge and checkpoint, so that what a collector kept before need not be kept any more."""
+    """Write, merge and checkpoint, so that objects that a collector kept before are no longer needed."""
     table = _process(store, 100 + seats, clock)
     with table.writer() as writer:
         for name in ("a", "b"):
@@ -74,7 +73,7 @@ def _go_on(store: ObjectStore, seats: int, clock: ManualClock | None = None) -> 
 
 @cache
 def start(horizon_ms: int) -> MemoryStore:
-    """Merged, sorted and waiting generations, checkpoints to keep and to drop, and a tagged version among them."""
+    """Return merged, sorted and waiting generations, with checkpoints to keep and to drop, and a tagged version."""
     config = TableConfig(
         primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=horizon_ms
     )
@@ -94,7 +93,7 @@ def start(horizon_ms: int) -> MemoryStore:
 
 
 def _rows(seats: int) -> dict[object, Row]:
-    """The rows of the table when `a` and `b` were last given so many seats."""
+    """Return the rows of the table after `a` and `b` last got this many seats."""
     return {name: _plane(name, n) for name, n in {"a": seats, "b": seats, "c": 7, "d": 7, "tail": 8}.items()}
 
 
@@ -102,7 +101,7 @@ TAGGED = [_plane("a", 1), _plane("b", 1)]
 
 
 class Judge:
-    """Judges each table that a run leaves behind, equal ones once: nothing that is needed was deleted."""
+    """Checks each distinct table that a run leaves: no needed object was deleted."""
 
     def __init__(self) -> None:
         self.seen: set[frozenset[str]] = set()
@@ -122,7 +121,7 @@ class Judge:
 
 
 class Outcomes:
-    """How often a collection ended how; any other error is the test's failure."""
+    """Counts the outcomes of collections. Any other error fails the test."""
 
     def __init__(self) -> None:
         self.well = self.conflicts = 0
@@ -142,7 +141,7 @@ def _collects(store: ObjectStore) -> int:
 
 
 def _goes_on_and_collects(store: ObjectStore) -> int:
-    """The versions that the paused one meant to keep are not needed any more, and gone."""
+    """Remove the versions that the paused collection meant to keep."""
     for seats in (11, 12):
         _go_on(store, seats)
     _collect(store, 7)
@@ -150,7 +149,10 @@ def _goes_on_and_collects(store: ObjectStore) -> int:
 
 
 def _goes_on_and_collects_later(store: ObjectStore) -> int:
-    """By its clock the paused one retains a version whose generations are gone: it was superseded later than that."""
+    """Collect later. By its clock, the paused collection retains a version whose generations are deleted.
+
+    The version was superseded after that time.
+    """
     for seats in (11, 12):
         _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))
     _collect(store, 7, ManualClock(START_MS + 3 * 10**9, step_ms=1))
@@ -180,9 +182,9 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
 
 
 class EachLook:
-    """A `watch` of a collection: each time it has read which generations wait, they are merged and collected.
+    """A `watch` of a collection. After each read of the waiting generations, it merges and collects them.
 
-    Others wait then, so that no look at the table shows what the one before it did.
+    It then adds other waiting generations, so that no look at the table shows the effect of the look before.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -209,16 +211,16 @@ class EachLook:
 def test_a_collection_whose_every_look_is_disturbed_ends_with_a_conflict() -> None:
     objects = copy_of(start(0))
     watch = EachLook(objects)
-    with pytest.raises(CommitConflict, match=r"lost its manifest.*another collection of memory://.*run it again"):
+    with pytest.raises(CommitConflict, match=r"lost its manifest.*another collection of memory://.*Run it again"):
         _collect(FaultStore(objects, watch=watch), 2)
     assert watch.acted == LOOKS
     Judge()(objects, 2)
 
 
 class Turns:
-    """Gives the requests of several processes turns, bursts of them, as a seed decides.
+    """Gives the requests of several processes turns in bursts, as a seed decides.
 
-    A process that has made the requests of its burst waits at its next one, so nobody runs beside it.
+    A process that has used up its burst waits at its next request, so only one process runs at a time.
     """
 
     def __init__(self, seed: int, names: Sequence[str]) -> None:
@@ -232,7 +234,7 @@ class Turns:
         self._left = self._random.randint(1, LONGEST_BURST)
 
     def of(self, name: str) -> Callable[[RequestKind, str], None]:
-        """Return the `watch` of a process: each of its requests waits for its turn."""
+        """Return the `watch` of a process. Each of its requests waits for its turn."""
 
         def wait(_kind: RequestKind, _key: str) -> None:
             with self._changed:
@@ -245,7 +247,7 @@ class Turns:
         return wait
 
     def ended(self, name: str) -> None:
-        """The process makes no more requests."""
+        """Note that the process makes no more requests."""
         with self._changed:
             self._running.remove(name)
             self._draw()
@@ -253,14 +255,14 @@ class Turns:
 
 
 def _overlap(seed: int) -> Outcomes:
-    """Two collectors and everybody else take turns at one table."""
+    """Let two collectors and all other processes take turns at one table."""
     clock = ManualClock(step_ms=1)
     objects, outcomes = copy_of(start(HORIZON_MS), clock=clock), Outcomes()
 
     def go_on(store: ObjectStore) -> None:
         for seats in (11, 12, 13):
             _go_on(store, seats, clock)
-            clock.sleep_ms(2 * HORIZON_MS)  # no upload of ours waits for its commit now
+            clock.sleep_ms(2 * HORIZON_MS)  # no upload of this process waits for its commit now
 
     def collect_often(store: ObjectStore) -> None:
         for again in range(4):

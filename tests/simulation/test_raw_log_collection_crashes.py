@@ -1,4 +1,4 @@
-"""A collector of a raw log ends at every request, and loses every reply: no row is lost, and no chunk is left."""
+"""A raw-log collector ends at every request, or loses every reply. No row is lost, and no expired chunk is left."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from functools import cache
 
 import pytest
 
-from storage_core.errors import TidemarkError
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
+from storage_core.base.errors import TidemarkError
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.raw_log.history import union
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.distribution import Board
@@ -25,7 +25,7 @@ LOST = (PutFault.APPLIED_THEN_UNKNOWN, PutFault.APPLIED_THEN_CONFLICT, PutFault.
 
 @cache
 def start() -> dict[str, MemoryStore]:
-    """Two stores with chunks that were distributed and one that was not, and an append table."""
+    """Return two stores with distributed chunks and one chunk that is not distributed, and an append table."""
     stores = {name: MemoryStore(name, clock=ManualClock()) for name in NAMES}
     board = _board(dict(stores)).create()
     produce(board, 1, 2)
@@ -40,14 +40,14 @@ def _board(stores: dict[str, ObjectStore], seed: int = 1) -> Board:
 
 
 def _copies() -> dict[str, MemoryStore]:
-    """Copies of one age, in stores with one clock, which a collection moves."""
+    """Return copies with the same age, in stores with one clock, which a collection moves."""
     found = start()
     CLOCK.now = START_MS
     return {name: copy_of(found[name], name, CLOCK) for name in NAMES}
 
 
 def judge(stores: dict[str, MemoryStore]) -> None:
-    """What was not distributed is there, a table that comes now meets no gap, and another run ends the work."""
+    """Assert that undistributed rows exist, a new table meets no gap, and another run completes the work."""
     history = union([stores["one"], stores["two"]])
     assert (history.missing, [ref.number for ref in history.chunks if ref.number > _reached(stores, ref.writer)]) == (
         [],

@@ -1,6 +1,6 @@
-"""A raw log whose stores fail in every way at every request: what was acknowledged is there once, nothing is invented.
+"""A raw log whose stores fail in every way at every request. Acknowledged rows exist once, and no row is invented.
 
-The oracle is what each caller was told: acknowledged, unknown, or surely not written.
+The oracle is the result that each caller got: acknowledged, unknown, or surely not written.
 """
 
 from __future__ import annotations
@@ -11,26 +11,16 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Unavailable
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_fields import decode_fields
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import History, union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.stores import RawStore
+from storage_core.base.errors import CommitUnknown, Unavailable
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.formats.raw_fields import decode_fields
+from storage_core.store.memory import MemoryStore
+from storage_core.write.raw_log.history import History, RawStore, union
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.simulation.seeds import naming, seed_blocks
 from tests.support.clock import ManualClock
-from tests.support.fault_store import (
-    Crash,
-    CrashFault,
-    Fault,
-    FaultStore,
-    GetFault,
-    HeadFault,
-    ListFault,
-    PutFault,
-)
+from tests.support.fault_store import Crash, CrashFault, Fault, FaultStore, GetFault, HeadFault, ListFault, PutFault
 from tests.support.ids import SeededIds
 
 WAIT_MS = 20_000
@@ -61,14 +51,14 @@ READ_RATES: Mapping[Fault, float] = {
 
 @dataclass
 class Told:
-    """What the callers were told about their values."""
+    """The results that the callers got for their values."""
 
     acknowledged: list[int] = field(default_factory=list)
     unknown: set[int] = field(default_factory=set)
     refused: set[int] = field(default_factory=set)
 
     def check(self, history: History) -> None:
-        """Compare with what readers find: each value at most once, in order, and none that nobody may expect."""
+        """Compare with the readers' values: each at most once, in order, and none that was surely not written."""
         found = values(history)
         assert len(set(found)) == len(found)
         assert [value for value in found if value not in self.unknown] == self.acknowledged
@@ -76,7 +66,7 @@ class Told:
 
 
 def values(history: History) -> list[int]:
-    """All values in the order of the history; a gap or damage is a failure."""
+    """Return all values in the order of the history. Fail on a gap or on damage."""
     found: list[int] = []
     for each in history.read():
         assert isinstance(each, RawColumns)
@@ -89,13 +79,13 @@ def _values_of(chunk: RawColumns) -> list[int]:
 
 
 def opened(stores: list[FaultStore], clock: ManualClock, seed: int) -> RawLog:
-    """Two mandatory stores and an optional one."""
+    """Open a raw log with two mandatory stores and an optional store."""
     a, b, c = stores
     return RawLog([a, b, RawStore(c, mandatory=False)], clock=clock, ids=SeededIds(seed), limits=LIMITS)
 
 
 def append(log: RawLog, first: int, count: int, told: Told) -> bool:
-    """Append that many values and note what the caller was told; return whether the writer can go on."""
+    """Append `count` values and record the result. Return True if the writer can continue."""
     given = range(first, first + count)
     try:
         log.append("t", [{"value": value, "noise": "x" * 300} for value in given])
@@ -109,7 +99,7 @@ def append(log: RawLog, first: int, count: int, told: Told) -> bool:
     return True
 
 
-# --- one process ends at every request
+# A process that ends at every request.
 
 
 def _life(stores: list[FaultStore], clock: ManualClock, told: Told, *, seed: int, first: int) -> None:
@@ -146,7 +136,7 @@ def test_whatever_request_a_writer_ends_at_what_was_acknowledged_is_there_once(
     stores[at].at(number, fault)
     clock, told = ManualClock(), Told()
     _life(stores, clock, told, seed=1, first=0)
-    # An optional store that is gone stops nobody; a mandatory one ends the writer in the middle of one call.
+    # A dead optional store stops no writer. A dead mandatory store ends the writer during one call.
     assert len(told.unknown) == (0 if at == 2 else 2)
     clock.now += 1
     _life([FaultStore(each) for each in inner], clock, told, seed=2, first=100)
@@ -173,7 +163,7 @@ def test_whatever_happens_to_a_put_the_caller_is_told_the_truth(at: int, fault: 
     told.check(union(inner[:1]))
 
 
-# --- seeds
+# Seeds.
 
 
 @seed_blocks(100)
@@ -194,7 +184,7 @@ def _simulate(seed: int) -> None:
         log.drain(WAIT_MS)
         if random.random() < 0.3:
             random.choice(stores).deliver(1)
-        if not going_on and random.random() < 0.7:  # else the caller tries once more with a writer that is done
+        if not going_on and random.random() < 0.7:  # otherwise the caller tries once more with a failed writer
             log.close()
             clock.now += 1
             log = opened(stores, clock, 1_000 * seed + call)
@@ -208,7 +198,7 @@ def _simulate(seed: int) -> None:
 
 
 def _read_through_faults(inner: list[MemoryStore], seed: int, told: Told) -> None:
-    """Reading from stores that answer wrongly fails with a type, says what is missing, or is right."""
+    """Read from stores with wrong replies. The read fails with a typed error, reports missing data, or is correct."""
     right = values(union(inner))
     stores = [FaultStore(each, seed=seed + index, rates=READ_RATES) for index, each in enumerate(inner[:2])]
     for _ in range(10):

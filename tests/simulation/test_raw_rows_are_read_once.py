@@ -1,4 +1,4 @@
-"""Rows of a raw log are read once at every instant of a distribution, whoever comes in between."""
+"""Rows of a raw log are read exactly once at every point of a distribution, despite any concurrent action."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from itertools import product
 
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.meter import RequestKind
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.meter import RequestKind
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from tests import draws
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import contents
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -27,7 +27,7 @@ from tests.support.raw_reads import RAW, READS, TABLES, Answer, RawReads, by_his
 
 @cache
 def start() -> RawReads:
-    """Some rows are distributed and merged, a newer one of the same key waits, and ids come again."""
+    """Return stores with distributed and merged rows, a newer waiting row of the same key, and repeated IDs."""
     reads = RawReads.create()
     _append(reads, 1, [1, 2, 3, 4], "first row", at=START_MS)
     reads.board().distribute(Terms(closed_after_ms=0))
@@ -57,16 +57,21 @@ def _append(reads: RawReads, seed: int, numbers: list[int], text: str, *, at: in
 def test_at_every_request_of_a_distribution_and_a_merge_each_row_is_there_once(name: str, round_bytes: int) -> None:
     reads = start().copied()
     expected = reads.expected(name)
-    records, looks = records_of(reads.table(name)), 0
+    records, puts = records_of(reads.table(name)), 0
+    wanted = draws.instants(f"{name}, {round_bytes}")
+    due = next(wanted)
 
     def look(kind: RequestKind, key: str) -> None:
-        nonlocal looks
-        if kind == "put" and "/manifests/" not in key:
-            looks += 1
+        nonlocal puts, due
+        if kind != "put" or "/manifests/" in key:
+            return
+        if puts == due:
+            due = next(wanted)
             table = reads.table(name)
             assert by_scan(table) == expected, (kind, key)
             assert by_history(table) == expected, (kind, key)
             assert records_of(table) == records or is_merging, (kind, key)
+        puts += 1
 
     is_merging = False
     over: dict[str, ObjectStore] = {each: FaultStore(reads.stores[each], watch=look) for each in (*RAW, name)}
@@ -75,32 +80,32 @@ def test_at_every_request_of_a_distribution_and_a_merge_each_row_is_there_once(n
     is_merging = True
     if name != "events":
         KeyedTable(over[name], ids=SeededIds(77), clock=reads.clock).merge_all()
-    assert looks > 3
+    assert puts > 3
     assert reads.settled(name) == expected
     assert by_scan(reads.table(name)) == expected
 
 
 def distribute(own: RawReads, _: str) -> None:
-    """All that waits."""
+    """Distribute all waiting rows."""
     own.board().distribute(Terms(closed_after_ms=0))
 
 
 def distribute_and_merge(own: RawReads, name: str) -> None:
-    """All that waits, and merge it into the base."""
+    """Distribute all waiting rows, and merge them into the base."""
     distribute(own, name)
     if name != "events":
         KeyedTable(own.stores[name], ids=SeededIds(5_000), clock=own.clock).merge_all()
 
 
 def distribute_and_collect(own: RawReads, name: str) -> None:
-    """All that waits, and collect its chunks."""
+    """Distribute all waiting rows, and collect their chunks."""
     distribute_and_merge(own, name)
     for _ in range(2):
         collect(own.board(), retention_ms=0)
 
 
 def break_off_write_and_merge(own: RawReads, name: str) -> None:
-    """End when the regions have the rows and the log does not say so; then a newer row comes, and all is merged."""
+    """End when the regions have the rows but the log does not record it. Then add a newer row, and merge everything."""
     ending = FaultStore(own.stores[name])
     for _ in range(2):
         ending.on_put("_transaction_log/", CrashFault.BEFORE)
@@ -115,12 +120,13 @@ def break_off_write_and_merge(own: RawReads, name: str) -> None:
 ACTS = (distribute, distribute_and_merge, distribute_and_collect, break_off_write_and_merge)
 USUAL = ("by_scan", "by_keys", "by_history")
 OTHERS = sorted(READS.keys() - {*USUAL})
-# Of a table of several regions each act with each usual read; of the others each act and each read is in one case.
+# The table of several regions has each action with each usual read. For the other tables, each action and each read is
+# in at least one case.
 CASES = [
     *product(["parts"], ACTS, USUAL),
     *product(["users"], ACTS, ["by_scan"]),
     *product(["users"], [distribute_and_merge], ["by_keys", "by_history"]),
-    *product(["events"], [distribute, distribute_and_collect], ["by_scan"]),  # it has no merge
+    *product(["events"], [distribute, distribute_and_collect], ["by_scan"]),  # the append table has no merge
     *product(["events"], [distribute_and_collect], ["by_keys", "by_history"]),
     *product(TABLES, [distribute_and_merge], OTHERS),
 ]
@@ -131,19 +137,21 @@ def test_whatever_is_done_between_two_requests_of_a_read_it_has_the_rows_before_
     name: str, act: Callable[[RawReads, str], None], how: str
 ) -> None:
     before, after = start().expected(name), _after(act, name)
-    for instant in range(500):
+    instant = 0
+    for instant in draws.instants(f"{name}, {act.__name__}, {how}"):
         reads = start().copied()
         watch = Meanwhile(instant, partial(_becomes, reads, _done(act, name)))
         over: Mapping[str, ObjectStore] = {each: FaultStore(reads.stores[each], watch=watch) for each in (*RAW, name)}
         assert READS[how](reads.table(name, over)) in (before, after), instant
+        assert instant < 500
         if not watch.acted:
             break
-    assert 3 < instant < 499
+    assert instant > 3
 
 
 @cache
 def _done(act: Callable[[RawReads, str], None], name: str) -> RawReads:
-    """Worked out once: a read changes nothing, so it is the same between any two of its requests."""
+    """Return the result of the action, computed once. A read changes nothing, so the result never differs."""
     reads = start().copied()
     act(reads, name)
     return reads
@@ -155,7 +163,7 @@ def _after(act: Callable[[RawReads, str], None], name: str) -> Answer:
 
 
 def _becomes(reads: RawReads, done: RawReads) -> None:
-    """Have in every store what the others have."""
+    """Copy the objects of the other stores into each store."""
     for name, store in reads.stores.items():
         before, after = contents(store), contents(done.stores[name])
         store.delete(sorted(before.keys() - after.keys()))

@@ -1,8 +1,8 @@
-"""A sorter ends, or meets somebody else, at every request of a sort; what is acknowledged is there once all the same.
+"""A sorter ends, or meets another process, at every request of a sort. Acknowledged rows exist exactly once.
 
-The put of the region's manifest decides. Before it there are only files that nobody names; from it on the sorted
-generation stands for those that it was made of. Whoever goes on, a writer, a distributor, a merger, a sorter, a
-collector, finds either.
+The put of the region's manifest decides. Before it, there are only files that nothing references. After it, the sorted
+generation replaces its inputs. A writer, distributor, merger, sorter or collector that continues finds one of the two
+states.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from functools import cache
 
 import pytest
 
-from storage_core.errors import CommitConflict, TidemarkError
-from storage_core.formats import keys
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import sorting
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.sorting import SortingTerms
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitConflict, TidemarkError
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import generation_write
+from storage_core.write.region.generation_write import SortingTerms
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -39,7 +39,7 @@ def _plane(name: str, seats: int | None) -> Row:
 
 @cache
 def start() -> MemoryStore:
-    """One merged generation, four above it with every operation, and a tail."""
+    """Return a merged generation, four later generations with every operation, and unflushed records."""
     store = MemoryStore("planes")
     table = KeyedTable(store).create(config=CONFIG)
     with table.writer() as writer:
@@ -67,17 +67,17 @@ def _process(store: ObjectStore, seed: int) -> KeyedTable:
 
 
 def _sort(table: KeyedTable) -> bool:
-    """Sort what there is to sort, and tell whether there was something."""
-    works = sorting.plan(table.store, table.snapshot, terms=TERMS)
+    """Sort the waiting generations. Return True if there were any."""
+    works = generation_write.plan_sort(table.store, table.snapshot, terms=TERMS)
     for work in works:
-        result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
-        sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
+        result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
+        generation_write.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
     return bool(works)
 
 
 @cache
 def trace() -> tuple[str, ...]:
-    """Of each request of an undisturbed sort the key that it puts."""
+    """Return the key of the put of each request of a sort without interference."""
     store = FaultStore(copy_of(start()))
     assert _sort(_process(store, 2))
     return tuple(each.request.key if each.request.kind == "put" else "" for each in store.trace)
@@ -88,7 +88,7 @@ def _region(store: ObjectStore) -> str:
 
 
 def _decisive() -> int:
-    """The number of the request that puts the region's manifest."""
+    """Return the number of the request that puts the region's manifest."""
     newest = read_latest(start(), _region(start()))
     assert newest is not None
     return trace().index(keys.region_manifest_key(newest.region_id, newest.version + 1))
@@ -116,7 +116,7 @@ def test_a_sorter_may_end_at_any_request(side: CrashFault) -> None:
         assert (_ranges(left) == SORTED) == committed
         objects = frozenset(info.key for info in left.list(""))
         if objects in judged:
-            continue  # requests that only read leave the same objects behind
+            continue  # requests that only read leave the same objects
         judged.append(objects)
         _go_on(left, committed=committed)
     assert len(judged) == 5, "nothing, the records, the filter, their manifest, the region's"
@@ -124,7 +124,7 @@ def test_a_sorter_may_end_at_any_request(side: CrashFault) -> None:
 
 
 def _go_on(store: MemoryStore, *, committed: bool) -> None:
-    """The next sorter finishes what is not done, and everybody else knows nothing of it."""
+    """Let the next sorter do the rest, and continue with other processes."""
     table = _process(store, 4)
     assert table.rows() == EXPECTED
     assert _sort(table) == (not committed)
@@ -133,7 +133,7 @@ def _go_on(store: MemoryStore, *, committed: bool) -> None:
 
 
 def _judge(table: KeyedTable) -> None:
-    """Rows as they should be, also after a collection, a flush by the next writer, and the merge of everything."""
+    """Check the rows now, and after a collection, a flush by the next writer, and a merge of everything."""
     assert table.rows() == EXPECTED
     collect(table.store, table.log, clock=table.clock)
     assert table.rows() == EXPECTED
@@ -158,7 +158,7 @@ def test_a_lost_reply_to_any_put_leaves_a_sorted_or_an_unsorted_region(fault: Pu
         try:
             _sort(_process(store, 2))
         except TidemarkError as error:
-            assert error.kind == "commit_unknown"  # noqa: PT017  # whether there is one depends on the put
+            assert error.kind == "commit_unknown"  # noqa: PT017  # whether an error occurs depends on the put
         if _ranges(objects) != SORTED:
             assert _sort(_process(objects, 3))
         _judge(_process(objects, 4))

@@ -1,6 +1,7 @@
-"""A statement ends at every request, before and after it takes effect: all of it is done, or nothing.
+"""A statement ends at every request, before and after it takes effect. The statement is done completely or not at all.
 
-So it is where the store does not say what became of the commit. Done again it is done once where it must be.
+The same is true if the store does not report the outcome of the commit. A repeated statement is done once if it must be
+done once.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from functools import cache
 
 import pytest
 
-from storage_core.dml.assignments import expr
-from storage_core.errors import CommitUnknown
-from storage_core.formats.keys import version_key
-from storage_core.gc.collect import collect
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import CommitUnknown
+from storage_core.change.statement import expr
+from storage_core.data.formats.keys import version_key
+from storage_core.maintain.collect import collect
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import CONFIG, Kept, created, opened, require_sound, row, rows_of
@@ -40,7 +41,7 @@ WORK: Mapping[str, Callable[[Table], object]] = {
 
 @cache
 def _start() -> MemoryStore:
-    """Two hours of a split each, one of which has deleted rows."""
+    """Return a table of two hours with a split each, one of which has deleted rows."""
     store = MemoryStore("statements")
     table = created(store, replace(CONFIG, gc_horizon_ms=0, version_retention_ms=0))
     table.append([row(n, f"h{n % 5}", hour=n % 2) for n in range(ROWS)])

@@ -1,8 +1,8 @@
-"""A writer's process ends at every request of its claim, its appends and its flushes, before and after it takes effect.
+"""A writer process ends at every request of its claim, appends and flushes, before and after the request takes effect.
 
-The oracle is a dictionary. A call that returned is in it; the call during which the process ended is there whole or not
-at all, and what is there then stays: another writer goes on, flushes and merges, and nothing is there twice, nothing is
-invented, and no older value is over a newer one.
+The oracle is a dictionary that contains the calls that returned. The call during which the process ended exists
+completely or not at all, and that does not change later. Another writer then continues, flushes and merges. No row
+exists twice, no row is invented, and no older value replaces a newer one.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.options import WriterOptions
-from storage_core.region.writer import RegionWriter
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.copies import copy_of
 from tests.support.fault_store import Crash, CrashFault, FaultStore
 from tests.support.ids import SeededIds
@@ -30,7 +30,7 @@ NEVER_BY_ITSELF = 10**12
 
 @dataclass(slots=True)
 class Process:
-    """A process that writes, and what it was told: `sure` is acknowledged, `perhaps` also holds the call under way."""
+    """A process that writes, and its results. `sure` has acknowledged calls, `perhaps` also has the running call."""
 
     table: KeyedTable
     sure: Rows
@@ -76,7 +76,7 @@ class Process:
         self._call(lambda writer: writer.sync(), lambda known: known)
 
     def flush(self) -> None:
-        """Make a generation, which changes no row."""
+        """Flush a generation, which changes no row."""
         self._call(lambda writer: writer.flush(), lambda known: known)
 
     def _call(self, act: Callable[[RegionWriter], object], change: Change, *, durable: bool = True) -> None:
@@ -87,7 +87,7 @@ class Process:
             self.sure = self.perhaps
 
     def end(self) -> None:
-        """Let no thread of the process outlive it, and hear of the rows that it was given and never wrote."""
+        """End all threads of the process, and collect the error about the rows that were never written."""
         for end in (self.writer.close, self.writer.sync) if self.writer is not None else ():
             with suppress(Crash, Exception):
                 end()
@@ -98,7 +98,7 @@ def row(name: str, seats: int | None) -> Row:
 
 
 def first_day(process: Process) -> None:
-    """Claim a new region, every operation, and two generations."""
+    """Claim a new region, use every operation, and flush two generations."""
     process.claim()
     process.put("a", "b", "c", seats=1)
     process.put("b", seats=2)
@@ -112,7 +112,7 @@ def first_day(process: Process) -> None:
 
 
 def takeover(process: Process) -> None:
-    """Replay what another writer left, go on over it, and flush both."""
+    """Replay the records of another writer, write over them, and flush both."""
     process.claim()
     process.put("a", "tail", seats=10)
     process.delete("merged")
@@ -121,7 +121,7 @@ def takeover(process: Process) -> None:
 
 
 def in_passing(process: Process) -> None:
-    """Rows that nobody waits for, in one entry with others, and a flush that comes by itself."""
+    """Write rows without a wait for durability, in one entry with others, and flush them by the automatic flush."""
     process.claim(WriterOptions(linger_ms=NEVER_BY_ITSELF, flush_rows=3))
     process.put("a", seats=1, durable=False)
     process.put("a", "b", seats=2, durable=False)
@@ -136,7 +136,7 @@ def nothing_before(_: KeyedTable) -> Rows:
 
 
 def a_life_before(table: KeyedTable) -> Rows:
-    """One generation merged, one flushed, and an entry that is in none."""
+    """Return rows of a merged generation, a flushed one, and an entry that is in no generation."""
     with table.writer() as writer:
         for name in ("merged", "flushed", "tail"):
             writer.put([{"tailnum": name, "seats": 7}, {"tailnum": "a", "seats": 7}])
@@ -166,7 +166,7 @@ def test_a_writer_may_end_at_any_request_and_what_it_acknowledged_is_there_once(
             assert found in (process.sure, process.perhaps), (number, side)
             outcomes.add((process.sure == process.perhaps, found == process.perhaps))
             content = frozenset((info.key, left.get(info.key).data) for info in left.list(""))
-            if content not in judged:  # requests that only read leave the same objects behind
+            if content not in judged:  # requests that only read leave the same objects
                 judged.add(content)
                 another_goes_on(left, found)
     assert outcomes == {(True, True), (False, True), (False, False)}, "some calls were cut short before, some after"
@@ -175,7 +175,7 @@ def test_a_writer_may_end_at_any_request_and_what_it_acknowledged_is_there_once(
 def run_until_crash(
     script: Callable[[Process], None], start: ObjectStore, known: Rows, point: tuple[int, CrashFault] | None
 ) -> tuple[MemoryStore, int, Process]:
-    """Run the script on a copy until the process ends; return what it leaves, its requests, and what it knew."""
+    """Run the script on a copy until the process ends. Return the objects left, the requests, and the known results."""
     left = copy_of(start)
     store = FaultStore(left)
     process = Process(KeyedTable(store, ids=SeededIds(2)), known, known)
@@ -194,7 +194,7 @@ def run_until_crash(
 
 
 def another_goes_on(left: MemoryStore, found: Rows) -> None:
-    """Somebody else takes over: what was there stays, is merged once, and the region goes on."""
+    """Let another writer take over. Existing rows stay and are merged once, and the region continues."""
     table = KeyedTable(left, ids=SeededIds(3))
     with table.writer() as writer:
         assert table.rows() == found

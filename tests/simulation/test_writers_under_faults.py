@@ -1,10 +1,12 @@
-"""Writers take a region from each other on stores that lose replies, refuse, delay and end processes; mergers run too,
-and take it from writers that they believe to have ended: those go on under an epoch of their own.
+"""Writers take a region from each other on faulty stores, while mergers run.
 
-One thread plays all processes: before any request of one the seed may let another do a whole piece of work, or let a
-delayed put arrive. Their clocks differ by ten minutes. The oracle is a set of dictionaries: what the table may hold
-after the calls that were acknowledged, with or without those whose outcome nobody knows; a claim settles these for
-good. A call under a lost epoch is never acknowledged and never seen. A seed replays exactly:
+The stores lose replies, refuse or delay requests, and end processes. A merger takes the region from a writer that it
+considers dead. A writer that is alive continues under its own epoch.
+
+One thread plays all processes. Before any request of one process, the seed may let another process do a whole piece of
+work, or let a delayed put arrive. The clocks differ by ten minutes. The oracle is a set of dictionaries: the possible
+contents of the table after the acknowledged calls, with or without the calls of unknown outcome. A claim settles these
+calls permanently. A call under a lost epoch is never acknowledged and never visible. A seed replays exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -20,25 +22,16 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, Unavailable, WriterFenced
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.options import WriterOptions
-from storage_core.region.writer import RegionWriter
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitConflict, CommitUnknown, Unavailable, WriterFenced
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.simulation.seeds import naming, run_until_met, seed_blocks
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import contents
-from tests.support.fault_store import (
-    Crash,
-    CrashFault,
-    FaultStore,
-    GetFault,
-    HeadFault,
-    ListFault,
-    PutFault,
-    Rates,
-)
+from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, HeadFault, ListFault, PutFault, Rates
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 
@@ -84,23 +77,23 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possible:
-    """What the table may hold, and which of the calls without a known outcome that takes for written."""
+    """A possible content of the table, and the calls of unknown outcome that it counts as written."""
 
     known: frozenset[tuple[str, Plane]]
     written: frozenset[int]
 
     def after(self, call: int, change: Change) -> Possible:
-        """Return this with one call more."""
+        """Return this content after one more call."""
         return Possible(frozenset(change(dict(self.known)).items()), self.written | {call})
 
 
 class World:
-    """The objects, the processes, and what may be true."""
+    """The objects, the processes, and the possible contents."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.objects = MemoryStore("planes", clock=ManualClock(step_ms=1))
-        # Every region is idle at once: whoever is fenced by that is alive more often than not.
+        # Every region counts as idle at once, so a merger usually fences a writer that is alive.
         config = TableConfig(primary_key=("tailnum",), idle_after_ms=0)
         table = KeyedTable(self.objects, ids=SeededIds(seed)).create(config=config)
         self.region = region_of(table.snapshot.table_id)
@@ -114,7 +107,7 @@ class World:
         self.processes = [Process(self, number) for number in range(PROCESSES)]
 
     def run(self) -> None:
-        """Let the processes work, then let everything arrive and somebody tidy up."""
+        """Let the processes work, then deliver everything, flush and merge."""
         for _ in range(MOVES):
             self.random.choice(self.processes).move()
             if self.random.random() < LOOKED_AT:
@@ -131,7 +124,7 @@ class World:
         assert frozenset(base) in {each.known for each in self.possible}, "a put of a lost epoch took effect"
 
     def interleave(self, process: Process) -> None:
-        """Before a request of `process`, perhaps let somebody else act."""
+        """Before a request of `process`, sometimes let another process act."""
         if self.inside or self.random.random() > INTERLEAVED:
             return
         self.inside = True
@@ -144,12 +137,12 @@ class World:
             self.inside = False
 
     def read(self) -> frozenset[tuple[str, Plane]]:
-        """Return what a `latest` reader sees."""
+        """Return the rows at level `latest`."""
         found = KeyedTable(self.objects).rows()
         return frozenset((str(name), (each["seats"], each["model"])) for name, each in found.items())  # type: ignore[misc]
 
     def begin(self, change: Change, epoch: int) -> int:
-        """From now on a call may have taken effect; never under an epoch that was lost to another writer before."""
+        """Record that a call may take effect from now on, unless another writer has taken its epoch before."""
         self.calls += 1
         manifest = read_latest(self.objects, self.region)
         if epoch == self.epoch or (manifest is not None and manifest.idle_epoch == epoch):
@@ -157,29 +150,29 @@ class World:
         return self.calls
 
     def acknowledged(self, call: int) -> None:
-        """The call took effect."""
+        """Record that the call took effect."""
         self.possible = {each for each in self.possible if call in each.written}
         assert self.possible, "acknowledged under a lost epoch, or seen as missing before"
         self.tell("acknowledged")
 
     def refused(self, call: int) -> None:
-        """The call did not and will not take effect."""
+        """Record that the call did not and will not take effect."""
         self.possible = {each for each in self.possible if call not in each.written}
         assert self.possible, "told to be fenced, but seen before"
         self.tell("refused")
 
     def claimed(self, epoch: int) -> None:
-        """Nothing that was in doubt changes any more: what is there now is what there was."""
+        """Record a claim, which settles all calls in doubt: the visible content is the actual content."""
         self.tell("claimed")
         if epoch < self.epoch:
-            return  # another claim came after it, before it returned
+            return  # another claim came between this claim and its return
         self.epoch = epoch
         seen = self.read()
         self.possible = {each for each in self.possible if each.known == seen}
         assert self.possible, "a claim does not see what was acknowledged, or sees more"
 
     def claimed_again(self, epoch: int) -> None:
-        """A writer may have taken the region back from a merge while it made a call."""
+        """Record that a writer may have reclaimed the region from a merge during a call."""
         if epoch > self.epoch:
             self.tell("claimed again")
             self.epoch = epoch
@@ -189,7 +182,7 @@ class World:
 
 
 class Process:
-    """One process after another on one machine: each ends with a crash, and the next knows nothing of it."""
+    """A sequence of processes on one machine. Each ends with a crash, and the next starts without memory."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -199,7 +192,7 @@ class Process:
         self.start()
 
     def start(self) -> None:
-        """Begin without a memory."""
+        """Begin without memory."""
         self.writer = None
         self.store = FaultStore(
             self.world.objects,
@@ -212,7 +205,7 @@ class Process:
         self.table = KeyedTable(self.store, ids=SeededIds(self.random.getrandbits(32)), clock=self.clock)
 
     def move(self) -> None:
-        """Do one piece of work; the process may end in it."""
+        """Do one piece of work. The process may end in it."""
         if self.random.random() < CRASHES:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
         writes = [self.put, self.put, self.patch, self.delete, self.reset]
@@ -224,7 +217,7 @@ class Process:
             self.start()
 
     def claim(self) -> None:
-        """Take the region, whoever has it."""
+        """Claim the region from any owner."""
         self.writer = None
         with suppress(Unavailable, CommitUnknown, WriterFenced):
             self.writer = self.table.writer(WriterOptions(flush_rows=5))
@@ -263,11 +256,11 @@ class Process:
         )
 
     def flush(self) -> None:
-        """Make a generation, which changes nothing that is seen."""
+        """Flush a generation, which changes no visible row."""
         self.write(lambda writer: writer.flush() or NOTHING, lambda known: known)
 
     def write(self, act: Callable[[RegionWriter], object], change: Change) -> None:
-        """Make one call and remember what it was told."""
+        """Make one call and record its result."""
         if self.writer is None:
             self.claim()
         if self.writer is None:
@@ -282,30 +275,30 @@ class Process:
             self.world.tell("unknown")
             self.drop_writer(0.7)
         else:
-            # A flush that finds nothing to do says nothing, not even that the epoch is still ours.
+            # A flush without work returns no information, not even that the epoch is still valid.
             (self.world.acknowledged if done is not NOTHING else self.world.refused)(call)
             self.world.claimed_again(self.writer.epoch)
 
     def drop_writer(self, chance: float) -> None:
-        """A process that goes on with a writer that failed is told so again."""
+        """Drop the failed writer, with this probability. If it is used again, it raises the same error."""
         if self.random.random() < chance:
             self.writer = None
 
     def flush_idle(self) -> None:
-        """Take over what a writer left, or has not flushed yet."""
+        """Flush records that a writer left, or has not flushed yet."""
         with suppress(Unavailable, CommitUnknown):
             if self.table.flush_idle():
                 self.world.tell("flushed")
 
     def merge(self) -> None:
-        """Merge what is flushed; another merger may have been faster."""
+        """Merge flushed records. Another merger may be faster."""
         with suppress(Unavailable, CommitUnknown, CommitConflict):
             if self.table.merge() is not None:
                 self.world.tell("merged")
 
 
 def simulate(seed: int) -> World:
-    """Run one seed; a failure says which."""
+    """Run one seed. A failure contains the seed."""
     world = World(seed)
     with naming(seed):
         world.run()
@@ -331,5 +324,5 @@ def test_the_seeds_meet_every_outcome() -> None:
 
 
 def requests(store: FaultStore) -> list[tuple[str, str, int, str]]:
-    """What happened to which request, without the order of reads that ran at once."""
+    """Return the outcome of each request, without the order of parallel reads."""
     return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)

@@ -1,1 +1,1 @@
-"""What several test files and the benchmarks use. The product imports none of it, and the wheel has none of it."""
+"""Code that test files and benchmarks share. The product does not import it, and the wheel does not contain it."""

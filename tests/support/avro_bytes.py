@@ -1,10 +1,10 @@
-"""Numbers as Avro writes them (Avro 1.12, "Binary Encoding")."""
+"""Avro binary encoding of numbers (Avro 1.12, "Binary Encoding")."""
 
 from __future__ import annotations
 
 
 def long_bytes(number: int) -> bytes:
-    """Return a long: zigzag, seven bits to a byte."""
+    """Return a long in Avro's encoding: zigzag, seven bits per byte."""
     number = (number << 1) ^ (number >> 63)
     out = bytearray()
     while number >= 0x80:

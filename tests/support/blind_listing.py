@@ -1,14 +1,14 @@
-"""A store whose listings miss some keys, as one that lost a page does; whoever asks for such a key by name gets it."""
+"""A store whose listings omit some keys, as if a page was lost. A read by key still finds each object."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from storage_core.objectstore.contract import ObjectInfo, ObjectStore
+from storage_core.store.contract import ObjectInfo, ObjectStore
 
 
 class BlindListing:
-    """The wrapped store, but `list` leaves out every key that `misses` says."""
+    """Wrapper around a store. Its `list` omits every key for which `misses` returns True."""
 
     def __init__(self, store: ObjectStore, misses: Callable[[str], bool]) -> None:
         self._store = store
@@ -18,5 +18,5 @@ class BlindListing:
         self.make_durable, self.local_path = store.make_durable, store.local_path
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Yield what the wrapped store lists, without the missed keys."""
+        """Yield the objects that the wrapped store lists, without the missed keys."""
         return (info for info in self._store.list(prefix, start_after) if not self._misses(info.key))

@@ -1,4 +1,4 @@
-"""Nearest rows as numpy finds them among all."""
+"""Nearest rows, found by comparing the query with all rows in numpy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> float:
-    """The distance of a metric, in 64 bits, of what 32 bits hold of both."""
+    """Return the distance in 64-bit arithmetic between the 32-bit values of both embeddings."""
     asked, given = (np.asarray(each, np.float32).astype(np.float64) for each in (query, vector))
     match metric:
         case "l2":
@@ -26,7 +26,7 @@ def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> fl
 def nearest(
     rows: Iterable[Row], query: Sequence[float], metric: str, *, column: str, order: Callable[[Row], Any]
 ) -> list[tuple[float, Row]]:
-    """Every row that has a vector, nearest first, those as near as each other in `order`."""
+    """Return every row that has an embedding, nearest first. `order` sorts rows at the same distance."""
     held = [row for row in rows if row[column] is not None and (metric != "cosine" or np.any(row[column]))]
     found = [(distance(metric, query, row[column]), row) for row in held]
     return sorted(found, key=lambda each: (each[0], order(each[1])))

@@ -1,4 +1,4 @@
-"""Searches by several indexes as a test computes them: rankings of all rows, and their fusion, in plain Python."""
+"""Expected results of hybrid searches: rankings of all rows and their fusion, computed in plain Python."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Ranked = list[tuple[float, Row]]
 
 
 def by_prefixes(rows: Iterable[Row], prefixes: Sequence[str], *, column: str, order: Callable[[Row], Any]) -> Ranked:
-    """Rows by the number of prefixes, such as those of `eb* tid*`, that begin one of their words."""
+    """Rank rows by the number of prefixes that match one of their words, such as the prefixes of `eb* tid*`."""
     scored = [
         (float(sum(any(word.startswith(each) for word in (row[column] or "").split()) for each in prefixes)), row)
         for row in rows
@@ -24,7 +24,7 @@ def by_prefixes(rows: Iterable[Row], prefixes: Sequence[str], *, column: str, or
 def by_vector(
     rows: Iterable[Row], query: Sequence[float], metric: str, *, column: str, order: Callable[[Row], Any]
 ) -> Ranked:
-    """Rows by the score of a search by vector."""
+    """Rank rows by the score of a vector search."""
     found = nearest(rows, query, metric, column=column, order=order)
     return [(1 - away if metric == "cosine" else 0.0 - away, row) for away, row in found]
 
@@ -38,7 +38,7 @@ def fused(
     window: int,
     growth: int,
 ) -> list[dict[str, Any]]:
-    """Every row of the rankings as an answer has it, by windows that grow; `id` names a row."""
+    """Return all rows of the rankings in the form of a search result, from windows that grow. `id` identifies a row."""
     answer: dict[int, dict[str, Any]] = {}
     while True:
         cut = {name: ranking[:window] for name, ranking in rankings.items()}

@@ -1,4 +1,4 @@
-"""The questions that a catalogue answers, put to three sides: the log, a catalogue of it, and a dictionary."""
+"""The queries of a catalog, answered by three sides: the log, a catalog of the log, and a dictionary."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from sqlalchemy import Engine, event
 
 from storage_core.catalog.answers import Page
 from storage_core.catalog.catalog import Catalog
-from storage_core.compaction.expiry import plan as plan_expiry
-from storage_core.compaction.groups import group
-from storage_core.compaction.scope import scope_of
+from storage_core.compact.invariants import scope_of
+from storage_core.compact.planner import group, plan_expiry
 from storage_core.log.actions import Action, Add, IndexSegment, MergedGenerations, Remove, RemoveIndexSegment
-from storage_core.log.advance import read_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.versions import read_version
 from storage_core.read.predicate import And, Compare, Comparison, Predicate
 from storage_core.read.pruning import prune
 from tests.support.fault_store import Crash
@@ -28,34 +27,34 @@ UNTIL = dt.datetime(2026, 1, 1, 3, tzinfo=dt.UTC)
 
 
 class Side(Protocol):
-    """What is asked of a table at its head."""
+    """The queries about the newest version of a table."""
 
     def live(self) -> Mapping[str, tuple[int, int]]:
-        """Visible rows and bytes of each live split."""
+        """Return the visible rows and the bytes of each live split."""
         ...
 
     def segments(self) -> set[str]:
-        """The live segments."""
+        """Return the live segments."""
         ...
 
     def regions(self) -> Mapping[str, int]:
-        """The last merged generation of each region."""
+        """Return the last merged generation of each region."""
         ...
 
     def candidates(self) -> set[str]:
-        """Splits that share scope and window with another."""
+        """Return the splits that share scope and window with another split."""
         ...
 
     def between(self) -> set[str]:
-        """Splits that may hold rows of `SINCE` to `UNTIL` with `n` of at least 2."""
+        """Return the splits that may contain rows from `SINCE` to `UNTIL` with `n` of at least 2."""
         ...
 
     def expired(self, now_ms: int) -> set[tuple[int, int]]:
-        """Windows that have left, with the number of their splits."""
+        """Return the windows that have expired, with the number of their splits."""
         ...
 
     def changes(self, since: int) -> list[Change]:
-        """What left and joined after a version, in the order of versions."""
+        """Return the splits removed and added after a version, in the order of versions."""
         ...
 
 
@@ -67,7 +66,7 @@ class OfTheLog:
 
     @property
     def head(self) -> Snapshot:
-        """The newest snapshot."""
+        """Return the newest snapshot."""
         return self.log.snapshot()
 
     def live(self) -> dict[str, tuple[int, int]]:
@@ -116,7 +115,7 @@ class OfTheLog:
 
 @dataclass(frozen=True)
 class OfACatalogue:
-    """The answers of a catalogue, a few rows a page."""
+    """The answers of a catalog, read in pages of a few rows."""
 
     catalog: Catalog
     uri: str
@@ -167,7 +166,7 @@ class OfACatalogue:
 
 @dataclass
 class ByHand:
-    """The answers by a dictionary that has taken every action of every version."""
+    """The answers of a dictionary to which all actions of all versions were applied."""
 
     log: TransactionLog
     splits: dict[str, Add] = field(default_factory=dict)
@@ -177,7 +176,7 @@ class ByHand:
     version: int = -1
 
     def caught_up(self) -> ByHand:
-        """Take the versions that there are by now, and return the dictionary."""
+        """Apply the versions that exist by now, and return the dictionary."""
         while (actions := read_version(self.log.store, self.version + 1)) is not None:
             before = dict(self.splits)
             for action in actions:
@@ -212,7 +211,7 @@ class ByHand:
         return {path for several in groups.values() if len(several) > 1 for path in several}
 
     def between(self) -> set[str]:
-        """See `Side`. Times have one spelling, so their texts are in their order."""
+        """See `Side`. All times have the same text format, so the texts sort in time order."""
         schema = self.log.snapshot().schema
         since, until = (each.replace(tzinfo=None).isoformat(timespec="microseconds") + "Z" for each in (SINCE, UNTIL))
         found = set()
@@ -273,7 +272,7 @@ def paged(page_at: Callable[[_Position | None], Page[_Row, _Position]]) -> list[
 
 @dataclass
 class Killer:
-    """Ends the process at a statement of a database: the work on it raises `Crash`. `statements` counts them."""
+    """Hook that raises `Crash` at a chosen statement of a database. `statements` counts the statements."""
 
     at: int | None = None
     statements: int = 0

@@ -1,4 +1,4 @@
-"""Certificates of servers for tests, each signed by itself."""
+"""Self-signed certificates of test servers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 
 def certificate(file: Path, host: str, *, ended: bool = False) -> Path:
-    """Write a certificate for this host, with its key, which ends tomorrow, or has ended; return the file."""
+    """Write a certificate and its key for this host, and return the file. It is valid until tomorrow, or `ended`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "test")])
     now, day = dt.datetime.now(dt.UTC), dt.timedelta(days=1)
@@ -31,7 +31,7 @@ def certificate(file: Path, host: str, *, ended: bool = False) -> Path:
 
 
 def served_with(file: Path) -> ssl.SSLContext:
-    """What a server needs to show this certificate."""
+    """Return the TLS context with which a server presents this certificate."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(file)
     return context

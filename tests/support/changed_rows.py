@@ -1,4 +1,4 @@
-"""A small append table for statements that change its rows, and what is in it, as plain rows."""
+"""A small append table for statements that change its rows, and its content as plain rows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from collections.abc import Iterable, Mapping
 
 import pyarrow as pa
 
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -33,42 +33,42 @@ Kept = tuple[object, ...]
 
 
 def row(n: int, host: str | None = "h", *, hour: int = 0, x: float | None = None) -> Row:
-    """A row at a second of one of the hours after `START`."""
+    """Return a row whose time is a second in one of the hours after `START`."""
     return {"at": START + dt.timedelta(hours=hour, seconds=n % 3600), "host": host, "n": n, "x": x}
 
 
 def opened(store: ObjectStore, seed: int) -> Table:
-    """The table as another process has it, with ids of its own."""
+    """Open the table as a second process would, with different IDs."""
     metered = MeteredStore(store)
     log = KeyedTable(metered, ids=SeededIds(seed), clock=ManualClock(step_ms=1)).log
     return Table(metered, log, log.snapshot())
 
 
 def created(store: ObjectStore, config: TableConfig = CONFIG) -> Table:
-    """An empty table in the store."""
+    """Create an empty table in the store."""
     KeyedTable(store, ids=SeededIds(1), clock=ManualClock(step_ms=1)).create(SCHEMA, config)
     return opened(store, 2)
 
 
 def rows_of(store: ObjectStore, version: int | None = None) -> Counter[Kept]:
-    """The rows that a scan finds, each as often as it does."""
+    """Return the rows that a scan finds, each with its count."""
     return kept(opened(store, 999).scan(at=version).to_arrow().to_pylist())
 
 
 def kept(rows: Iterable[Mapping[str, object]]) -> Counter[Kept]:
-    """The rows as a multiset."""
+    """Return the rows as a multiset."""
     return Counter(tuple(map(_text, each.values())) for each in rows)
 
 
 def _text(value: object) -> str:
-    """A time whatever its zone is called, and one zero."""
+    """Return a value as text. The text is the same for time zones with different names, and for 0.0 and -0.0."""
     if isinstance(value, dt.datetime):
         return str(value)
     return repr(value + 0.0) if isinstance(value, float) else repr(value)
 
 
 def index(table: Table) -> None:
-    """Catch all indexes up."""
+    """Catch up all indexes."""
     for each in table.config.indexes:
         snapshot = table.log.snapshot()
         plan = catch_up.plan(snapshot, each.name)
@@ -78,6 +78,6 @@ def index(table: Table) -> None:
 
 
 def require_sound(store: ObjectStore) -> None:
-    """Fail where the table is damaged: more than files that no version names, and segments of rows that are gone."""
+    """Fail if the table is damaged. Unreferenced files and segments of deleted rows are allowed."""
     found = fsck(store, clock=ManualClock(step_ms=1), deep=True).findings
     assert [each for each in found if each.kind not in (Kind.UNREFERENCED, Kind.SEGMENT_STALE)] == []

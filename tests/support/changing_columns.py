@@ -1,4 +1,4 @@
-"""A plain model of a table whose columns change: rows by the ids of columns, which no change of a schema touches."""
+"""A plain model of a table whose columns change. Rows are keyed by column ID, which no schema change affects."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "decimal(9,2)": ("decimal(30,2)",),
     "date": ("timestamp", "timestamp_ntz"),
 }
-"""The types that a column of a type may get."""
+"""The types to which a column of each type can be widened."""
 
 DAYS = [dt.date(1969, 12, 31), dt.date(2000, 2, 29), dt.date(2026, 1, 1)]
 VALUES: Mapping[str, Sequence[Any]] = {
@@ -40,17 +40,17 @@ VALUES: Mapping[str, Sequence[Any]] = {
     "place": [[0.0, 0.0], [1.0, 0.0], [0.0, -2.0], [3.0, 4.0]],
     "instant": [dt.datetime(2026, 1, 1, hour, 5 * hour, tzinfo=dt.UTC) for hour in range(4)],
 }
-"""Values of each type, of which those of a wider one have those of a narrower one among them; the last three stay."""
+"""Values of each type. A wider type also has the values of its narrower types. The last three types are not widened."""
 
 BEYOND: Mapping[str, Any] = {"short": 30_000, "integer": 2**30, "long": 2**40, "double": 1e300}
-"""A value of a type that no narrower one has."""
+"""A value of each type that no narrower type contains."""
 
 NAMES = ["a", "b", "c", "A~5", "it's"]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column as it is at one version; `default` is None for null."""
+    """A column as of one version. `default` is None for null."""
 
     id: int
     name: str
@@ -59,17 +59,18 @@ class Column:
     required: bool = False
 
     def value(self, row: Row) -> Any:
-        """Return what the column shows of a row, which has values by id of when it was written."""
+        """Return the value of the column for a row. The row maps column IDs to values as of its write."""
         found = row.get(self.id, self.default)
         return found if found is None else shown(found, self.type)
 
 
 @dataclass
 class Model:
-    """The columns of a table now, and how many there ever were."""
+    """The current columns of a table, and the number of all columns that it ever had."""
 
     columns: list[Column]
     last: int = field(default=0)
+    dropped: dict[int, Column] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Count the columns."""
@@ -92,15 +93,17 @@ class Model:
     def drop(self, column: Column) -> None:
         """Drop a column."""
         self.columns = [each for each in self.columns if each != column]
+        self.dropped[column.id] = column
 
     def restore(self, columns: Sequence[Column], *, is_keyed: bool) -> None:
-        """Have the columns of an older version, as wide as they have become since.
+        """Restore the columns of an older version. A column keeps its widest type since then, even if it was dropped.
 
-        A required one that was dropped since is not required where records may have been written without it.
+        A required column that was dropped in the meantime becomes optional if records may have been written without it.
         """
         now = {each.id: each for each in self.columns}
-        gone = [replace(each, required=each.required and not is_keyed) for each in columns]
-        self.columns = [_as_wide(each, now.get(each.id, other)) for each, other in zip(columns, gone, strict=True)]
+        self.dropped |= now
+        known = [_as_wide(each, self.dropped.get(each.id, each)) for each in columns]
+        self.columns = [replace(each, required=each.required and (each.id in now or not is_keyed)) for each in known]
 
 
 def _as_wide(column: Column, now: Column) -> Column:
@@ -108,7 +111,7 @@ def _as_wide(column: Column, now: Column) -> Column:
 
 
 def shown(value: Any, type_: str) -> Any:
-    """Return a value of a narrower type, or the type itself, as one of this type comes out of a table."""
+    """Return the form in which a column of this type returns a value of this or of a narrower type."""
     if type_.startswith("timestamp") and not isinstance(value, dt.datetime):
         zone = dt.UTC if type_ == "timestamp" else None
         return dt.datetime(value.year, value.month, value.day, tzinfo=zone)
@@ -116,39 +119,39 @@ def shown(value: Any, type_: str) -> Any:
 
 
 def values(column: Column) -> st.SearchStrategy[Any]:
-    """Return values of a column; floats are such that a narrow one is a wide one."""
+    """Return values of a column. Each 32-bit float has an exact 64-bit value."""
     known = [each for each in VALUES[column.type] if each != 0.1]
     found = st.sampled_from([*known, *([BEYOND[column.type]] if column.type in BEYOND else [])])
     return found if column.required else st.none() | found
 
 
 def listed(rows: Sequence[Row], columns: Sequence[Column]) -> list[str]:
-    """Return the rows as text, sorted: NaN is equal to itself there."""
+    """Return the rows as sorted texts, in which NaN equals itself."""
     return sorted(str({each.name: each.value(row) for each in columns}) for row in rows)
 
 
 def read(rows: Any) -> list[str]:
-    """Return the rows of a table of Arrow as `listed` does."""
+    """Return the rows of an Arrow table in the form of `listed`."""
     return sorted(str({name: plain(value) for name, value in row.items()}) for row in rows.to_pylist())
 
 
 def plain(value: Any) -> Any:
-    """Return a value as the model has it, with one kind of UTC."""
+    """Return a value in the form in which the model stores it. All UTC times have the same time zone object."""
     is_zoned = isinstance(value, dt.datetime) and value.tzinfo is not None
     return value.astimezone(dt.UTC) if is_zoned else value
 
 
 def matching(rows: pa.Table, condition: str) -> list[int]:
-    """Return the places of the rows that meet a condition, as DuckDB says of a plain table."""
+    """Return the positions of the rows that meet a condition, as DuckDB evaluates it on a plain table."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
     connection.register("rows", rows.append_column("~place", pa.array(range(len(rows)), pa.int64())))
-    found = connection.execute(f'SELECT "~place" FROM rows WHERE {condition}').fetchall()  # a test's own
+    found = connection.execute(f'SELECT "~place" FROM rows WHERE {condition}').fetchall()  # a query of the test
     return [place for (place,) in found]
 
 
 def conditions(columns: Sequence[Column]) -> st.SearchStrategy[str]:
-    """Return conditions over columns that an order is known of."""
+    """Return conditions over columns whose order is known."""
     leaves = st.sampled_from([each for each in columns if each.type != "place"]).flatmap(_leaves)
     return st.recursive(
         leaves,
@@ -184,5 +187,5 @@ def _literal(value: Any) -> str:
 
 
 def key(value: Any) -> object:
-    """Return what is equal where rows of an upsert are told apart by it."""
+    """Return a value that is equal for two rows if, and only if, an upsert treats their keys as equal."""
     return "nan" if isinstance(value, float) and isnan(value) else value

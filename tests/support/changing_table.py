@@ -1,7 +1,7 @@
-"""What state machines of append and of keyed tables share: a table, a plain model of it, and what happens to both.
+"""The base of the state machines for append tables and keyed tables. Each step changes a table and a plain model.
 
-Columns change, versions are restored, tagged, collected and read again; states are written and made small. The model
-has rows by the ids of columns (`tests.support.changing_columns`), as they were at each version that can be read.
+The steps change columns, restore, tag, collect and read versions, and write and compact states. The model keeps the
+rows of each readable version by column ID (`tests.support.changing_columns`).
 """
 
 from __future__ import annotations
@@ -20,24 +20,26 @@ import pyarrow.compute as pc
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from storage_core.clock import HOUR_MS
-from storage_core.compaction import rewindow
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import OPERATION
-from storage_core.dml.assignments import expr
-from storage_core.dml.changed import Changed
-from storage_core.errors import CommitConflict, NotFound, SnapshotExpired
-from storage_core.fsck.check import fsck
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitConflict, NotFound, SnapshotExpired
+from storage_core.change.statement import Changed, expr
+from storage_core.compact import rewindow
+from storage_core.compact.carry_over import CarryOver
+from storage_core.compact.execute import execute
+from storage_core.compact.work import OPERATION
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
+from storage_core.index import catch_up as indexing
+from storage_core.index import segment_merge
+from storage_core.index.segment_merge import MergedSegments, SegmentMerge
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.brute_force import distance
@@ -54,7 +56,7 @@ FIXED = [
     Column(4, "words", "words"),
     Column(5, "place", "place"),
 ]
-"""Columns that the table relies on, so that they stay."""
+"""Columns on which the table depends. No step changes or drops these columns."""
 FIRST = [*FIXED, Column(6, "a", "integer", required=True), Column(7, "b", "float"), Column(8, "c", "date")]
 SCHEMA = pa.schema(
     [
@@ -89,9 +91,10 @@ _TIMES = count()
 
 
 class ChangingTable(RuleBasedStateMachine):
-    """A table and its model. `versions` are what each readable version holds, `planned` is work to be committed.
+    """A table and its model.
 
-    `assigned` are the columns that the last update set.
+    `versions` are the rows of each readable version. `planned` is work that is not committed yet. `assigned` are the
+    columns that the last update set.
     """
 
     assigned: set[int]
@@ -116,97 +119,97 @@ class ChangingTable(RuleBasedStateMachine):
         self.noted()
 
     def opened(self) -> Table:
-        """The table as another process has it."""
+        """Open the table as a second process would."""
         store = MeteredStore(self.objects)
         log = TransactionLog(store, clock=self.clock, ids=SeededIds(next(self.seeds)))
         return Table(store, log, log.snapshot())
 
     def teardown(self) -> None:
-        """Whatever happened, the table is sound."""
+        """Check that the table is valid after every run."""
         if hasattr(self, "table"):
             self.check()
             found = fsck(self.objects, clock=self.clock, deep=True)
             self.folder.cleanup()
             assert found.clean, found.findings
 
-    # What the two kinds of tables have of their own.
+    # Parts that differ between the two kinds of tables.
 
     def rows_now(self) -> list[Row]:
-        """The rows that `latest` shows."""
+        """Return the rows at level `latest`."""
         raise NotImplementedError
 
     def base_now(self) -> list[Row]:
-        """The rows that `snapshot` shows."""
+        """Return the rows at level `snapshot`."""
         raise NotImplementedError
 
     def restored(self, rows: list[Row]) -> None:
-        """The base has these rows now."""
+        """Set the rows of the base."""
         raise NotImplementedError
 
     def changed(self, hit: Sequence[Row], new: Sequence[Row]) -> None:
-        """A statement put these rows in the place of those."""
+        """Replace the rows `hit` by the rows `new`, as a statement did."""
         raise NotImplementedError
 
     def before_restore(self) -> None:
-        """What is not merged is known exactly after it."""
+        """Make sure that the set of unmerged records is known before a restore."""
 
     def collected(self) -> None:
-        """A collector ran, and hours have passed."""
+        """Record that a collector ran and that hours have passed."""
         self.noted()
         self.check()
 
     # The model.
 
     def noted(self) -> None:
-        """Remember what the newest version holds, and those before it that were committed with it."""
+        """Record the rows of the newest version, and of the earlier versions that were committed in the same step."""
         self.table.refresh()
         for version in range(max(self.times, default=-1) + 1, self.table.version + 1):
             self.versions[version] = [dict(row) for row in self.base_now()], [*self.model.columns]
             self.times[version] = self.table.snapshot.timestamp
 
     def changeable(self) -> list[Column]:
-        """The columns that may change."""
+        """Return the columns that can change."""
         return [each for each in self.model.columns if each.id > len(FIXED)]
 
     def drawn(self, data: st.DataObject, columns: Sequence[Column]) -> Row:
-        """A row of these columns with an id of its own."""
+        """Draw a row of these columns with a new ID."""
         self.numbers += 1
         given = {each.id: data.draw(values(each), label=each.name) for each in columns if each.id != 1}
         return {1: self.numbers, **given}
 
     def named(self, row: Row, columns: Sequence[Column] | None = None) -> dict[str, Any]:
-        """A row as a caller gives it."""
+        """Return a row in the form that a caller passes."""
         return {each.name: row[each.id] for each in columns or self.model.columns if each.id in row}
 
     def plain(self, rows: Sequence[Row]) -> pa.Table:
-        """The rows as a table of Arrow."""
+        """Return the rows as an Arrow table."""
         found = [{each.name: each.value(row) for each in self.model.columns} for row in rows]
         return pa.Table.from_pylist(found, schema=self.table.schema)
 
     def meeting(self, condition: str) -> list[Row]:
-        """The rows that meet a condition."""
+        """Return the rows that meet a condition."""
         rows = self.rows_now()
         return [rows[place] for place in matching(self.plain(rows), condition)]
 
     def condition(self, data: st.DataObject) -> tuple[str, list[Row]]:
-        """A condition, and the rows that meet it."""
+        """Return a condition and the rows that meet it."""
         condition = data.draw(conditions(self.model.columns), label="condition")
         return condition, self.meeting(condition)
 
     def check(self) -> None:
-        """Fail unless a scan finds what the model has."""
+        """Fail unless a scan finds the rows of the model."""
         assert list(self.table.refresh().schema.names) == [each.name for each in self.model.columns]
         assert read(self.table.scan(consistency="latest").to_arrow()) == listed(self.rows_now(), self.model.columns)
 
     def retained(self) -> list[int]:
-        """The versions that were not superseded for longer than they are retained."""
+        """Return the versions that are still within the retention after they were superseded."""
         versions = sorted(self.times)
         ends = [*(self.times[version] for version in versions[1:]), self.clock.now]
         oldest = self.clock.now - RETENTION_MS
         return [version for version, end in zip(versions, ends, strict=True) if end >= oldest]
 
     def readable(self) -> list[int]:
-        """The versions that are retained, or tagged."""
+        """Return the versions that are retained or tagged."""
         return sorted({*self.retained(), *self.tags.values()})
 
     # Columns.
@@ -277,13 +280,13 @@ class ChangingTable(RuleBasedStateMachine):
         self.require_changed(self.table.update(given, condition), hit, new)
 
     def require_changed(self, done: Changed, hit: Sequence[Row], new: Sequence[Row]) -> None:
-        """Fail unless a statement did to the table what is done to the model here."""
+        """Change the model, and fail unless a statement changed the table in the same way."""
         assert done.rows == len(hit)
         self.changed(hit, new)
         self.noted()
         self.check()
 
-    # Upkeep.
+    # Maintenance.
 
     @rule(is_packed=st.booleans(), is_small=st.booleans(), minutes=st.sampled_from([20, 30, 60]))
     def change_settings(self, is_packed: bool, is_small: bool, minutes: int) -> None:  # drawn
@@ -320,7 +323,16 @@ class ChangingTable(RuleBasedStateMachine):
 
     @rule()
     def plan_a_catch_up(self) -> None:
-        self.planned.append(upkeep.caught_up(self.table))
+        log, snapshot = self.table.log, self.table.log.snapshot()
+        plans = [indexing.plan(snapshot, each.name) for each in snapshot.config.indexes]
+        built = [indexing.execute(log.store, work, ids=log.ids) for plan in plans for work in plan.work]
+
+        def merged(items: Sequence[SegmentMerge]) -> list[MergedSegments]:
+            return [MergedSegments(item, segment_merge.execute(log.store, item, ids=log.ids)) for item in items]
+
+        done, idle = indexing.merge_all(snapshot, plans, built, merged)
+        if actions := indexing.actions_of(plans, built, done, idle):
+            self.planned.append(partial(log.commit, snapshot, actions, operation="CATCH UP"))
 
     @precondition(lambda self: self.planned)
     @rule(data=st.data())
@@ -343,7 +355,7 @@ class ChangingTable(RuleBasedStateMachine):
         for _ in range(1 + twice):
             self.clock.now += HOUR_MS + 1
             upkeep.collect(self.table, at_ms=self.clock.now, horizon_ms=HOUR_MS)
-        self.planned.clear()  # a job does not take longer than the horizon
+        self.planned.clear()  # jobs must commit within the horizon, which has passed
         kept = self.readable()
         self.versions = {version: self.versions[version] for version in kept}
         self.collected()
@@ -354,7 +366,7 @@ class ChangingTable(RuleBasedStateMachine):
     def restore(self, data: st.DataObject) -> None:
         self.before_restore()
         version = data.draw(st.sampled_from(self.readable()))
-        with suppress(SnapshotExpired):  # a collector may be about to take what only this version has
+        with suppress(SnapshotExpired):  # the collector may soon delete files that only this version has
             self.table.restore(version)
             rows, columns = self.versions[version]
             self.model.restore(columns, is_keyed=self.table.config.kind == "keyed")
@@ -404,7 +416,7 @@ class ChangingTable(RuleBasedStateMachine):
         condition, rows = self.condition(data)
         expected = listed(rows, self.model.columns)
         assert read(self.table.scan(filter=condition, consistency="latest").to_arrow()) == expected
-        query = f"select * from t where {condition}"  # a test's own
+        query = f"select * from t where {condition}"  # a query of the test
         assert read(self.table.sql(query, consistency="latest").to_arrow()) == expected
 
     @rule()
@@ -431,6 +443,6 @@ class ChangingTable(RuleBasedStateMachine):
 
 
 def _computed(row: Row) -> Row:
-    """What the expressions of `update_where` make of a row."""
+    """Return the values that the expressions of `update_where` compute for a row."""
     at, words = row.get(2), row.get(3) if row.get(4) is None else row[4]
     return {2: at and at + dt.timedelta(hours=1), 4: None if words is None else f"{words} ebb"}

@@ -1,4 +1,4 @@
-"""Time that tests own."""
+"""A clock that tests control."""
 
 from __future__ import annotations
 
@@ -6,23 +6,24 @@ START_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """A clock that moves when it is told to (`now`), slept on, and by `step_ms` per look; `slept_ms` are the sleeps.
+    """A clock that moves when a test sets `now`, when code sleeps, and by `step_ms` at each reading.
 
-    It stands still between looks by default. With a step no two looks see one time.
+    By default, the clock stands still between readings. With a step, no two readings return the same time. `slept_ms`
+    contains the durations of the sleeps.
     """
 
     def __init__(self, now_ms: int = START_MS, *, step_ms: int = 0) -> None:
-        """Stand at `now_ms`."""
+        """Start at `now_ms`."""
         self.now = now_ms
         self.slept_ms: list[float] = []
         self._step_ms = step_ms
 
     def now_ms(self) -> int:
-        """Move by the step and return where the clock stands."""
+        """Advance by the step and return the time."""
         self.now += self._step_ms
         return self.now
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Move forward without waiting."""
+        """Advance the time without waiting."""
         self.slept_ms.append(duration_ms)
         self.now += int(duration_ms)

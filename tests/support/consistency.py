@@ -1,9 +1,9 @@
-"""What readers may see while others write, flush and merge: a model that judges recorded histories.
+"""A checker of recorded histories: may a reader see this result while other threads write, flush and merge?
 
-Whoever acts records what it did with stamps of one logical order: a stamp taken before a call began is lower than one
-taken after another call had ended exactly where the one really came first. `check` then asks whether each read is
-explained: per region by a prefix of its writes, which holds all that its level promises and no less than the session
-saw before. A gap, a duplicate, an invented row, a stale or an older value has no such prefix.
+Each actor records its calls with stamps of one logical order. A lower stamp was always taken earlier than a higher
+stamp. `check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes.
+The prefix contains all writes that the level promises, and all writes that the session has already seen. A gap, a
+duplicate, an invented row, a stale value or an older value has no such prefix.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Rows = Mapping[str, int]
 
 
 class Level(StrEnum):
-    """What a reader asks for."""
+    """The consistency level that a reader requests."""
 
     SNAPSHOT = "snapshot"
     COMMITTED = "committed"
@@ -27,10 +27,10 @@ class Level(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A call that put values or deleted keys (None) of one region. Calls of a region follow each other.
+    """A call that put values or deleted keys (None) in one region. The calls of a region do not overlap.
 
-    `given` is the stamp after it returned, `durable` the stamp after it was acknowledged. Without the latter nobody
-    knows whether it took effect. A call that was refused is no write.
+    `given` is the stamp after the call returned. `durable` is the stamp after the call was acknowledged. Without
+    `durable`, the outcome of the call is unknown. A rejected call is not a write.
     """
 
     region: str
@@ -42,7 +42,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """A flush or a merge of a region: reads at `level` begun after `ended` see what was durable before `covers`."""
+    """A flush or merge of a region.
+
+    A read at `level` that begins after `ended` sees all rows durable before `covers`.
+    """
 
     level: Level
     region: str
@@ -52,7 +55,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Read:
-    """What one session found, as it came: of these keys, or of all (None)."""
+    """The result of a read of these keys, or of all keys (None). The reads of a session are in order."""
 
     session: str
     level: Level
@@ -64,7 +67,7 @@ class Read:
 
 @dataclass(slots=True)
 class History:
-    """Records of any threads, and the stamps that order them."""
+    """The records of all threads, and the stamps that order them."""
 
     writes: list[Write] = field(default_factory=list)
     marks: list[Mark] = field(default_factory=list)
@@ -72,15 +75,15 @@ class History:
     _stamps: Iterator[int] = field(default_factory=lambda: count(1))
 
     def stamp(self) -> int:
-        """Return a number higher than all before."""
+        """Return a number higher than all numbers before."""
         return next(self._stamps)
 
 
 def check(history: History, region_of: Callable[[str], str]) -> None:
-    """Return when every read is explained. Raises `AssertionError` that shows one that is not.
+    """Raise `AssertionError` if a read has no explanation. The error contains this read.
 
-    `region_of` says in which region a key is. What became of writes with an unknown outcome is chosen once for all
-    reads: the work doubles with each of them in a region.
+    `region_of` returns the region of a key. The same choice of unknown outcomes must explain all reads. Each write with
+    an unknown outcome doubles the work for its region.
     """
     for read in history.reads:
         names = [key for key, _ in read.found]
@@ -111,7 +114,7 @@ def _check_region(history: History, region: str, region_of: Callable[[str], str]
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """What a read says about one region."""
+    """The part of a read that concerns one region."""
 
     read: Read
     keys: frozenset[str] | None
@@ -124,7 +127,7 @@ def _of_region(read: Read, region: str, region_of: Callable[[str], str]) -> _Par
 
 
 def _unexplained(writes: Sequence[Write], marks: Sequence[Mark], parts: Sequence[_Part]) -> str | None:
-    """The first read without a prefix that explains it. Each gets the shortest one, which leaves most to the others."""
+    """Return the first unexplained read. Each read gets the shortest prefix, which constrains the other reads least."""
     states = _states(writes)
     floors: dict[tuple[str, Level], int] = {}
     for part in parts:
@@ -142,7 +145,7 @@ def _unexplained(writes: Sequence[Write], marks: Sequence[Mark], parts: Sequence
 
 
 def _states(writes: Sequence[Write]) -> list[Rows]:
-    """What the region holds after no write, after the first, and so on."""
+    """Return the content of the region after no write, after the first write, and so on."""
     states: list[Rows] = [{}]
     for write in writes:
         after = {**states[-1], **write.changes}
@@ -155,20 +158,20 @@ def _restricted(state: Rows, keys: frozenset[str] | None) -> Rows:
 
 
 def _promised(writes: Sequence[Write], marks: Sequence[Mark], read: Read) -> int:
-    """How many writes the read must show at least, by its level."""
+    """Return the minimum number of writes that the read must show at its level."""
     match read.level:
         case Level.IN_PROCESS:
             return _prefix(writes, lambda each: each.given, read.begun)
         case Level.LATEST:
             return _prefix(writes, lambda each: each.durable, read.begun)
         case Level.COMMITTED | Level.SNAPSHOT:
-            # What is in the base is committed, too.
+            # A record in the base is also a committed record.
             levels = {read.level, Level.SNAPSHOT}
             covers = [each.covers for each in marks if each.level in levels and each.ended < read.begun]
             return _prefix(writes, lambda each: each.durable, max(covers, default=0))
 
 
 def _prefix(writes: Sequence[Write], stamp: Callable[[Write], int | None], before: int) -> int:
-    """The number of writes up to the last one that is stamped before that."""
+    """Return the number of writes up to the last write with a stamp before `before`."""
     stamps = [stamp(each) for each in writes]
     return max((at + 1 for at, each in enumerate(stamps) if each is not None and each < before), default=0)

@@ -1,4 +1,4 @@
-"""What is left of a run that ends at any of its requests."""
+"""The states in which a store may be after a crash at any request of a run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from typing import TypeVar
 
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import RequestKind
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import RequestKind
 from tests.support.copies import copy_of
 from tests.support.fault_store import FaultStore
 from tests.support.scale import scaled
@@ -28,32 +29,32 @@ DECIDE_NOTHING = frozenset(
         KeyKind.REGION_HINT,
     }
 )
-"""Objects that count when something else names them, and those that only make opening quicker."""
+"""Objects that matter only if another object refers to them, and objects that only make opening faster."""
 
 
 def decides(key: str) -> bool:
-    """Whether the table is another one as soon as there is an object of this key."""
+    """Return True if an object with this key changes the table as soon as it exists."""
     parsed = parse(key)
     return parsed is None or parsed.kind not in DECIDE_NOTHING
 
 
 def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) -> list[MemoryStore]:
-    """Return what is left when a run on a copy of the store ends before or after any of its requests, the same once."""
+    """Return the distinct states of the store if a run on a copy ends before or after any of its requests."""
     return [left["copy"] for left in left_in_stores({"copy": start}, lambda stores: run(stores["copy"]))]
 
 
 def left_in_stores(
     start: Mapping[str, ObjectStore], run: Callable[[dict[str, ObjectStore]], object]
 ) -> list[dict[str, MemoryStore]]:
-    """Return what is left in several stores, by their names, when a run on copies of them ends at any of its requests.
+    """Return the distinct states of several named stores if a run on copies of them ends at any of its requests.
 
-    A process that is gone leaves what its requests did so far: so the run is done once, and all is copied before each
-    of them and at the end. Each key of a delete is a request. Objects are the same by key and by ETag, which counts the
-    puts of a store.
+    The effects of the requests of a dead process remain. The function therefore executes the run once, and copies all
+    stores before each request and at the end. Each key of a delete counts as a request. Two objects are the same if
+    their keys and ETags are equal. The ETag counts the puts of a store.
     """
     stores = {name: copy_of(each, name) for name, each in start.items()}
     found: dict[frozenset[tuple[str, str, str]], dict[str, MemoryStore]] = {}
-    deleted: set[tuple[str, str]] = set()  # by a delete of several keys, which its store deletes at once
+    deleted: set[tuple[str, str]] = set()  # keys of a delete that the store applies at once
 
     def note() -> None:
         objects = ((name, info.key, info.etag) for name, store in stores.items() for info in store.list(""))
@@ -77,9 +78,9 @@ def left_in_stores(
 
 
 def at_both_ends(left: Iterable[T], store_of: Callable[[T], ObjectStore]) -> list[T]:
-    """Of states, in the order of the run, in which the same is decided return the first and the last.
+    """Return the first and the last state after each decision, in the order of the run.
 
-    Those have the fewest and the most of the other objects. All states where there is time (`SCALE`).
+    These states contain the fewest and the most other objects. With a larger `SCALE`, return all states.
     """
     alike: dict[frozenset[str], list[T]] = {}
     for each in left:

@@ -1,7 +1,7 @@
-"""Damage to bytes, and to objects at rest: what a disk, a copy or an operator does to them (lesson 61).
+"""Damage to bytes and to stored objects, of the kinds that a disk, a copy or an operator causes (lesson 61).
 
-Every function guarantees that something changed; where nothing can (no bit in an empty object, two equal objects) it
-refuses. The place of the damage follows from the given randomness alone, so a case replays.
+Every function guarantees a change, or raises an error if no change is possible (an empty object, two equal objects).
+The position of the damage depends only on the given random source, so a case replays.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from enum import StrEnum
 from random import Random
 from typing import assert_never
 
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.contract import ObjectStore, Overwrite
+from storage_core.base.errors import InvalidInput
+from storage_core.store.contract import ObjectStore, Overwrite
 
 
 class Damage(StrEnum):
-    """What happens to one stored object."""
+    """The kind of damage to one stored object."""
 
     BIT_FLIP = "one bit is another"
     TRUNCATION = "the end is cut off, something is left"
@@ -25,10 +25,18 @@ class Damage(StrEnum):
 
 
 def damage(store: ObjectStore, key: str, kind: Damage, *, seed: int = 0, other: str | None = None) -> None:
-    """Damage the object `key` where it lies; `other` is the object that it changes places with, for `SWAP` only.
+    """Damage the object `key` in the store.
 
-    The seed chooses the bit or the cut. One GET and one PUT, two of each for a swap, one DELETE for `MISSING`. Raises
-    `NotFound` without the object, `InvalidInput` where the damage would change nothing.
+    Args:
+        kind: The damage.
+        seed: Chooses the bit or the length of the cut.
+        other: The object to swap with, for `SWAP` only.
+
+    Raises:
+        NotFound: The object does not exist.
+        InvalidInput: The damage would change nothing.
+
+    Cost: one GET and one PUT, two of each for a swap, one DELETE for `MISSING`.
     """
     data = store.get(key).data
     match kind:
@@ -47,7 +55,7 @@ def damage(store: ObjectStore, key: str, kind: Damage, *, seed: int = 0, other: 
 
 
 def flip_bit(data: bytes, random: Random) -> bytes:
-    """Return `data` with exactly one bit changed. Raises `InvalidInput` for no bytes."""
+    """Return `data` with exactly one bit changed. Raise `InvalidInput` if `data` is empty."""
     if not data:
         raise InvalidInput("there is no bit to flip in an empty object")
     position = random.randrange(len(data) * 8)
@@ -57,14 +65,14 @@ def flip_bit(data: bytes, random: Random) -> bytes:
 
 
 def truncate(data: bytes, random: Random) -> bytes:
-    """Return a true, non-empty beginning of `data`. Raises `InvalidInput` when it has less than two bytes."""
+    """Return a non-empty proper prefix of `data`. Raise `InvalidInput` if `data` has fewer than two bytes."""
     if len(data) < 2:
         raise InvalidInput(f"{len(data)} bytes cannot be cut so that something is left")
     return data[: random.randrange(1, len(data))]
 
 
 def empty(data: bytes) -> bytes:
-    """Return no bytes. Raises `InvalidInput` when there were none."""
+    """Return an empty value. Raise `InvalidInput` if `data` is already empty."""
     if not data:
         raise InvalidInput("the object is empty already")
     return b""

@@ -1,17 +1,17 @@
-"""A table in memory whose time is moved by those who use it, for collectors that wait for hours."""
+"""A table in memory whose clock the test moves, for collectors that wait for hours."""
 
 from __future__ import annotations
 
-from storage_core.clock import HOUR_MS
-from storage_core.gc.collect import collect
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.clock import HOUR_MS
+from storage_core.maintain.collect import collect
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
 from tests.support.changed_rows import opened
 from tests.support.clock import ManualClock
 
 
 class Dated(MemoryStore):
-    """A store whose clock is moved by those who use it."""
+    """A store whose clock the test moves."""
 
     def __init__(self) -> None:
         self.time = ManualClock(step_ms=1)
@@ -19,7 +19,7 @@ class Dated(MemoryStore):
 
 
 def opened_at(store: Dated, now_ms: int, seed: int) -> Table:
-    """Return the table as a process of that time has it."""
+    """Open the table as a process would at that time."""
     store.time.now = now_ms
     table = opened(store, seed)
     table.log.clock.now = now_ms  # type: ignore[attr-defined]  # a clock of tests
@@ -33,6 +33,6 @@ def collect_at(store: Dated, now_ms: int, seed: int, horizon_ms: int | None = No
 
 
 def collect_twice(store: Dated, now_ms: int) -> None:
-    """Collect so that numbered objects go: they do when they were seen an hour before."""
+    """Collect twice, an hour apart. The second run deletes the numbered objects that the first run saw."""
     for seed, late_ms in ((50, 0), (51, 2 * HOUR_MS)):
         collect_at(store, now_ms + late_ms, seed, horizon_ms=0)

@@ -1,4 +1,4 @@
-"""Rows of live splits deleted by vectors, as a merge deletes them: for tests of everything that reads splits."""
+"""Functions that delete rows of live splits by deletion vectors, as a merge does, for tests of readers of splits."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from pyroaring import BitMap
 
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
+from storage_core.split.hidden_rows import deleted_rows, vector_for
 from storage_core.split.read import read_split
-from storage_core.split.vectors import deleted_rows, vector_for
 
 
 def delete_places(log: TransactionLog, places: Mapping[str, Iterable[int]]) -> Snapshot:
-    """Commit that these rows of the files of these live splits, by place, are deleted, beside those that are already.
+    """Delete the rows at these positions of live splits, in addition to the rows that are already deleted.
 
-    Return the snapshot after it.
+    Return the snapshot after the commit.
     """
     head = log.snapshot()
     adds = [head.splits[path] for path in places]
@@ -30,7 +30,7 @@ def delete_places(log: TransactionLog, places: Mapping[str, Iterable[int]]) -> S
 
 
 def delete_where(log: TransactionLog, condition: Callable[[Mapping[str, Any]], bool]) -> Snapshot:
-    """Commit that the live rows for which the condition holds are deleted, and return the snapshot after it."""
+    """Delete the live rows that meet the condition, and return the snapshot after the commit."""
     places = {
         add.path: [
             place for place, row in enumerate(read_split(log.store, add.as_written).to_pylist()) if condition(row)

@@ -1,6 +1,6 @@
-"""Fetches the JARs of Delta Lake before tests run side by side: two resolutions of Spark at a time break each other.
+"""Download the JARs of Delta Lake before tests run in parallel. Two concurrent downloads by Spark break each other.
 
-`python -m tests.support.delta_jars` does nothing where they are there.
+`python -m tests.support.delta_jars` does nothing if the JARs exist.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 from jobs.spark.delta import JARS, PACKAGE, S3_PACKAGES, settings
 
 FOLDER = Path.home() / ".ivy2.5.2" / "jars"
-"""Where Spark 4.2 keeps what it fetched."""
+"""The folder in which Spark 4.2 keeps downloaded JARs."""
 
 
 def main() -> None:
-    """Start a Spark with Delta Lake once, unless its JARs were fetched or given."""
+    """Start a Spark with Delta Lake once, unless the JARs exist already."""
     names = [f"{each.replace(':', '_', 1).replace(':', '-')}.jar" for each in (PACKAGE, *S3_PACKAGES)]
     if os.environ.get(JARS) or all((FOLDER / name).exists() for name in names):
         return

@@ -1,6 +1,6 @@
-"""A process whose Spark has Delta Lake: tests that run elsewhere share a Java that was started without.
+"""A separate process whose Spark has Delta Lake, because the Java that other tests share has no Delta Lake.
 
-`python -m tests.support.delta_spark` reads a command per line and answers each with a line of JSON.
+`python -m tests.support.delta_spark` reads one command per line and writes a line of JSON for each.
 """
 
 from __future__ import annotations
@@ -15,18 +15,16 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import IO, Any
 
-from jobs import ingest
-from jobs.delta.run import LEASE, DeltaIngest
-from jobs.requests.request import JobRequest
-from jobs.running.run import JobRun
+from jobs.delta import DeltaIngest
 from jobs.spark.spark import Spark
-from storage_core.clock import SystemClock
-from storage_core.errors import TidemarkError, error_of
-from storage_core.formats.keys import lock_key
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import TidemarkError, error_of
+from storage_core.data.formats.keys import lock_key
+from storage_core.data.steps import STEPS, Ingest
+from storage_core.log.job_run import JobRun, run
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
 from tests.support import quick_java
 from tests.support.fault_store import Crash, CrashFault, FaultStore
@@ -36,13 +34,13 @@ _SMALL = "--conf spark.sql.shuffle.partitions=2 --conf spark.default.parallelism
 
 
 class DeltaSpark:
-    """The process, from outside."""
+    """Client of the process."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def sql(self, *statements: str) -> list[list[Any]]:
-        """Run statements, and return the rows of the last one."""
+        """Run statements, and return the rows of the last statement."""
         return list(self._ask("sql", statements=statements))
 
     def ingest(self, declaration: Path) -> Mapping[str, Any]:
@@ -50,7 +48,10 @@ class DeltaSpark:
         return dict(self._ask("ingest", declaration=str(declaration)))
 
     def killed_ingest(self, declaration: Path, request: int) -> bool:
-        """Run ingest until its driver has made so many requests to its table; False where it made no more."""
+        """Kill an ingest after this many requests of its driver to the table.
+
+        Return False if it made fewer requests.
+        """
         return bool(self._ask("killed_ingest", declaration=str(declaration), request=request))
 
     def _ask(self, command: str, **arguments: Any) -> Any:
@@ -66,7 +67,7 @@ class DeltaSpark:
 
 @contextmanager
 def delta_spark(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[DeltaSpark]:
-    """Yield the process, which ends with the block; its environment has `more`."""
+    """Yield the process, and end it with the block. Its environment includes `more`."""
     environment = {**os.environ, **quick_java.environment(), **more}
     environment["PYSPARK_SUBMIT_ARGS"] = f"{_SMALL} {environment['PYSPARK_SUBMIT_ARGS']}"
     command = [sys.executable, "-m", "tests.support.delta_spark"]
@@ -90,8 +91,8 @@ def _sql(spark: Spark, statements: list[str]) -> list[list[Any]]:
 
 
 def _ingest(spark: Spark, declaration: str) -> Any:
-    request = JobRequest(table_uri=_uri(declaration), declaration=declaration, master="local[2]")
-    return json.loads(ingest.run(request, spark).to_json())
+    request = Ingest(table_uri=_uri(declaration), declaration=declaration, master="local[2]")
+    return json.loads(run(request, spark).to_json())
 
 
 def _killed_ingest(spark: Spark, declaration: str, request: int) -> bool:
@@ -104,15 +105,17 @@ def _killed_ingest(spark: Spark, declaration: str, request: int) -> bool:
     assert spec is not None
     faults.at(len(faults.trace) + request, CrashFault.AFTER if request % 2 else CrashFault.BEFORE)
     try:
-        DeltaIngest(JobRun("ingest", JobRequest(table_uri=uri, master="local[2]"), spark, table), spark, spec).run()
+        DeltaIngest(JobRun(Ingest(table_uri=uri, master="local[2]"), spark, table), spec).run()
     except Crash:
-        open_store(uri).delete([lock_key(LEASE)])  # this process is alive: of a dead one it is taken over
+        open_store(uri).delete(
+            [lock_key(STEPS["ingest"].lease)]
+        )  # while this process lives, no other process takes over its lease
         return True
     return False
 
 
 def _uri(declaration: str) -> str:
-    from storage_core.declaration import load
+    from storage_core.change.declaration import load
 
     return load(declaration).uri
 
@@ -121,7 +124,7 @@ _COMMANDS: Mapping[str, Callable[..., Any]] = {"sql": _sql, "ingest": _ingest, "
 
 
 def main() -> None:
-    """Answer until there is no command any more."""
+    """Execute commands until the input ends."""
     with Spark("local[2]") as spark:
         spark.session(with_delta=True, on_s3=True)
         for line in sys.stdin:

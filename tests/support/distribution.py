@@ -1,4 +1,4 @@
-"""A raw log and tables to distribute it into, without Spark: the tasks run here, from their JSON."""
+"""A raw log and the tables that it feeds, without Spark. The tasks run in this process, from their JSON."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from storage_core.distribution import execute
-from storage_core.distribution.outcome import DistributionOutcome
-from storage_core.distribution.remaining import Terms
-from storage_core.distribution.rounds import Distributor, Tasks
-from storage_core.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source
-from storage_core.ids import Ids
+from storage_core.base.clock import Ids
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.raw_log.history import union
-from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
+from storage_core.store.contract import ObjectStore
+from storage_core.write.distribution import execute
+from storage_core.write.distribution.rounds import DistributionOutcome, Distributor, Tasks
+from storage_core.write.distribution.work import DivideResult, DivideWork, FillResult, FillWork, Source, Terms
+from storage_core.write.raw_log.history import union
 from tests.support.clock import START_MS, ManualClock
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
@@ -27,14 +25,17 @@ from tests.support.keyed_table import KeyedTable
 Step = Literal["divide", "fill"]
 
 LATER_MS = START_MS + 10**9
-"""Every segment of a raw log that was written at `START_MS` is closed by then."""
+"""By this time, every segment of a raw log that was written at `START_MS` is closed."""
 
 EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 
 
 @dataclass(slots=True, kw_only=True)
 class InlineTasks:
-    """Runs work items in this process. `stores` are those of the raw log, `tables` those of the tables by URI."""
+    """Runs work items in this process.
+
+    `stores` are the stores of the raw log, `tables` the stores of the tables by URI.
+    """
 
     stores: Sequence[ObjectStore]
     tables: Mapping[str, ObjectStore]
@@ -42,7 +43,7 @@ class InlineTasks:
     ids: Ids
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        """Run `execute.divide` for each."""
+        """Run `execute.divide` for each item."""
         travelled = [DivideWork.from_json(_travelled(each.to_json())) for each in works]
         assert travelled == list(works)
         results = [
@@ -52,7 +53,7 @@ class InlineTasks:
         return [DivideResult.from_json(_travelled(each.to_json())) for each in results]
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        """Run `execute.fill` for each."""
+        """Run `execute.fill` for each item."""
         results = [
             execute.fill(
                 FillWork.from_json(_travelled(each.to_json())),
@@ -67,7 +68,7 @@ class InlineTasks:
 
 @dataclass(slots=True)
 class TasksMeanwhile:
-    """Tasks before one kind of which, once, something else happens."""
+    """Tasks that run another action once, before one kind of task."""
 
     tasks: Tasks
     happens: Callable[[], object]
@@ -75,12 +76,12 @@ class TasksMeanwhile:
     _happened: bool = field(default=False, init=False)
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        """Let it happen first where it is to be before `divide`."""
+        """Run the action first if it is due before `divide`."""
         self._once("divide")
         return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        """Let it happen first where it is to be before `fill`."""
+        """Run the action first if it is due before `fill`."""
         self._once("fill")
         return self.tasks.fill(works)
 
@@ -92,10 +93,10 @@ class TasksMeanwhile:
 
 @dataclass(slots=True)
 class Board:
-    """The tables of a raw log by name, in stores of their own; `distribute` distributes into all of them.
+    """The tables of a raw log by name, each in its own store. `distribute` distributes into all of them.
 
-    Every distributor has ids of its own; boards on the same stores take seeds that differ. `raw_clock` is that of the
-    stores where a test made them with it.
+    Every distributor has its own IDs, so boards on the same stores need different seeds. `raw_clock` is the clock with
+    which the test created the stores of the raw log, or None.
     """
 
     stores: Sequence[ObjectStore]
@@ -105,7 +106,7 @@ class Board:
     raw_clock: ManualClock = field(default_factory=ManualClock)
 
     def create(self, **given: str | TableConfig | None) -> Board:
-        """Create every table, of `EVENTS`: append tables, keyed ones where a key column is given, or as configured."""
+        """Create every table with schema `EVENTS`, as an append table, with the given key, or with the given config."""
         for name, store in self.tables.items():
             found = given.get(name)
             config = found if isinstance(found, TableConfig) else TableConfig(primary_key=(found,) if found else ())
@@ -113,7 +114,7 @@ class Board:
         return self
 
     def distributor(self) -> Distributor:
-        """Return a distributor of what the stores hold now."""
+        """Return a distributor of the current content of the stores."""
         self.seed += 1_000
         ids = SeededIds(self.seed)
         by_uri = {store.uri: store for store in self.tables.values()}
@@ -141,7 +142,7 @@ class Board:
         return sorted(n for add in splits for n in read_split(store, add).column("n").to_pylist())
 
     def rows(self, name: str) -> dict[object, dict[str, object]]:
-        """Return what a `latest` reader sees of a keyed table, by key."""
+        """Return the rows of a keyed table at level `latest`, by key."""
         return KeyedTable(self.tables[name]).rows()
 
 

@@ -1,26 +1,25 @@
-"""A table whose objects are in a folder and are read as those of a store over a network are: by requests."""
+"""A table in a local folder whose objects are read by requests, like a table in a remote store."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from storage_core.cache.pieces import cached_pieces
-from storage_core.clock import SystemClock
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.limits import CacheSettings
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.cache import CacheSettings
+from storage_core.store.local import LocalStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import cached_pieces
 from tidemark import Table
 
 
 class Elsewhere(LocalStore):
-    """A local store that has no local files, so its objects are cached."""
+    """A local store without local paths, so that its objects are cached."""
 
     @property
     def uri(self) -> str:
-        """As of a bucket."""
+        """Return a URI like the URI of a bucket."""
         return super().uri.replace("file://", "s3://elsewhere")
 
     def local_path(self, key: str) -> None:
@@ -28,7 +27,7 @@ class Elsewhere(LocalStore):
 
 
 def open_elsewhere(folder: Path) -> Table:
-    """Return the table in this folder, whose splits are fetched; the cache is that of the environment."""
+    """Open the table in this folder so that its splits are fetched by requests. The environment selects the cache."""
     store = MeteredStore(Elsewhere(folder))
     cached = cached_pieces(CacheSettings.of(os.environ))
     log = TransactionLog(store, clock=SystemClock(), ids=SystemIds(), cached=cached)

@@ -1,4 +1,4 @@
-"""An events table for tests: windowed, sorted by service and host, newest first; and snapshots of it without a log."""
+"""An events table for tests, with windows, sorted by service, host and descending time. Its snapshots need no log."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.sort_order import bind
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, MergeSkip, Metadata, Protocol
-from storage_core.log.files.live import Added, LiveFiles
+from storage_core.log.live_splits import Added, LiveFiles
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.schema import to_schema_string
-from storage_core.rows.sort_order import bind
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
 
 TABLE_ID = "5b0f3c1e-2f3a-4d52-9a52-0f6c2f7d9a11"
@@ -44,12 +44,12 @@ def context(schema: pa.Schema = SCHEMA, config: TableConfig = CONFIG) -> SplitCo
 
 
 def events(rows: Iterable[Mapping[str, Any]], schema: pa.Schema = SCHEMA) -> pa.Table:
-    """Return rows of the events table; `at` may be given as seconds since the epoch."""
+    """Return rows of the events table. `at` may be given as seconds since the epoch."""
     return pa.Table.from_pylist([{**row, "at": instant(row.get("at"))} for row in rows], schema=schema)
 
 
 def instant(seconds: float | datetime | None) -> datetime | None:
-    """Return the UTC time of so many seconds since the epoch; exact to the microsecond."""
+    """Return the UTC time of this number of seconds since the epoch, exact to the microsecond."""
     if seconds is None or isinstance(seconds, datetime):
         return seconds
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
@@ -62,7 +62,7 @@ def snapshot(
     mergeskips: Sequence[MergeSkip] = (),
     timestamp: int = 1_000_000,
 ) -> Snapshot:
-    """Return a snapshot in which exactly `adds` are live, each added by a version of its own."""
+    """Return a snapshot in which exactly `adds` are live. Each was added by its own version."""
     metadata = Metadata(
         id=TABLE_ID, schemaString=to_schema_string(SCHEMA), configuration=config.to_configuration(), createdTime=0
     )

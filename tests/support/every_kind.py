@@ -1,4 +1,4 @@
-"""One table that holds every kind of object, and the answers of its readers."""
+"""A table that contains every kind of object, and the answers of its readers."""
 
 from __future__ import annotations
 
@@ -8,34 +8,33 @@ from unittest.mock import patch
 
 import pyarrow as pa
 
-from storage_core.compaction import execute as compaction
-from storage_core.compaction.work import OPERATION
-from storage_core.errors import TidemarkError
-from storage_core.formats.keys import lock_key, probe_key
-from storage_core.gc.collect import collect
-from storage_core.history.tagging import set_tag
-from storage_core.index import catch_up, segment_merge, segment_merge_work
-from storage_core.index.segment_merge_work import MergedSegments
-from storage_core.ingest.quarantine import write_quarantine
-from storage_core.ingest.rejection import RejectedLine
+from storage_core.base.errors import TidemarkError
+from storage_core.compact import execute as compaction
+from storage_core.compact.work import OPERATION
+from storage_core.data.formats.documents import LeaseRecord, encode_lease
+from storage_core.data.formats.keys import lock_key, probe_key
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.layout import Region
+from storage_core.data.settings.table import TableConfig
+from storage_core.index import catch_up, segment_merge
+from storage_core.index.segment_merge import MergedSegments
+from storage_core.interop.delta_mirror import EVERY as DELTA_EVERY
 from storage_core.log.actions import Action, RemoveTxn, Txn
-from storage_core.log.conflicts.requirements import pruning
-from storage_core.log.interop.json_checkpoint import write_json_checkpoint
+from storage_core.log.checkpoint import write_json_checkpoint
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.publishing.delta_checkpoint import EVERY as DELTA_EVERY
-from storage_core.region import merge
-from storage_core.region.options import WriterOptions
-from storage_core.region.registry import register
-from storage_core.region.spec import hand_region
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.region_fields import Region
-from storage_core.settings.table import TableConfig
+from storage_core.log.requirements import pruning
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import set_tag
+from storage_core.store.contract import IfAbsent, ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.ingest.convert import RejectedLine, write_quarantine
+from storage_core.write.region import merge
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.spec import hand_region, register
 from tests.support.clock import ManualClock
-from tests.support.keyed_table import KeyedTable
+from tests.support.keyed_table import KeyedTable, commit_merges
 from tests.support.merge_plan import plan as plan_compaction
 
 SCHEMA = pa.schema([pa.field("id", pa.string(), nullable=False), ("status", pa.int32()), ("text", pa.string())])
@@ -52,7 +51,7 @@ Ask = Callable[[Table], Answer]
 
 @dataclass(frozen=True, slots=True)
 class EveryKind:
-    """The store of the table, its clock, and a version from before its last compaction that can be read."""
+    """The store of the table, its clock, and a readable version from before the last compaction."""
 
     store: MemoryStore
     clock: ManualClock
@@ -60,12 +59,12 @@ class EveryKind:
 
 
 def every_kind(config: TableConfig = CONFIG) -> EveryKind:
-    """Return a table with collected, merged, compacted, indexed, tagged, flushed and unflushed parts, and the rest."""
+    """Return a table with collected, merged, compacted, indexed, tagged, flushed and unflushed data."""
     clock = ManualClock(step_ms=1)
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, config)
     head = table.snapshot
-    for start in (0, 20):  # so many that a state has them in an object of their own
+    for start in (0, 20):  # enough splits that a state stores them in a separate object
         landed = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(start, start + 20)]
         head = table.log.commit(head, landed, operation="INGEST").snapshot
     pruned: list[Action] = [RemoveTxn(appId="landed:0"), pruning(head)]
@@ -73,7 +72,7 @@ def every_kind(config: TableConfig = CONFIG) -> EveryKind:
     for number in range(6):
         _write(table, f"old-{number}")
         table.merge()
-    for _ in range(2):  # noted, then deleted
+    for _ in range(2):  # the first run notes the objects, the second run deletes them
         clock.now += 10_000
         collect(store, table.log, clock=clock)
     for number in range(2):
@@ -86,7 +85,7 @@ def every_kind(config: TableConfig = CONFIG) -> EveryKind:
         _write(table, name)
         table.merge()
     _catch_up(table)
-    with patch.object(segment_merge_work, "FACTOR", 2):
+    with patch.object(segment_merge, "FACTOR", 2):
         _catch_up(table)
     for snapshot in (older, table.snapshot):
         write_json_checkpoint(store, snapshot, in_parts=True)
@@ -102,22 +101,31 @@ def every_kind(config: TableConfig = CONFIG) -> EveryKind:
         writer.delete(["old-0-0"])
     for number in range(2):
         write_quarantine(store, f"file-{number}", 10, [RejectedLine(f"file-{number}", 1, "no row", "x")])
-        store.put(lock_key(f"resource {number}"), b'{"holder": %d}' % number, IfAbsent())
+        store.put(lock_key(f"resource {number}"), encode_lease(_lease(f"resource {number}")), IfAbsent())
         store.put(probe_key(table.ids.uuid()), b'{"probe": %d}' % number, IfAbsent())
-    # A region that was registered by a writer which died before it claimed it.
+    # A writer registered this region and died before it claimed the region.
     register(store, Region(id=table.ids.uuid(), spec_id=2, values=(0,)), clock=clock, ids=table.ids)
     store.put(FOREIGN, b"not ours", IfAbsent())
     collect(store, table.log, clock=clock)
     return EveryKind(store, clock, older.version)
 
 
+def _lease(resource: str) -> LeaseRecord:
+    return LeaseRecord(
+        resource=resource, holder="a job", fencing_token=1, acquired_at_ms=0, expires_at_ms=1, nonce="an acquisition.0"
+    )
+
+
 def partitioned() -> EveryKind:
-    """Return a table of every kind, partitioned by what its keys begin with and by their hash."""
+    """Return a table of every kind, partitioned by a prefix of the keys and by their hash."""
     return every_kind(replace(CONFIG, partition_by=("truncate[1](id)", "bucket[2](id)")))
 
 
 def changed_columns() -> EveryKind:
-    """Return a table of every kind whose columns changed since, with splits, generations and a log of both schemas."""
+    """Return a table of every kind whose columns changed.
+
+    Its splits, generations and log contain data of both schemas.
+    """
     found = every_kind()
     table = open_copy(found.store, found.clock)
     table.rename_column("text", "words").add_column("text", "double", default=0.5).widen_column("status", "long")
@@ -134,7 +142,7 @@ def changed_columns() -> EveryKind:
 
 
 def with_regions_by_hand() -> EveryKind:
-    """Return a table of every kind with regions made by hand: one that was merged, one with a generation and a log."""
+    """Return a table of every kind with two manual regions: one is merged, the other has a generation and a log."""
     found = every_kind()
     table = open_copy(found.store, found.clock).alter({"regions_by_hand": True})
     for name, each in (("merged", "hand-0"), ("import-2026", "hand-1")):
@@ -144,7 +152,7 @@ def with_regions_by_hand() -> EveryKind:
             writer.flush()
     keyed = KeyedTable(found.store, clock=found.clock)
     works = merge.plan(keyed.store, keyed.snapshot, regions=[hand_region(table.snapshot.table_id, "merged").id])
-    merge.commit(keyed.log, keyed.snapshot, works, [keyed.execute(work) for work in works])
+    commit_merges(keyed.log, keyed.snapshot, works, [keyed.execute(work) for work in works])
     with table.writer(region="import-2026") as writer:
         writer.put({"id": "hand-2", "status": 1, "text": "not flushed"})
         writer.delete("hand-1")
@@ -152,14 +160,14 @@ def with_regions_by_hand() -> EveryKind:
 
 
 def open_copy(store: ObjectStore, clock: ManualClock) -> Table:
-    """Open the table in a store that no URI names. Raises what opening raises."""
+    """Open the table in a store that has no URI. Raise the errors of opening a table."""
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=clock)
     return Table(metered, log, log.snapshot())
 
 
 def questions(older: int) -> Mapping[str, Ask]:
-    """Return what a reader may want of the table, by name; equal tables give equal answers."""
+    """Return the queries of a reader by name. Tables with equal content give equal answers."""
     return {
         "scan": lambda table: _rows(table.scan().to_arrow()),
         "latest": lambda table: _rows(table.scan(consistency="latest").to_arrow()),
@@ -174,7 +182,7 @@ def questions(older: int) -> Mapping[str, Ask]:
 
 
 def answers(store: ObjectStore, clock: ManualClock, older: int) -> dict[str, Answer]:
-    """Return every answer, or in its place the typed error that came instead; any other exception is raised."""
+    """Return every answer, or the typed error that a query raised. Any other exception is raised."""
     found: dict[str, Answer] = {}
     for name, ask in questions(older).items():
         try:
@@ -189,7 +197,7 @@ def _rows(table: pa.Table) -> list[tuple[object, ...]]:
 
 
 def published() -> EveryKind:
-    """Return a table of every kind that is shown as Delta, by so many commits that there is a checkpoint."""
+    """Return a table of every kind that is published as Delta, with enough commits for a checkpoint."""
     found = every_kind()
     keyed = KeyedTable(found.store, clock=found.clock)
     for number in range(DELTA_EVERY + 1):
@@ -200,7 +208,7 @@ def published() -> EveryKind:
 
 
 def _write(table: KeyedTable, name: str) -> None:
-    """Two WAL entries and a flush: an insert of three rows, and a change of one row that every batch changes."""
+    """Write two WAL entries and a flush: an insert of three rows, and a change of one row that every batch changes."""
     with table.writer(WriterOptions(segment_rows=1)) as writer:
         writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])
         writer.put([{"id": "shared", "status": 1, "text": name}])
@@ -208,7 +216,7 @@ def _write(table: KeyedTable, name: str) -> None:
 
 
 def _delete_many(table: KeyedTable) -> None:
-    """So many scattered rows of one split that their deletion vector is an object."""
+    """Delete many scattered rows of one split, so that its deletion vector is an object."""
     names = [f"wide-{each:04}" for each in range(1_100)]
     with table.writer() as writer:
         writer.put([{"id": name, "status": 5, "text": "wide"} for name in names])

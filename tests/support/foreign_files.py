@@ -1,4 +1,4 @@
-"""Parquet files as others leave them: of small differences, and known by the hashes of all bytes."""
+"""Parquet files from foreign writers: files with small differences, identified by the hash of all bytes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ START = dt.datetime(2024, 1, 1, tzinfo=dt.UTC)
 
 
 def file_of(number: int) -> pa.Table:
-    """Ten rows, in columns that differ from file to file: types, order, names in other case, and whether they are."""
+    """Return ten rows whose columns differ by file: their types, order, letter case, and presence."""
     first = number * ROWS
     columns: dict[str, pa.Array] = {
         "n": pa.array(range(first, first + ROWS), pa.int32() if number % 3 else pa.int64()),
@@ -34,7 +34,7 @@ def file_of(number: int) -> pa.Table:
 
 
 def land(folder: Path, files: int) -> None:
-    """Write so many of them, in two levels of folders, beside what an import leaves alone."""
+    """Write this many files in two levels of folders, next to files that an import ignores."""
     for number in range(files):
         place = folder / f"{number % 3}" / f"{number:05}.parquet"
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -44,7 +44,7 @@ def land(folder: Path, files: int) -> None:
 
 
 def expected(files: int) -> list[dict[str, object]]:
-    """Return the rows of so many files as their table has them, by `n`."""
+    """Return the rows that the imported table should have for this many files, sorted by `n`."""
     rows: list[dict[str, object]] = []
     for number in range(files):
         for row in file_of(number).to_pylist():

@@ -1,7 +1,7 @@
-"""Logs as others write them: the dialects of protocol version 4 that a reader meets.
+"""Logs in the form that foreign writers produce. A reader must accept these dialects of protocol version 4.
 
-States hold the documented fields only, under other ids and in another order, and no action lines of ours; entries carry
-a field that nobody documented.
+States have only the documented fields, with different IDs and in a different order, and without our action lines.
+Entries have an undocumented field.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 import fastavro
 
-from storage_core.formats import avro_state_schema
-from storage_core.formats.keys import last_checkpoint_key, state_key
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.data.formats import avro_state
+from storage_core.data.formats.keys import last_checkpoint_key, state_key
+from storage_core.store.contract import IfAbsent, ObjectStore, Overwrite
 
 SHARED_MANIFEST = "manifests/manifest-a1b2c3d4.avro"
 
 OWN_FIELD_IDS = range(160, 200)
-"""The ids of the fields of an entry that are not the source's but ours."""
+"""The IDs of the entry fields that only Tidemark writes."""
 
 
 def put_state(
@@ -32,7 +32,7 @@ def put_state(
     metadata: str | None = None,
     **more: Any,
 ) -> None:
-    """Write a state of `version` that lists `paths` in one manifest; `more` replaces fields of its root."""
+    """Write a state of `version` that lists `paths` in one manifest. `more` replaces fields of the state's root."""
     folder = f"_transaction_log/state-v{version:020d}/"
     key = folder + manifest if "/" not in manifest else "_transaction_log/" + manifest
     entries = [
@@ -57,16 +57,16 @@ def put_hint(store: ObjectStore, version: int) -> None:
 
 
 def entry_schema() -> dict[str, Any]:
-    """Return the schema of a file entry: one unknown field, then the documented ones backwards and renumbered."""
+    """Return the schema of a file entry: an unknown field, then the documented fields reversed and renumbered."""
     unknown = {"name": "aggregateHints", "type": ["null", "string"], "default": None, "field-id": 150}
-    documented = [each for each in _fields(avro_state_schema.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
+    documented = [each for each in _fields(avro_state.ENTRY_SCHEMA) if each["field-id"] < min(OWN_FIELD_IDS)]
     renumbered = [{**each, "field-id": 900 + position} for position, each in enumerate([unknown, *documented[::-1]])]
     return {"type": "record", "name": "FileEntry", "namespace": "somebody.else", "fields": renumbered}
 
 
 def state_schema() -> dict[str, Any]:
-    """Return the schema of a state's root with the names in the wild, without our fields."""
-    documented = [each for each in _fields(avro_state_schema.STATE_SCHEMA) if each["name"] != "actions"]
+    """Return the schema of a state's root with the field names of foreign writers, without our fields."""
+    documented = [each for each in _fields(avro_state.STATE_SCHEMA) if each["name"] != "actions"]
     return {"type": "record", "name": "StateManifest", "namespace": "io.indextables.state", "fields": documented}
 
 

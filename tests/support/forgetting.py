@@ -1,4 +1,4 @@
-"""Where a value is in a store, byte by byte, in whatever form and codec; and a table that has it in every part."""
+"""Search for a value in all objects of stores, in every form and codec. A table that has the value in every part."""
 
 from __future__ import annotations
 
@@ -14,36 +14,32 @@ import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.distribution.backlog import ByTable
-from storage_core.distribution.offsets import log_offsets
-from storage_core.distribution.work import Source
-from storage_core.forget.raw_table import RawTable
-from storage_core.forget.report import ForgetReport
-from storage_core.gc.collect import CollectionReport, collect
-from storage_core.gc.raw_log import RawLogCollector
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.ingest.quarantine import write_quarantine
-from storage_core.ingest.rejection import RejectedLine
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.stores import RawStore
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import CollectionReport, collect
+from storage_core.maintain.forget_report import ForgetReport, RawTable
+from storage_core.maintain.raw_logs import RawLogCollector
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.distribution.work import ByTable, Source, log_offsets
+from storage_core.write.ingest.convert import RejectedLine, write_quarantine
+from storage_core.write.raw_log.history import RawStore
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable, Row
 
 CANARY = "zqcanaryqz"
-"""The person to forget; no other value has a part of it in common."""
+"""The person to erase. No other value shares a part of this text."""
 WHERE = f"person = '{CANARY}'"
 PLACE = 7.654321e11
-"""A number that is in no other vector."""
+"""A number that no other embedding contains."""
 NEEDLES = (CANARY.encode(), pa.array([PLACE], pa.float32()).buffers()[1].to_pybytes()[:4])
 RETENTION_MS = 3_600_000
 HORIZON_MS = 60_000
@@ -83,7 +79,7 @@ KEYED = replace(
 
 
 def row(number: int, person: str = "") -> Row:
-    """A row of somebody else, or of the one to forget."""
+    """Return a row of another person, or of the person to erase."""
     is_canary = person == CANARY
     return {
         "id": number,
@@ -95,7 +91,7 @@ def row(number: int, person: str = "") -> Row:
 
 
 def places_of(store: ObjectStore, needles: Sequence[bytes] = NEEDLES) -> set[tuple[str, str]]:
-    """Return the objects of a store that hold one of the values, in whatever form: by the URI and the key."""
+    """Return the objects that contain one of the values in any form, as pairs of URI and key."""
     found = ((info.key, store.get(info.key).data) for info in store.list(""))
     return {
         (store.uri, key)
@@ -105,7 +101,7 @@ def places_of(store: ObjectStore, needles: Sequence[bytes] = NEEDLES) -> set[tup
 
 
 def forms_of(key: str, data: bytes) -> Iterator[bytes]:
-    """Yield the bytes of an object as they are, and as each form it has says that they are."""
+    """Yield the bytes of an object as stored, and decoded in each of its forms."""
     yield data
     if data[:2] == b"\x1f\x8b":
         yield gzip.decompress(data)
@@ -117,7 +113,7 @@ def forms_of(key: str, data: bytes) -> Iterator[bytes]:
         yield from (repr(each).encode() for each in fastavro.reader(io.BytesIO(data)))
     if key.endswith(".arrow"):
         source = pa.BufferReader(data)
-        while source.tell() < len(data) - 24:  # of a WAL entry a trailer follows
+        while source.tell() < len(data) - 24:  # a WAL entry ends with a trailer
             with pa.ipc.open_stream(source) as stream:
                 yield from _of_rows(stream.read_all())
     if key.startswith("quarantine/"):
@@ -136,7 +132,7 @@ def _of_rows(rows: pa.Table) -> Iterator[bytes]:
 
 @dataclass(slots=True)
 class Forgetful:
-    """A table, a raw log on stores of its own, and one clock of all of them, which tests move."""
+    """A table, a raw log on separate stores, and their common clock, which tests move."""
 
     config: TableConfig
     table_store: MemoryStore
@@ -147,7 +143,7 @@ class Forgetful:
 
     @staticmethod
     def create(config: TableConfig, *, raw_stores: int = 3) -> Forgetful:
-        """Create an empty one."""
+        """Create an empty table and raw log."""
         clock = ManualClock(step_ms=1)
         stores = [MemoryStore(f"raw-{number}", clock=clock) for number in range(raw_stores)]
         made = Forgetful(config, MemoryStore("people", clock=clock), stores, clock)
@@ -156,16 +152,16 @@ class Forgetful:
 
     @property
     def stores(self) -> list[MemoryStore]:
-        """All of them."""
+        """Return all stores."""
         return [self.table_store, *self.raw_stores]
 
     @property
     def raw(self) -> RawTable:
-        """The raw log."""
+        """Return the raw log."""
         return RawTable("people", self.raw_stores)
 
     def opened(self, store: ObjectStore | None = None) -> Table:
-        """The table as another process has it."""
+        """Open the table as a second process would."""
         self.seed += 1
         metered = MeteredStore(store or self.table_store)
         log = KeyedTable(metered, ids=SeededIds(self.seed), clock=self.clock).log
@@ -173,19 +169,19 @@ class Forgetful:
 
     @property
     def keyed(self) -> KeyedTable:
-        """What merges and compacts it."""
+        """Return the helper that merges and compacts the table."""
         self.seed += 1
         return KeyedTable(self.table_store, ids=SeededIds(self.seed), clock=self.clock)
 
     def rows(self, numbers: Iterable[int], person: str = "") -> list[Row]:
-        """Rows of others or of the one to forget, and remember who is to be there at the end."""
+        """Return rows of other persons or of the person to erase, and record the rows that must remain at the end."""
         numbers = [*numbers]
         if not person:
             self.others |= {*numbers}
         return [row(number, person) for number in numbers]
 
     def index(self) -> None:
-        """Catch all indexes up."""
+        """Catch up all indexes."""
         table = self.opened()
         for each in table.config.indexes:
             snapshot = table.log.snapshot()
@@ -195,7 +191,7 @@ class Forgetful:
                 table.log.commit(snapshot, actions, operation="CATCH UP")
 
     def produce(self, numbers: Iterable[int], person: str = "") -> None:
-        """Write rows to the raw log, by a writer of their own, each in a chunk."""
+        """Write rows to the raw log with a new writer, one chunk per row."""
         self.seed += 1
         limits = RawLimits(segment_ms=1)
         with RawLog(
@@ -206,7 +202,7 @@ class Forgetful:
                 self.clock.now += 10
 
     def distribute(self) -> None:
-        """Distribute what there is."""
+        """Distribute all rows that can be distributed."""
         self.seed += 1
         self.clock.now += DAY_MS
         Board(self.raw_stores, {"people": self.table_store}, seed=self.seed, clock=self.clock).distribute()
@@ -217,7 +213,7 @@ class Forgetful:
         write_quarantine(self.table_store, source, 100, lines)
 
     def collect(self) -> CollectionReport:
-        """Collect the table and the raw log, as of now."""
+        """Collect the table and the raw log at the current time."""
         self.seed += 1
         found = collect(self.table_store, self.opened().log, clock=self.clock)
         if self.raw_stores:
@@ -240,27 +236,27 @@ class Forgetful:
         return {"people": log_offsets(self.opened().log.snapshot())}
 
     def places(self) -> set[tuple[str, str]]:
-        """Where the one to forget is, in all stores."""
+        """Return the objects of all stores that contain the person to erase."""
         return set().union(*(places_of(each) for each in self.stores))
 
     def report(self, where: str = WHERE) -> ForgetReport:
-        """The report, which must name every object that holds a byte of them."""
+        """Return the report, which must list every object that contains the person."""
         found = self.opened().forget_report(where, raw_logs=[self.raw] if self.raw_stores else [])
         require_true(found, self.places())
         return found
 
     def numbers(self) -> list[int]:
-        """Who is in the table, as `latest` readers see it."""
+        """Return the numbers in the table at level `latest`."""
         consistency = "latest" if self.config.primary_key else "snapshot"
         return sorted(self.opened().scan(["id"], consistency=consistency).to_arrow().column("id").to_pylist())
 
 
 DATA = frozenset({"split", "raw_chunk", "quarantine"})
-"""What holds whole rows; entries of a WAL also hold deletes and patches, of which only the key is of the person."""
+"""Objects that contain whole rows. WAL entries also contain deletes and patches with only the key of the person."""
 
 
 def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:
-    """Fail where an object holds a byte that the report does not name, or where it names data that holds none."""
+    """Fail if the report misses an object that contains the person, or lists a data object that does not."""
     named = {(each.store, each.key) for each in report.held}
     assert places <= named, sorted(places - named)
     wrong = {(each.store, each.key) for each in report.held if each.kind in DATA} - places

@@ -1,15 +1,15 @@
-"""A table and clones of it that went on by themselves; and what they answer."""
+"""A table and clones of it that changed independently, and their expected answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-from storage_core.cloning.clone import clone
 from storage_core.log.log import TransactionLog
 from storage_core.log.sharing import TableStore
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.maintain.clone import clone
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.changed_rows import CONFIG, created, index, opened, row
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -19,7 +19,10 @@ NAMES = ("source", "shallow", "deep")
 
 
 def made() -> dict[str, MemoryStore]:
-    """A source with deleted rows and segments, and both clones; each has rows of its own since, one is compacted."""
+    """Return a source with deleted rows and segments, and two clones.
+
+    Each clone has its own rows, and one is compacted.
+    """
     stores = {name: MemoryStore(f"golden/{name}") for name in NAMES}
     source = created(stores["source"], CONFIG)
     source.append([row(n, f"h{n % 3}", hour=n % 2) for n in range(60)])
@@ -39,12 +42,12 @@ def made() -> dict[str, MemoryStore]:
 
 
 def seen(stores: Mapping[str, ObjectStore]) -> dict[str, ObjectStore]:
-    """The stores as tables see them: what the shallow clone lacks is in the source."""
+    """Return the stores that tables read. For the shallow clone, missing objects are read from the source."""
     return {name: TableStore(store, opened=lambda _: stores["source"]) for name, store in stores.items()}
 
 
 def answers(stores: Mapping[str, ObjectStore]) -> dict[str, Any]:
-    """What each table says of itself, now and at the version that it was cloned as."""
+    """Return the answers of each table, now and at the version that was cloned."""
     found: dict[str, Any] = {}
     for name, store in seen(stores).items():
         table = opened(store, 70)

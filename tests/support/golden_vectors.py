@@ -1,4 +1,4 @@
-"""A table with a vector index of each kind of codes, and what searches of it answer."""
+"""A table with a vector index for each encoding, and the expected answers of its searches."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import pyarrow as pa
 
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.every_kind import open_copy
 from tests.support.indexed_table import IndexedTable
@@ -26,7 +26,7 @@ QUERIES = np.random.default_rng(11).integers(-9, 10, (3, DIMENSIONS)).astype(flo
 
 
 def vector_table() -> IndexedTable:
-    """Return a table of two splits with segments, of which some rows have no vector and some are deleted."""
+    """Return a table of two splits with segments. Some rows have no embedding, and some rows are deleted."""
     table = IndexedTable(MemoryStore("vectors"), TableConfig(indexes=INDEXES), schema=SCHEMA)
     chance = np.random.default_rng(10)
     for first in (0, ROWS):
@@ -42,7 +42,7 @@ def vector_table() -> IndexedTable:
 def answers(
     store: ObjectStore, clock: ManualClock, queries: Sequence[Sequence[float]]
 ) -> dict[str, list[list[tuple[int, float]]]]:
-    """Return of each index and query the ids of the nearest rows, and their distances."""
+    """Return the IDs and distances of the nearest rows, for each index and query."""
     table, found = open_copy(store, clock), dict[str, list[list[tuple[int, float]]]]()
     for index in INDEXES:
         rows = [table.search(vector=each, index=index.name, nprobe=100, columns=["id"]).to_pylist() for each in queries]

@@ -1,4 +1,7 @@
-"""A table whose windows changed, with a file that was begun under two durations; and what it answers."""
+"""A table whose window duration changed, and its expected answers.
+
+Two ingests with different durations read one file.
+"""
 
 from __future__ import annotations
 
@@ -8,26 +11,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.creation import change_settings
-from storage_core.ids import SystemIds
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandedFile, LandingSpec, discover
-from storage_core.ingest.progress import progress
-from storage_core.ingest.spans import Durations
+from storage_core.base.clock import SystemIds
+from storage_core.change.creation import change_settings
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.batch import execute, plan
+from storage_core.write.ingest.landing import LandedFile, LandingSpec, discover
+from storage_core.write.ingest.progress import Durations, progress
 
 QUARTER, HOUR = 900, 3600
 SCHEMA = pa.schema([pa.field("time", pa.timestamp("us", tz="UTC")), pa.field("id", pa.int64())])
 
 
 def windows_table(log: TransactionLog, landing: Path, *, packed: bool = False) -> None:
-    """Fill the log's place: quarters of an hour, then hours, then quarters; the last hour of the file is not in."""
+    """Write windows of a quarter hour, then an hour, then a quarter hour. The file's last hour is not ingested."""
     settings = {"string_cut": 16, "split_compression": "gzip", "retained_states": 3, "manifest_entries": 100}
     settings |= {"split_metadata": "packed"} if packed else {}
     config = TableConfig(time_column="time", window_seconds=QUARTER, checkpoint_interval=2, **settings)  # type: ignore[arg-type]  # by name
@@ -52,7 +54,7 @@ def _ingest(log: TransactionLog, spec: LandingSpec, windows: Sequence[int]) -> N
 
 
 def answers(store: ObjectStore) -> dict[str, Any]:
-    """What the table says of its rows, its windows, its settings, and of what is in of the file."""
+    """Return the rows, windows and settings of the table, and the ingest progress of the file."""
     snapshot = TransactionLog(store).snapshot()
     adds = sorted(snapshot.splits.values(), key=lambda add: (add.windowStart or 0, add.windowSeconds or 0, add.path))
     file = LandedFile(uri="a.log", path="a.log", size=0, etag=None, landed_ms=None)

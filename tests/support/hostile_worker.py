@@ -1,6 +1,6 @@
-"""Hostile cases in a process of their own, so that one that kills it or never ends is noticed, and named.
+"""Hostile cases in a separate process. If a case kills the process or never ends, the test fails and names the case.
 
-A test module calls `survives`; run as a program, it calls `work`, which judges the cases one after the other.
+A test module calls `survives`. Run as a program, the module calls `work`, which checks the cases one after another.
 """
 
 from __future__ import annotations
@@ -16,29 +16,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
-from storage_core.errors import TidemarkError
+from storage_core.base.errors import TidemarkError
 from tests.support.limits import address_space, confine
 from tests.support.scale import scaled
 
 SEED = 13
 ROOM_BYTES = 6 * 2**30
-"""How much more address space a process may take than it has before its first case."""
+"""The bytes of address space that the process may allocate from its first case on."""
 
 _ROOT = Path(__file__).resolve().parents[2]
 _JUDGED = re.compile(r"judged (\d+), refused (\d+)")
 
 Case = Callable[[random.Random], str | None]
-"""Makes one case of a source of chance, tries it, and returns what is wrong with the outcome, None for nothing.
+"""Function that makes one case from a random source, tries it, and returns the fault found, or None.
 
-It may let a `TidemarkError` pass where one is a right outcome; such a case is counted as refused.
+The function may raise a `TidemarkError` if this is a correct outcome. The case then counts as refused.
 """
 
 
 def survives(module: str, count: int) -> int:
-    """Assert that a process judges so many cases and finds nothing wrong with any; return how many it refused.
+    """Assert that a process checks this many cases without a fault, and return the number of refused cases.
 
-    The cases are those of `TIDEMARK_SEED`; without it, of one seed per `TIDEMARK_SCALE`, so that a longer run tries
-    other ones. A case that never ends is ended with the test by pytest's timeout, and a note names it.
+    The cases come from the seed `TIDEMARK_SEED`. Without it, the seed depends on `TIDEMARK_SCALE`, so that a longer run
+    tries different cases. If a case never ends, pytest's timeout ends it with the test, and a note names the case.
     """
     seed = int(os.environ.get("TIDEMARK_SEED", SEED * scaled(1)))
     command = [sys.executable, "-m", module, str(seed), str(count)]
@@ -63,7 +63,7 @@ def _end_of(told: TextIO) -> list[str]:
 
 
 def work(case: Case, room_bytes: int = ROOM_BYTES) -> None:
-    """Judge the cases that the command line asks for: `SEED COUNT`, or `SEED FIRST COUNT` to begin at one of them."""
+    """Check the cases of the command line: `SEED COUNT`, or `SEED FIRST COUNT` to begin at a certain case."""
     faulthandler.enable()
     confine(address_space(room_bytes)[1])
     seed, *first, count = map(int, sys.argv[1:])
@@ -83,6 +83,6 @@ def work(case: Case, room_bytes: int = ROOM_BYTES) -> None:
 
 
 def say(*lines: str) -> None:
-    """Write lines at once, so that the last one is there when the process dies."""
+    """Write lines and flush, so that the last line is kept if the process dies."""
     sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()

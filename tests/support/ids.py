@@ -1,4 +1,4 @@
-"""Identifiers that repeat, for tests and simulations."""
+"""Repeatable identifiers for tests and simulations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A small indexed table whose rows move: each step as a job does it, and what any search of it has to find."""
+"""A small indexed table whose rows move. Each step runs as in a job. Every search can be compared with a scan."""
 
 from __future__ import annotations
 
@@ -9,26 +9,25 @@ from typing import Any
 
 import pyarrow as pa
 
-from storage_core.compaction import execute as compaction
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.work import OPERATION, CompactionTask
+from storage_core.compact import execute as compaction
+from storage_core.compact.carry_over import CarryOver
+from storage_core.compact.work import OPERATION, CompactionTask
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.sort_order import recorded_order
+from storage_core.data.rows.vectors import vector_type
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up, segment_merge
-from storage_core.index.segment_merge_work import MergedSegments, SegmentMerge
+from storage_core.index.segment_merge import MergedSegments, SegmentMerge
 from storage_core.log.actions import IndexSegment, Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.rows.sort_order import recorded_order
-from storage_core.rows.vectors import vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
-from storage_core.split.rewrite import Rewrite
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import Rewrite, sort_and_write
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.brute_force import distance
 from tests.support.clock import ManualClock
 from tests.support.deleted_rows import delete_places
@@ -51,7 +50,7 @@ CONFIG = TableConfig(
 )
 NEAR = IndexDefinition("near", "vector", ("place",), {"quantization": "none"})
 WITH_PLACES = SCHEMA.append(pa.field("place", vector_type(2)))
-"""The schema of a table with the index `NEAR` as well."""
+"""The schema of a table that also has the index `NEAR`."""
 HERE = [1.2, 0.4]
 TAG_VALUES = ("x", "y", "z", None)
 WORDS = ("ebb", "flood", "tide")
@@ -77,7 +76,7 @@ class Indexing:
 
 
 class IndexedTable:
-    """A table in a store of its own. `retokenised` counts the rows that its catch-ups indexed."""
+    """A table in its own store. `retokenised` counts the rows that its catch-ups indexed."""
 
     def __init__(
         self,
@@ -87,7 +86,7 @@ class IndexedTable:
         seed: int = 1,
         schema: pa.Schema = SCHEMA,
     ) -> None:
-        """Create it, unless it is there."""
+        """Create the table unless it exists."""
         self.clock = ManualClock(step_ms=1)
         self.store = MeteredStore(store or MemoryStore("indexed", clock=self.clock))
         self.ids = SeededIds(seed)
@@ -102,7 +101,7 @@ class IndexedTable:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The newest version."""
+        """Return the newest version."""
         return self.log.snapshot()
 
     def append(self, rows: Iterable[tuple[int, str | None, str | None]]) -> Snapshot:
@@ -121,11 +120,11 @@ class IndexedTable:
         return self.log.commit(snapshot, adds, operation="APPEND").snapshot
 
     def delete(self, places: Mapping[str, Iterable[int]]) -> Snapshot:
-        """Delete rows of live splits by place."""
+        """Delete rows of live splits by position."""
         return delete_places(self.log, places)
 
     def merge(self, inputs: Sequence[Sequence[str]], *, target_bytes: int | None = None) -> Moving:
-        """Execute merges of these live splits, each of one window, into splits of about so many bytes."""
+        """Execute merges of these live splits, each within one window, into splits of about `target_bytes`."""
         snapshot = self.snapshot
         config = snapshot.config
         order = recorded_order(config.sort_schema or "", config, snapshot.schema)
@@ -140,7 +139,7 @@ class IndexedTable:
         return Moving(snapshot, made)
 
     def commit_merge(self, moving: Moving) -> Snapshot:
-        """Commit merges, with the rows that were deleted meanwhile. Raises what a commit raises."""
+        """Commit merges together with the concurrent deletes. Raise the errors of a commit."""
         carry_over = CarryOver(self.store, moving.made, ids=self.ids)
         actions = [action for _, done in moving.made for action in done.actions]
         return self.log.commit(moving.planned, actions, operation=OPERATION, rebase=carry_over).snapshot
@@ -154,12 +153,12 @@ class IndexedTable:
         return self.commit_merge(self.merge(several, target_bytes=target_bytes)) if several else self.snapshot
 
     def compact_alone(self) -> Snapshot:
-        """Write every split anew by itself."""
+        """Rewrite every split separately."""
         paths = sorted(self.snapshot.splits)
         return self.commit_merge(self.merge([[path] for path in paths])) if paths else self.snapshot
 
     def index(self, name: str) -> Indexing:
-        """Execute what there is to catch up."""
+        """Execute the catch-up of an index."""
         snapshot = self.snapshot
         plan = catch_up.plan(snapshot, name)
         items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]
@@ -170,7 +169,7 @@ class IndexedTable:
         return Indexing(snapshot, plan, built, merged)
 
     def commit_index(self, indexing: Indexing) -> Snapshot:
-        """Commit a catch-up. Raises what a commit raises."""
+        """Commit a catch-up. Raise the errors of a commit."""
         actions = indexing.plan.actions(indexing.built, indexing.merged)
         return self.log.commit(indexing.planned, actions, operation="CATCH UP").snapshot if actions else self.snapshot
 
@@ -181,12 +180,12 @@ class IndexedTable:
         return self.snapshot
 
     def rows(self, snapshot: Snapshot) -> list[Row]:
-        """The live rows, from the splits themselves."""
+        """Return the live rows, read from the splits."""
         tables = [read_split(self.store, add) for add in snapshot.splits.values()]
         return [row for table in tables for row in table.to_pylist()]
 
     def found(self, snapshot: Snapshot, index: str, query: object) -> list[int]:
-        """The ids of all rows that a search returns, in its order."""
+        """Return the IDs of all rows that a search returns, in its order."""
         found = search(self.store, snapshot, query, index=index, limit=10_000)
         ids: list[int] = found.column("id").to_pylist()
         return ids
@@ -212,15 +211,15 @@ def _place(number: int) -> list[float] | None:
 
 
 def has(row: Row, word: str) -> bool:
-    """Whether a row has the word."""
+    """Return True if the row has the word."""
     return word in (row["words"] or "").split()
 
 
 def watermarks(snapshot: Snapshot) -> dict[str, int]:
-    """The watermark of each index."""
+    """Return the watermark of each index."""
     return {each.name: catch_up.watermark(snapshot, each.name) for each in snapshot.config.indexes}
 
 
 def bytes_of(store: ObjectStore, prefix: str) -> int:
-    """What the objects under a prefix take."""
+    """Return the total bytes of the objects under a prefix."""
     return sum(info.size for info in store.list(prefix))

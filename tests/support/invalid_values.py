@@ -1,4 +1,4 @@
-"""Arrow data that is not valid for its type, as programs make it that wrap buffers of their own."""
+"""Arrow data that is invalid for its type. Programs that wrap their own buffers may produce such data."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 
 
 def text_of(values: Sequence[bytes], type_: pa.DataType | None = None) -> pa.Array:
-    """Return a string array of these bytes, valid UTF-8 or not."""
+    """Return a string array of these bytes, which may be invalid UTF-8."""
     offsets = [0]
     for each in values:
         offsets.append(offsets[-1] + len(each))
@@ -17,7 +17,7 @@ def text_of(values: Sequence[bytes], type_: pa.DataType | None = None) -> pa.Arr
 
 
 def with_offsets(offsets: Sequence[int], data: bytes = b"abc", type_: pa.DataType | None = None) -> pa.Array:
-    """Return a string array with these offsets, in order or not."""
+    """Return a string array with these offsets, in any order."""
     held = type_ or pa.string()
     packed = struct.pack(f"<{len(offsets)}{'q' if pa.types.is_large_string(held) else 'i'}", *offsets)
     return pa.Array.from_buffers(held, len(offsets) - 1, [None, pa.py_buffer(packed), pa.py_buffer(data)])
@@ -31,7 +31,7 @@ def numbers_of(values: Sequence[int], type_: pa.DataType) -> pa.Array:
 
 
 BAD = text_of([b"a", b"m\xff", b"z"])
-"""Three texts, the second of which is not UTF-8."""
+"""Three texts. The second is not valid UTF-8."""
 
 _FINE = pa.array(["a", "b", "c"])
 _COUNTS = pa.map_(pa.string(), pa.int64())
@@ -60,4 +60,4 @@ INVALID: Mapping[str, pa.Array | pa.ChunkedArray] = {
     "a decimal": numbers_of([1, 12345, 2], pa.decimal128(3, 1)),
     "a wide decimal": numbers_of([1, 12345, 2], pa.decimal256(3, 1)),
 }
-"""Columns of three rows, of which at least the second is not valid."""
+"""Columns of three rows. At least the second row is invalid."""

@@ -9,13 +9,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from storage_core import creation
-from storage_core.clock import SystemClock
-from storage_core.ids import Ids, SystemIds
+from storage_core.base.clock import Ids, SystemClock, SystemIds
+from storage_core.change import creation
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import catch_up
-from storage_core.objectstore.meter import RequestMeter
-from storage_core.region.options import WriterOptions
-from storage_core.settings.index import IndexDefinition
+from storage_core.store.meter import RequestMeter
+from storage_core.write.region.records import WriterOptions
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table
 
@@ -31,7 +30,7 @@ Found = list[dict[str, object] | None]
 
 @dataclass(slots=True)
 class RealTime(KeyedTable):
-    """Upkeep of a table that `Table` made, side by side with its writers."""
+    """Maintenance of a table that was created with `Table`, while its writers write."""
 
     ids: Ids = field(default_factory=SystemIds)
     clock: SystemClock = field(default_factory=SystemClock)  # type: ignore[assignment]
@@ -39,7 +38,7 @@ class RealTime(KeyedTable):
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a lookup found, and its GETs and bytes."""
+    """The result of a lookup, with its GETs and bytes."""
 
     found: Found
     gets: int
@@ -47,12 +46,12 @@ class Cost:
 
 
 def key(number: int) -> str:
-    """Keys that follow one another are far apart."""
+    """Return the key of a number. Consecutive numbers have keys that are far apart."""
     return f"{number * 2_654_435_761 % 2**32:010}"
 
 
 def rows(numbers: Iterable[int], seed: int = 1) -> pa.Table:
-    """Rows in an order of time that has nothing to do with their keys."""
+    """Return rows whose time order does not depend on their keys."""
     found = np.array([*numbers])
     at = np.random.default_rng(seed).permutation(len(found)) * 1_000_000
     columns = [pa.array([key(each) for each in found.tolist()]), pa.array(at, pa.timestamp("us", "UTC"))]
@@ -60,7 +59,7 @@ def rows(numbers: Iterable[int], seed: int = 1) -> pa.Table:
 
 
 def filled(uri: str | None = None, *, time_column: str | None = "at", indexes: Sequence[IndexDefinition] = ()) -> Table:
-    """A table with a split per merge, each with keys from all over; key n is in split n modulo `SPLITS`."""
+    """Return a table with a split per merge. Key n is in split n modulo `SPLITS`, so each split spans the key range."""
     table = Table.create(
         uri or f"memory://key-index-{next(_names)}",
         SCHEMA,
@@ -75,7 +74,7 @@ def filled(uri: str | None = None, *, time_column: str | None = "at", indexes: S
 
 
 def merge(table: Table, found: pa.Table) -> Table:
-    """Put rows and merge them; a generation has segments, however small."""
+    """Put rows and merge them. Even a small generation gets segments."""
     with table.writer(options=WriterOptions(segment_rows=1)) as writer:
         writer.put(found)
         writer.flush()
@@ -84,7 +83,7 @@ def merge(table: Table, found: pa.Table) -> Table:
 
 
 def with_index(table: Table, index: IndexDefinition = KEYS) -> Table:
-    """The table with an index that is caught up: a segment over each split."""
+    """Return the table with an index that is caught up: a segment for each split."""
     settings = replace(table.refresh().config, indexes=(index,)).to_configuration()
     creation.configure(table.log, table.snapshot, settings)
     caught_up(table)
@@ -92,7 +91,7 @@ def with_index(table: Table, index: IndexDefinition = KEYS) -> Table:
 
 
 def caught_up(table: Table) -> int:
-    """Catch the index up, and return how many rows that indexed."""
+    """Catch up the index, and return the number of indexed rows."""
     snapshot = table.refresh().snapshot
     plan = catch_up.plan(snapshot, KEYS.name)
     items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]
@@ -104,7 +103,7 @@ def caught_up(table: Table) -> int:
 
 
 def lookup(table: Table, *keys: object, opened: Table | None = None) -> Cost:
-    """Look keys up in the base, cold unless it is asked of a table that was opened before."""
+    """Look up keys in the base. The lookup is cold unless `opened` is given."""
     reader = opened or Table.open(table.uri)
     meter = RequestMeter()
     with reader.store.counted_by(meter):

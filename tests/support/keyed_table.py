@@ -1,4 +1,4 @@
-"""A keyed table driven through its log, region writer and merger, and read back row by row: for tests of all three."""
+"""A keyed table driven through its log, region writer and merger, and read row by row, for tests of all three."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import OPERATION
-from storage_core.ids import Ids
+from storage_core.base.clock import Ids
+from storage_core.compact.carry_over import CarryOver
+from storage_core.compact.execute import execute
+from storage_core.compact.work import OPERATION
+from storage_core.data.rows import fold
+from storage_core.data.rows.conform import conform
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.layout import Region
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.commit import CommitResult
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import idle, merge, sorting, unmerged
-from storage_core.region.merge_work import MergeResult, MergeWork
-from storage_core.region.options import WriterOptions
-from storage_core.region.router import RoutingWriter
-from storage_core.region.sorting import SortingTerms
-from storage_core.region.writer import RegionWriter
-from storage_core.rows import fold
-from storage_core.rows.schema import conform, to_schema_string
-from storage_core.settings.region_fields import Region
-from storage_core.settings.table import TableConfig
-from storage_core.split.conform import conform_split
 from storage_core.split.context import context_of
-from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.read import conform_split, read_split
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import ObjectStore
+from storage_core.write.region import generation_write, idle, merge, unmerged
+from storage_core.write.region.generation_write import SortingTerms
+from storage_core.write.region.merge_work import MergeResult, MergeWork, naming_works
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.router import RoutingWriter
+from storage_core.write.region.writer import RegionWriter
 from tests.support import merge_plan
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -37,14 +37,14 @@ from tests.support.ids import SeededIds
 Row = dict[str, object]
 
 ALWAYS = SortingTerms(generations=0)
-"""Sort also where a single generation waits."""
+"""Terms that allow a sort even if only one generation waits."""
 
 PLANES = pa.schema([pa.field("tailnum", pa.string(), nullable=False), ("seats", pa.int64()), ("model", pa.string())])
 
 
 @dataclass(slots=True)
 class KeyedTable:
-    """One keyed table in `store`. `rows` reads base and unmerged records and refuses a key that occurs twice."""
+    """One keyed table in `store`. `rows` reads base and unmerged records, and fails if a key occurs twice."""
 
     store: ObjectStore
     ids: Ids = field(default_factory=lambda: SeededIds(1))
@@ -52,7 +52,7 @@ class KeyedTable:
 
     @property
     def log(self) -> TransactionLog:
-        """The table's transaction log."""
+        """The transaction log of the table."""
         return TransactionLog(self.store, clock=self.clock, ids=self.ids)
 
     @property
@@ -73,31 +73,31 @@ class KeyedTable:
         return self
 
     def writer(self, options: WriterOptions | None = None) -> RegionWriter:
-        """Claim the region of a table that has one."""
+        """Claim the region of a table with a single region."""
         return RegionWriter.open(self.store, self.snapshot, clock=self.clock, ids=self.ids, options=options)
 
     def routing_writer(self, only: Region | None = None) -> RoutingWriter:
-        """Write to all regions of a table that has several, or to one of them."""
+        """Return a writer to all regions of a table with several regions, or to one region."""
         return RoutingWriter(self.store, self.snapshot, clock=self.clock, ids=self.ids, only=only)
 
     def execute(self, work: MergeWork) -> MergeResult:
-        """Execute planned work as a task does: from its JSON."""
+        """Execute planned work from its JSON, as a task does."""
         return merge.execute(self.store, MergeWork.from_json(work.to_json()), ids=self.ids, now_ms=self.clock.now_ms())
 
     def commit(self, snapshot: Snapshot, work: MergeWork, result: MergeResult) -> CommitResult:
         """Commit an executed merge that was planned on `snapshot`."""
-        return merge.commit(self.log, snapshot, [work], [result])
+        return commit_merges(self.log, snapshot, [work], [result])
 
     def merge(self) -> CommitResult | None:
-        """Plan, execute and commit what there is to merge, all regions at once; None when there is nothing."""
+        """Plan, execute and commit the due merges of all regions in one commit. Return None if no merge is due."""
         snapshot = self.snapshot
         works = merge.plan(self.store, snapshot)
         if not works:
             return None
-        return merge.commit(self.log, snapshot, works, [self.execute(work) for work in works])
+        return commit_merges(self.log, snapshot, works, [self.execute(work) for work in works])
 
     def flush_idle(self) -> int:
-        """Flush what silent writers left, and return in how many regions some was found. Raises for a damaged log."""
+        """Flush the records of silent writers. Return the number of regions with records. Raise for a damaged log."""
         snapshot = self.snapshot
         found = idle.merge_due(self.store, snapshot).idle
         for error in idle.flush_idle(self.store, snapshot, found, clock=self.clock, ids=self.ids):
@@ -110,7 +110,7 @@ class KeyedTable:
             pass
 
     def append(self, rows: Sequence[Row]) -> Snapshot:
-        """Commit rows as splits of their own, without a region, and return the snapshot after it."""
+        """Commit rows as new splits without a region, and return the snapshot after the commit."""
         snapshot = self.snapshot
         arrived = pa.Table.from_pylist(rows, schema=snapshot.schema)
         adds = sort_and_write(
@@ -119,9 +119,9 @@ class KeyedTable:
         return self.log.commit(snapshot, adds, operation="APPEND").snapshot
 
     def compact(self, meanwhile: Callable[[], object] = list) -> CommitResult | None:
-        """Plan, execute and commit what there is to compact; None when there is nothing.
+        """Plan, execute and commit the due compactions. Return None if no compaction is due.
 
-        `meanwhile` acts when everything is written and nothing committed.
+        `meanwhile` runs when all files are written and nothing is committed yet.
         """
         snapshot = self.snapshot
         planned = merge_plan.plan(snapshot)
@@ -135,11 +135,11 @@ class KeyedTable:
         return self.log.commit(snapshot, actions, operation=OPERATION, rebase=carry)
 
     def sort(self, terms: SortingTerms = ALWAYS) -> bool:
-        """Sort the generations that wait, of each region what one run takes, and tell whether there were any."""
-        works = sorting.plan(self.store, self.snapshot, terms=terms)
+        """Sort the waiting generations, at most one run per region. Return True if a generation was waiting."""
+        works = generation_write.plan_sort(self.store, self.snapshot, terms=terms)
         for work in works:
-            done = sorting.execute(self.store, work, clock=self.clock, ids=self.ids)
-            sorting.finish(self.store, work, done, clock=self.clock, writer_id=self.ids.uuid())
+            done = generation_write.execute_sort(self.store, work, clock=self.clock, ids=self.ids)
+            generation_write.finish(self.store, work, done, clock=self.clock, writer_id=self.ids.uuid())
         return bool(works)
 
     def base_rows(self, snapshot: Snapshot | None = None) -> list[Row]:
@@ -148,7 +148,7 @@ class KeyedTable:
         return rows
 
     def rows(self) -> dict[object, Row]:
-        """Return what a `latest` reader sees, by key (a value, or a tuple for several columns)."""
+        """Return the rows at level `latest` by key. A key is a value, or a tuple for several columns."""
         snapshot = self.snapshot
         key = snapshot.config.primary_key
         records = unmerged.capture(self.store, snapshot, include_wal=True).above(snapshot)
@@ -167,13 +167,23 @@ class KeyedTable:
         return pa.concat_tables([snapshot.schema.empty_table(), *rows])
 
 
+def commit_merges(
+    log: TransactionLog, snapshot: Snapshot, works: Sequence[MergeWork], results: Sequence[MergeResult]
+) -> CommitResult:
+    """Commit executed merges that were planned on `snapshot` in one commit, as the step does."""
+    actions = merge.actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
+    requirements = [each for work in works for each in work.requirements]
+    with naming_works(*works):
+        return log.commit(snapshot, actions, operation="MERGE", requirements=requirements)
+
+
 def seats(table: KeyedTable) -> dict[object, object]:
-    """Return the seats that a `latest` reader sees in a table of `PLANES`, by key."""
+    """Return the seats of a table of `PLANES` at level `latest`, by key."""
     return {key: row["seats"] for key, row in table.rows().items()}
 
 
 def base_seats(table: KeyedTable) -> dict[object, object]:
-    """Return the seats in the base of a table of `PLANES`, by key; refuses a key that occurs twice."""
+    """Return the seats in the base of a table of `PLANES`, by key. Fail if a key occurs twice."""
     rows = table.base_rows()
     found = {row["tailnum"]: row["seats"] for row in rows}
     if len(found) != len(rows):

@@ -1,4 +1,4 @@
-"""A keyed table beside dictionaries of what each level of consistency has to see."""
+"""A keyed table, and dictionaries of the rows that each level of consistency must show."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.options import WriterOptions
-from storage_core.region.unmerged import Unmerged, capture
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.unmerged import Unmerged, capture
 from tests.support.keyed_table import KeyedTable
 
 Key = tuple[object, ...]
@@ -19,7 +19,7 @@ Row = dict[str, Any]
 
 
 class Levels:
-    """`seen` has for each level, `snapshot`, `committed` and `latest`, its rows by key."""
+    """A table and its expected rows. `seen` maps each level (`snapshot`, `committed`, `latest`) to its rows by key."""
 
     def __init__(self, name: str, schema: pa.Schema, config: TableConfig, *, segment_rows: int) -> None:
         self.table = KeyedTable(MemoryStore(name)).create(schema, config)
@@ -29,7 +29,7 @@ class Levels:
         self._empty: Row = dict.fromkeys(schema.names)
 
     def take(self, step: tuple[Any, ...]) -> None:
-        """Flush, merge, catch indexes up, or write a row: (operation, values of the key or its one value, fields)."""
+        """Flush, merge, catch up indexes, or write a row: (operation, key value or tuple of key values, fields)."""
         match step:
             case ("flush",):
                 self.writer.flush()
@@ -44,7 +44,7 @@ class Levels:
                 self._write(operation, key if isinstance(key, tuple) else (key,), fields)
 
     def unmerged(self, level: str) -> Sequence[Unmerged]:
-        """What a search of this level reads beside the base."""
+        """Return the unmerged records that a search of this level reads in addition to the base."""
         snapshot = self.table.snapshot
         if level == "snapshot":
             return ()

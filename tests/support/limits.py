@@ -1,4 +1,4 @@
-"""What a process may use of the machine, lowered for a block or for good: files, address space, sizes of files."""
+"""Lower limits for a process, for a block or permanently: open files, address space, file sizes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def limited(kind: int, amount: int) -> Iterator[None]:
-    """The process may use so much inside the block: what follows fails like any call that the system refuses."""
+    """Limit a resource of the process inside the block. The system refuses calls beyond the limit."""
     soft, hard = resource.getrlimit(kind)
     resource.setrlimit(kind, (amount, hard))
     try:
@@ -21,18 +21,18 @@ def limited(kind: int, amount: int) -> Iterator[None]:
 
 
 def confine(amount: int) -> None:
-    """The process may use so much address space from now on."""
+    """Limit the address space that the process may take from now on."""
     resource.setrlimit(resource.RLIMIT_AS, (amount, amount))
 
 
 def open_files(count: int) -> tuple[int, int]:
-    """The limit with which the process may open this many files more."""
+    """Return the limit that lets the process open this many more files."""
     free = os.dup(0)
     os.close(free)
     return resource.RLIMIT_NOFILE, free + count
 
 
 def address_space(size: int) -> tuple[int, int]:
-    """The limit with which the process may take this many bytes more."""
+    """Return the limit that lets the process allocate this many more bytes."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     return resource.RLIMIT_AS, pages * resource.getpagesize() + size

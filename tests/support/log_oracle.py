@@ -1,7 +1,7 @@
-"""What a transaction log must answer, told by plain dictionaries that know no snapshots, states or hints.
+"""The expected content of a transaction log, in plain dictionaries, without snapshots, states or hints.
 
-The version files are replayed here a second time, in the dullest way there is; whatever the log answers, however it was
-opened and whatever went wrong on the way, is compared with that.
+The oracle replays the version files a second time in the simplest way. Tests compare every answer of the log with this
+replay, no matter how the log was opened and what failed before.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from storage_core.errors import NotFound
-from storage_core.formats.keys import LOG_PREFIX, KeyKind, last_checkpoint_key, parse, version_key
+from storage_core.base.errors import NotFound
+from storage_core.data.formats.keys import LOG_PREFIX, last_checkpoint_key, parse, version_key
+from storage_core.data.formats.kinds import KeyKind
 from storage_core.log.actions import (
     Action,
     Add,
@@ -28,11 +29,11 @@ from storage_core.log.actions import (
     Translation,
     Txn,
 )
-from storage_core.log.encoding.codec import decode_version
+from storage_core.log.codec import decode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.copies import copy_of
 
 State = dict[str, dict[str, Any]]
@@ -40,7 +41,7 @@ State = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ToldVersion:
-    """One version as its file tells it, and the state of the table after it."""
+    """One version as in its file, and the state of the table after it."""
 
     version: int
     commit_id: str
@@ -51,13 +52,13 @@ class ToldVersion:
 
 @dataclass(slots=True)
 class LogOracle:
-    """The versions of a log, read from `store` without any fault, each file once: they never change."""
+    """The versions of a log, read from `store` without faults. Each file is read once, because it never changes."""
 
     store: ObjectStore
     versions: list[ToldVersion] = field(default_factory=list)
 
     def read(self) -> list[ToldVersion]:
-        """Read the versions that are new and return all."""
+        """Read the new versions and return all versions."""
         while (actions := self._next()) is not None:
             info, *others = actions
             assert isinstance(info, CommitInfo), "the first line of a version file says who committed it"
@@ -68,17 +69,17 @@ class LogOracle:
         return self.versions
 
     def find(self, commit_id: str) -> int | None:
-        """Return the version that a commit became."""
+        """Return the version that a commit created, or None."""
         return next((each.version for each in self.read() if each.commit_id == commit_id), None)
 
     def check_snapshot(self, snapshot: Snapshot) -> None:
-        """Assert that the snapshot is exactly the state that the version files up to its version lead to."""
+        """Assert that the snapshot equals the replay of all version files up to its version."""
         version = self.read()[snapshot.version]
         assert state_of(snapshot) == version.state, f"the snapshot of version {version.version} is not its state"
         assert snapshot.timestamp == version.timestamp, f"the time of version {version.version}"
 
     def check_versions(self) -> None:
-        """Assert that versions have no gap, commits and units of work land once, and times and progress only grow."""
+        """Assert that versions have no gap, each commit and work unit occurs once, and times and progress only grow."""
         versions = self.read()
         parsed = [parse(info.key) for info in self.store.list(LOG_PREFIX)]
         numbers = [each.version for each in parsed if each is not None and each.kind is KeyKind.VERSION]
@@ -90,7 +91,7 @@ class LogOracle:
                 _check_progress(before.state, action)
 
     def check_opening(self, log: TransactionLog) -> None:
-        """Assert that the head is the same with hint, without, and without any state, and is what the files say."""
+        """Assert that the head matches the version files if opened with the hint, without it, and without any state."""
         head = log.snapshot()
         assert head.version == len(self.read()) - 1, "the head is not the newest version"
         self.check_snapshot(head)
@@ -98,7 +99,7 @@ class LogOracle:
             assert TransactionLog(copy, clock=log.clock, ids=log.ids).snapshot() == head, "it matters how it is opened"
 
     def check_travel(self, log: TransactionLog, version: int) -> None:
-        """Assert that a version opens by its number and by its time, up to the moment before the next one."""
+        """Assert that a version opens by its number and by its time, up to the millisecond before the next version."""
         expected = log.snapshot(version=version)
         self.check_snapshot(expected)
         versions = self.read()
@@ -129,12 +130,12 @@ def state_of(snapshot: Snapshot) -> State:
 
 
 def without_hint(store: ObjectStore) -> MemoryStore:
-    """Return a copy of a store that has lost its checkpoint hint."""
+    """Return a copy of a store without its checkpoint hint."""
     return copy_of(store, wanted=lambda key: key != last_checkpoint_key())
 
 
 def version_files(store: ObjectStore) -> MemoryStore:
-    """Return the version files of a table alone: no hint, no state."""
+    """Return only the version files of a table, without hint and states."""
     return copy_of(store, wanted=lambda key: (found := parse(key)) is not None and found.kind is KeyKind.VERSION)
 
 

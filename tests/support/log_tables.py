@@ -1,4 +1,4 @@
-"""Small tables for tests of the transaction log: metadata, and splits that need no file."""
+"""Small tables for tests of the transaction log, with metadata and splits but without split files."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Mapping
 
 import pyarrow as pa
 
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, IndexSegment, Metadata, Remove, Translation
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import ObjectStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.ids import SeededIds
 
@@ -30,17 +30,17 @@ def metadata(config: TableConfig | None = None) -> Metadata:
 
 
 def log_on(store: ObjectStore, *, clock: ManualClock | None = None, seed: int = 0) -> TransactionLog:
-    """Return a log whose clock and ids repeat."""
+    """Return a log whose clock and IDs are repeatable."""
     return TransactionLog(store, clock=clock or ManualClock(), ids=SeededIds(seed))
 
 
 def split(name: str, rows: int = 1) -> Add:
-    """Return an add of a split; the log never opens the file."""
+    """Return the add of a split. The log never opens the file."""
     return Add(path=f"splits/all/{name}.parquet", size=100 * rows, modificationTime=START_MS, numRecords=rows)
 
 
 def full_split() -> Add:
-    """Return an add in which every field has a value of its own; the keys of its maps are not in their order."""
+    """Return an add in which every field has a distinct value. The keys of its maps are unsorted."""
     return Add(
         path="splits/900/full.parquet",
         size=123,
@@ -75,12 +75,15 @@ def full_split() -> Add:
 
 
 def removal(name: str) -> Remove:
-    """Return the removal of that split."""
+    """Return the removal of this split."""
     return Remove(path=split(name).path, deletionTimestamp=START_MS)
 
 
 def translation(name: str, inputs: Mapping[str, int], output: str) -> Translation:
-    """Return a translation of all rows of some splits, so many of each, to one split."""
+    """Return a translation that maps all rows of the splits in `inputs` to one split.
+
+    `inputs` has their numbers of rows.
+    """
     return Translation(
         path=f"_indices/_translations/{name}.map",
         inputs=tuple(inputs),

@@ -1,4 +1,4 @@
-"""Work that a simulated writer may want to commit, of every kind that changes a log, planned on the snapshot it has."""
+"""The work of a simulated writer: every kind of commit that changes a log, planned on the snapshot of the writer."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from random import Random
 
-from storage_core.compaction.work import SKIP_OPERATION
+from storage_core.compact.work import SKIP_OPERATION
 from storage_core.log.actions import (
     Action,
     Add,
@@ -19,8 +19,8 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
-from storage_core.log.conflicts.requirements import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
+from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from tests.support.clock import START_MS
 from tests.support.log_oracle import State
@@ -29,7 +29,7 @@ from tests.support.log_tables import INDEX, segment, split
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
-    """What a writer wants to commit, and under which id; None leaves the id to the log."""
+    """Work to commit, and the commit ID. If the ID is None, the log chooses it."""
 
     kind: str
     planned: Snapshot
@@ -38,7 +38,7 @@ class Work:
     commit_id: str | None = None
 
     def relies_on(self) -> list[str]:
-        """Return the live splits that the work takes away or changes."""
+        """Return the live splits that the work removes or changes."""
         return [
             action.path
             for action in self.actions
@@ -46,14 +46,14 @@ class Work:
         ]
 
     def is_outdated(self, head: State) -> bool:
-        """Return whether a split that the work relies on has gone, or lost rows, since it was planned."""
+        """Return True if a split of the work was removed or lost rows after the work was planned."""
         planned = self.planned.splits
         return any(
             head["live"].get(path) is None or head["live"][path] != planned.get(path) for path in self.relies_on()
         )
 
     def check(self, actions: Sequence[Action]) -> None:
-        """Assert that a version holds the work: no segment whose splits are all gone, and the protocol it needs."""
+        """Assert that a version has the work and the needed protocol, and keeps no segment without a live split."""
         found = [action for action in actions if not isinstance(action, Protocol)]
         requested = [action for action in self.actions if not isinstance(action, IndexSegment)]
         assert [action for action in found if not isinstance(action, IndexSegment)] == requested
@@ -61,30 +61,30 @@ class Work:
 
 
 Planner = Callable[[Random, str, Snapshot], Work | None]
-"""Plans work with randomness, a name that nobody else uses, and a snapshot; None where there is nothing to do."""
+"""Function that plans work from a random source, a unique name and a snapshot. It returns None if there is no work."""
 
 
 def append(random: Random, name: str, snapshot: Snapshot) -> Work:
-    """One to three new splits."""
+    """Add one to three splits."""
     adds = tuple(split(f"{name}-{number}") for number in range(random.randint(1, 3)))
     return Work(kind="APPEND", planned=snapshot, actions=adds)
 
 
 def compact(random: Random, name: str, snapshot: Snapshot) -> Work | None:
-    """A new split in place of up to two."""
+    """Replace up to two splits by a new split."""
     deleted = _some_live(random, snapshot, 2)
     actions: tuple[Action, ...] = (*deleted, replace(split(name), dataChange=False))
     return Work(kind="COMPACT", planned=snapshot, actions=actions) if deleted else None
 
 
 def remove(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
-    """A split less."""
+    """Remove a split."""
     deleted = _some_live(random, snapshot, 1)
     return Work(kind="REMOVE", planned=snapshot, actions=deleted) if deleted else None
 
 
 def delete_rows(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
-    """A deletion vector of the one row of a split; a split that has one already is left alone."""
+    """Add a deletion vector for the only row of a split. Splits that have a deletion vector are skipped."""
     whole = sorted(path for path, add in snapshot.splits.items() if add.deletionVector is None)
     if not whole:
         return None
@@ -93,19 +93,19 @@ def delete_rows(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
 
 
 def change(_random: Random, name: str, snapshot: Snapshot) -> Work:
-    """Other metadata."""
+    """Change the metadata."""
     return Work(kind="CHANGE", planned=snapshot, actions=(replace(snapshot.metadata, description=name),))
 
 
 def transact(random: Random, name: str, snapshot: Snapshot) -> Work:
-    """A unit of a batch job, sometimes one that is recorded already."""
+    """Record a work unit of a batch job, sometimes a unit that is already recorded."""
     app = random.choice("aaab")
     number = snapshot.txns.get(app, 0) + random.randint(0, 1)
     return Work(kind="TRANSACT", planned=snapshot, actions=(split(name), Txn(appId=app, version=number)))
 
 
 def merge(random: Random, name: str, snapshot: Snapshot) -> Work:
-    """The next generation of a region, with its rows and the fence of who merges."""
+    """Add the next generation of a region, with its rows and the fence of the merger."""
     region = random.choice("xy")
     after = snapshot.merged_generations.get(region, 0)
     actions = (
@@ -117,7 +117,7 @@ def merge(random: Random, name: str, snapshot: Snapshot) -> Work:
 
 
 def index(random: Random, name: str, snapshot: Snapshot) -> Work | None:
-    """A segment for a split that has none."""
+    """Add a segment for a split without a segment."""
     covered = {path for each in snapshot.segments.values() for path in each.covers}
     bare = sorted(set(snapshot.splits) - covered)
     if not bare:
@@ -126,7 +126,7 @@ def index(random: Random, name: str, snapshot: Snapshot) -> Work | None:
 
 
 def drop_segment(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
-    """A segment less."""
+    """Remove a segment."""
     if not snapshot.segments:
         return None
     path = random.choice(sorted(snapshot.segments))
@@ -134,7 +134,7 @@ def drop_segment(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
 
 
 def skip(random: Random, name: str, snapshot: Snapshot) -> Work | None:
-    """A split that is left out of something for a while."""
+    """Skip a split in a step for a while."""
     if not snapshot.splits:
         return None
     path = random.choice(sorted(snapshot.splits))
@@ -154,7 +154,7 @@ PLANNERS: tuple[tuple[Planner, int], ...] = (
     (drop_segment, 1),
     (skip, 1),
 )
-"""Every kind of work, and how often it is done among the others."""
+"""Every kind of work, and its relative frequency."""
 
 
 def _some_live(random: Random, snapshot: Snapshot, count: int) -> tuple[Remove, ...]:

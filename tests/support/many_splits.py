@@ -1,4 +1,4 @@
-"""Snapshots of very many splits, made as columns: no record and no file of any of them."""
+"""Snapshots of very many splits, built as columns. No file and no log record of these splits exists."""
 
 from __future__ import annotations
 
@@ -10,16 +10,14 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Txn
-from storage_core.log.checkpoints.manifest_info import manifest_info
-from storage_core.log.checkpoints.write import write_checkpoint
-from storage_core.log.files.columns import FILES_SCHEMA
-from storage_core.log.files.listed import ListedFiles, Part
-from storage_core.log.files.live import LiveFiles
+from storage_core.log.checkpoint_writing import manifest_info, write_checkpoint
+from storage_core.log.live_splits import ListedFiles, LiveFiles, Part
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
-from storage_core.settings.table import TableConfig
+from storage_core.log.split_columns import FILES_SCHEMA
+from storage_core.store.local import LocalStore
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 
 SPLIT_BYTES = 10_000_000
@@ -28,10 +26,10 @@ SPLIT_BYTES = 10_000_000
 def snapshot_of_many(
     splits: int, windows: int, *, partitions: int = 0, configuration: Mapping[str, str] | None = None
 ) -> Snapshot:
-    """Return a snapshot of the events table with so many splits, spread over so many windows, a commit per round.
+    """Return a snapshot of the events table with this many splits, spread over the windows, one commit per round.
 
-    With `partitions` so many values of `service` are spread over each window. Each split has the statistics, row keys
-    and expressions that a split of ours has.
+    `partitions` is the number of values of `service` in each window. Each split has the statistics, row keys and
+    expressions of a real split.
     """
     head = snapshot([], timestamp=splits * 1000)
     own = TableConfig(partition_by=("service",) if partitions else ()).to_configuration()
@@ -42,7 +40,7 @@ def snapshot_of_many(
 
 
 def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
-    """Return the log of a table at `root` of which version 1 has so many splits in its state, and nothing else does."""
+    """Return the log of a table at `root`. Only the state of version 1 contains its splits, and no file exists."""
     many = snapshot_of_many(splits, windows)
     settings = TableConfig(checkpoint_interval=0).to_configuration() | {"tidemark.retentionMs": "1"}
     log = TransactionLog(LocalStore(root))
@@ -53,7 +51,7 @@ def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
 
 
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
-    """Return the snapshot with the splits of these tables live, as if its state had a manifest for each."""
+    """Return the snapshot with the splits of these tables live, as if its state had a manifest for each table."""
     parts = tuple(Part.of(manifest_info("", files, head), files) for files in tables)
     live = sum(len(files) for files in tables)
     return replace(head, splits=LiveFiles(ListedFiles(0, parts, frozenset(), live, 0)))
@@ -89,7 +87,7 @@ def _files(splits: int, windows: int) -> pa.Table:
 
 
 def _partitioned(files: pa.Table, windows: int, partitions: int) -> pa.Table:
-    """The splits of a window are of one partition after the other."""
+    """Assign the splits of a window to one partition after another."""
     number = pc.utf8_lpad(pc.cast(pa.array(np.arange(len(files)) // windows % partitions), pa.string()), 6, "0")
     folder = pc.binary_join_element_wise("service=", number, "")
     columns = {
@@ -103,6 +101,6 @@ def _partitioned(files: pa.Table, windows: int, partitions: int) -> pa.Table:
 
 
 def _maps(key: str, values: pa.Array) -> pa.MapArray:
-    """A map of one key per value."""
+    """Return a map with one key per value."""
     offsets = pa.array(np.arange(len(values) + 1), pa.int32())
     return pa.MapArray.from_arrays(offsets, pa.repeat(pa.scalar(key), len(values)), values)

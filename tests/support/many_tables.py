@@ -1,10 +1,10 @@
-"""Many declared tables: each tenth keyed, the others windowed, with landing places."""
+"""Many declared tables: every tenth is keyed, the others are windowed and have landing locations."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from storage_core.declaration import TableDeclaration
+from storage_core.change.declaration import TableDeclaration
 
 _KEYED = "columns: {id: string!, n: int}\nprimary_key: id\n"
 _WINDOWED = """columns: {timestamp: timestamp!, status: int, message: string}
@@ -15,7 +15,7 @@ sort_schema: status|timestamp/V2
 
 
 def declare_tables(root: Path, count: int) -> Path:
-    """Write so many declarations, whose partitions begin on different days, and return their folder."""
+    """Write this many declarations, whose partitions begin on different days, and return their folder."""
     folder = root / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):
@@ -28,7 +28,7 @@ def declare_tables(root: Path, count: int) -> Path:
 
 
 def land_line(declaration: TableDeclaration) -> None:
-    """Land one row, in a file of its own."""
+    """Land one row in a new file."""
     if declaration.landing is None:
         raise ValueError(f"{declaration.name} has no landing place")
     folder = Path(declaration.landing.uri)

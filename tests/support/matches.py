@@ -1,4 +1,4 @@
-"""What a search counts, orders and marks, beside what plain Python makes of the rows of a scan."""
+"""Expected counts, orders and snippets of a search, computed in plain Python from the rows of a scan."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from storage_core.search.facets import search_facets
-from storage_core.search.matches import Query, matched
-from storage_core.search.ordered import Order, search_ordered
-from storage_core.search.searched import Searched
-from storage_core.search.snippets import with_snippets
+from storage_core.read.search.matches import Query, Searched, matched, search_facets
+from storage_core.read.search.order import with_snippets
+from storage_core.read.search.ranking import Order, search_ordered
 from tests.support.searching import search
 
 Row = Mapping[str, Any]
@@ -19,22 +17,22 @@ Rows = Sequence[Row]
 
 
 def in_order(rows: Rows, column: str, ties: Sequence[str], *, descending: bool) -> list[Row]:
-    """The rows in the order of a column and then of others, nulls last in each."""
+    """Return the rows sorted by a column and then by the columns `ties`, with nulls last in each column."""
     tied = sorted(rows, key=lambda row: [(row[name] is None, 0 if row[name] is None else row[name]) for name in ties])
     with_value = [row for row in tied if row[column] is not None]
-    ordered = sorted(with_value, key=lambda row: row[column], reverse=descending)  # equals stay in their order
+    ordered = sorted(with_value, key=lambda row: row[column], reverse=descending)  # equal rows keep their order
     return [*ordered, *(row for row in tied if row[column] is None)]
 
 
 def facets(rows: Rows, column: str) -> list[dict[str, Any]]:
-    """How many rows have each value, most frequent first, then by value, null last."""
+    """Return the number of rows per value, most frequent first, then by value, null last."""
     counted = Counter(row[column] for row in rows)
     ordered = sorted(counted.items(), key=lambda each: (-each[1], each[0] is None, each[0] or ""))
     return [{"value": value, "count": count} for value, count in ordered]
 
 
 def marked(text: str | None, words: Sequence[str]) -> str | None:
-    """A short text without a special character in which these words are marked; None where none is there."""
+    """Return a short text, without special characters, with these words marked. Return None if it has no such word."""
     found = re.sub(r"\w+", lambda each: f"<b>{each[0]}</b>" if each[0] in words else each[0], text or "")
     return found if "<b>" in found else None
 
@@ -49,7 +47,7 @@ def judge(
     facet: str,
     ties: Sequence[str],
 ) -> None:
-    """Fail unless count, facets and orders are those of the rows that match."""
+    """Fail unless count, facets and orders match the rows of the search."""
     expected = [row for row in rows if matches(row)]
     wanted = Query.of(searched.snapshot, query, index=index)
     assert matched(searched, wanted, lambda found: found.number()) == len(expected)
@@ -64,7 +62,7 @@ def judge(
 
 
 def judge_snippets(searched: Searched, text: str, query: str, words: Sequence[str], *, index: str) -> None:
-    """Fail unless the snippets of all rows that a search returns mark these words, and no other."""
+    """Fail unless the snippets of all returned rows mark exactly these words."""
     own = searched
 
     def found(columns: Sequence[str] | None) -> Any:

@@ -1,29 +1,30 @@
-"""Somebody else acting at one moment of an operation: the way to try a race at each of its requests."""
+"""An action that runs between two requests of an operation, to test a race at each request."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import TypeVar
 
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.meter import RequestKind
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.meter import RequestKind
 
 T = TypeVar("T")
 
 
 class Meanwhile:
-    """A `watch` of a `FaultStore` that lets somebody act once, before request number `instant` (from 0).
+    """A `watch` hook of a `FaultStore` that runs an action once, before request number `instant` (from 0).
 
-    Manifests are not counted: they are read by other threads, while the reading thread holds what the act may need.
+    Reads of manifests are not counted. Other threads make them while the reading thread may hold a lock that the action
+    needs.
     """
 
     def __init__(self, instant: int, act: Callable[[], object]) -> None:
-        """Wait for the request of that number."""
+        """Set the request number and the action."""
         self._left = instant
         self._act: Callable[[], object] | None = act
 
     def __call__(self, _kind: RequestKind, key: str) -> None:
-        """Count the request, and act when its time has come."""
+        """Count the request, and run the action at the chosen request."""
         if self._act is None or "/manifests/" in key:
             return
         self._left -= 1
@@ -33,15 +34,15 @@ class Meanwhile:
 
     @property
     def acted(self) -> bool:
-        """Whether there were that many requests."""
+        """Return True if the operation made that many requests."""
         return self._act is None
 
 
 def repeatable(act: Callable[[ObjectStore], T]) -> Callable[[ObjectStore], T]:
-    """Return an act that is worked out once for all stores that hold the same objects, and done to the others again.
+    """Return an action that is executed once per content of a store. Its effect is copied to stores with this content.
 
-    What it does may depend on the objects alone. A store that was acted on holds what the act left in the first one,
-    and what the act rewrote is newly written here too.
+    The effect of the action must depend on the objects only. The repetition copies what the action left in the first
+    store. Objects that the action rewrote are rewritten here, too.
     """
     known: dict[frozenset[tuple[str, bytes]], tuple[T, dict[str, bytes], list[str]]] = {}
 

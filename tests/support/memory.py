@@ -1,4 +1,4 @@
-"""How much memory some work takes at most, as the system counts the pages of this process."""
+"""Peak memory of some work, measured by the pages that the system counts for this process."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def grown_bytes(act: Callable[[], object]) -> int:
-    """Do it, and return by how many bytes this process grew at most meanwhile.
+    """Run the work, and return the peak growth of this process in bytes.
 
-    `ru_maxrss` would hide growth: it begins with the peak of the process that started this one, and never falls.
+    `ru_maxrss` would hide growth, because it begins with the peak of the parent process and never falls.
     """
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # what the process has now is the peak
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # reset the peak to the present size
     before = _kilobytes("VmRSS")
     act()
     return (_kilobytes("VmHWM") - before) * 1024

@@ -1,17 +1,16 @@
-"""The merges of one plan, as the compaction job executes them."""
+"""The compaction tasks of one plan, in the form in which the job executes them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
 
-from storage_core.compaction.merge_parts import divide, is_too_large, locate, sample
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.planner import choose
-from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import CompactionTask
-from storage_core.ids import Ids
+from storage_core.base.clock import Ids
+from storage_core.compact.execute import divide, is_too_large, locate, sample
+from storage_core.compact.planner import choose
+from storage_core.compact.work import MOST_INPUTS, CompactionTask
+from storage_core.data.settings.layout import Mode
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
+from storage_core.store.contract import ObjectStore
 
 
 def plan(
@@ -22,13 +21,13 @@ def plan(
     mode: Mode = Mode.FINALIZE,
     most_inputs: int = MOST_INPUTS,
 ) -> list[CompactionTask]:
-    """Return what a run of the job would do now: the parts of `choose`, limited to `most_inputs`, one after another."""
+    """Return the work of a job that runs now: all parts that `choose` returns, each limited to `most_inputs`."""
     chosen = choose(snapshot, windows=windows, now_ms=now_ms, mode=mode).first(most_inputs)
     return [operation for part in chosen.parts() for operation in part]
 
 
 def in_parts(store: ObjectStore, task: CompactionTask, *, ids: Ids) -> list[CompactionTask]:
-    """Return the tasks of a merge: itself, or its parts where it is too large for one. Each travelled as JSON."""
+    """Return the tasks of a merge: the task itself, or its parts if it is too large. Each was sent as JSON."""
     found = [task]
     if is_too_large(task):
         found = divide(

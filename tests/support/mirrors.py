@@ -1,54 +1,59 @@
-"""The two mirrors of a table as one thing to try: what is published, what it shows, and what has to exist for it."""
+"""The two mirror formats behind one interface: publish a mirror, read what it shows, and list the files it needs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Protocol
 
-from storage_core.formats.delta_log import MirrorCommit, Shown
-from storage_core.formats.iceberg_metadata import IcebergMetadata, ShownSnapshot, files_of, manifests_of
-from storage_core.log.published_delta import newest_commit, read_commit, state_at
-from storage_core.log.published_iceberg import newest_metadata, read_metadata
+from storage_core.data.formats.mirrors import (
+    IcebergMetadata,
+    MirrorCommit,
+    Shown,
+    ShownSnapshot,
+    files_of,
+    manifests_of,
+)
+from storage_core.data.settings.table import Publish, PublishFormat
+from storage_core.interop.delta_mirror import descriptor
+from storage_core.log.published import newest_commit, newest_metadata, read_commit, read_metadata, state_at
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.publishing.delta_files import descriptor
-from storage_core.settings.publish import Publish, PublishFormat
+from storage_core.store.contract import ObjectStore
 from storage_core.table import Table
 from tests.support import upkeep
 from tests.support.changed_rows import row
 
 
 class Mirrors(Protocol):
-    """How the mirror of one format is published and read."""
+    """The interface to publish and read the mirror of one format."""
 
     format: PublishFormat
     publish: Publish
     prefix: str
 
     def __hash__(self) -> int:
-        """Each is itself, so that what is made for it can be kept."""
+        """Hash by identity, so that results for this object can be cached."""
 
     def change(self, table: Table) -> None:
-        """Change a table in the ways that the format shows, up to the newest version."""
+        """Change a table in the ways that the format can show, up to the newest version."""
 
     def delete(self, table: Table, condition: str) -> None:
-        """Delete rows so that the format can show it."""
+        """Delete rows in a way that the format can show."""
 
     def versions(self, store: ObjectStore) -> list[int]:
-        """The versions of the table that are shown, in their order."""
+        """Return the versions of the table that are shown, in order."""
 
     def newest(self, store: ObjectStore) -> object:
-        """What the newest is, whoever wrote it."""
+        """Return the newest published version, of any writer."""
 
     def require_shown(self, store: ObjectStore, snapshot: Snapshot, number: int | None = None) -> None:
-        """Fail unless the files of this version, which exist, are what is shown: as the newest, or as `number`."""
+        """Fail unless the mirror shows the existing files of this version, as the newest or as `number`."""
 
     def kept(self, store: ObjectStore, since_ms: int, now_ms: int) -> Iterator[set[str]]:
-        """The files of the newest that is shown, and of those that were until then."""
+        """Yield the files of the newest shown version, and of the versions shown since `since_ms`."""
 
 
 class DeltaMirrors:
-    """A Delta log: with the vectors of deleted rows, and one file of the log per version."""
+    """A Delta log with deletion vectors, and one file of the log per version."""
 
     format: PublishFormat = "delta"
     publish = Publish(delta="inline")
@@ -88,7 +93,7 @@ class DeltaMirrors:
             superseded_ms = shown.published_at_ms
 
     def _commits(self, store: ObjectStore) -> Iterator[tuple[MirrorCommit, Shown]]:
-        """The commits that are there, from the newest down."""
+        """Yield the existing commits, newest first."""
         newest = newest_commit(store)
         commit = None if newest is None else newest.commit
         while commit is not None:
@@ -98,7 +103,7 @@ class DeltaMirrors:
 
 
 class IcebergMirrors:
-    """Metadata of Iceberg: no version with deleted rows is shown, so they are compacted away."""
+    """Iceberg metadata. No version with deleted rows is shown, so these rows are compacted away."""
 
     format: PublishFormat = "iceberg"
     publish = Publish(iceberg=True)
@@ -138,14 +143,14 @@ class IcebergMirrors:
             at, superseded_ms = at - 1, metadata.shown.published_at_ms or 0
 
     def metadata(self, store: ObjectStore) -> IcebergMetadata:
-        """The newest metadata file, which exists."""
+        """Return the newest metadata file, which exists."""
         found = newest_metadata(store)
         assert found is not None
         return found.metadata
 
 
 def _files(store: ObjectStore, metadata: IcebergMetadata, snapshot: ShownSnapshot) -> set[str]:
-    """The splits that a snapshot names; they exist."""
+    """Return the splits of a snapshot, and check that they exist."""
     named: set[str] = set()
     for key in manifests_of(store.get(snapshot.files).data, metadata.root, snapshot.files):
         named |= {each.key for each in files_of(store.get(key).data, metadata.root, key) if each.is_live}

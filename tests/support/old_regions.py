@@ -1,4 +1,4 @@
-"""Regions of a table on local files whose writers have been silent for long, though nobody waits."""
+"""Make the writers of a local table look silent for a long time, without a wait."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tidemark import Table
 
 
 def make_old(table: Table, seconds: int) -> None:
-    """Let everything of the regions have been written so long ago."""
+    """Set the age of all files of the regions to this many seconds."""
     at = time.time() - seconds
     for path in Path(table.uri.removeprefix("file://")).rglob("_mem_wal/**/*.*"):
         os.utime(path, (at, at))

@@ -1,4 +1,4 @@
-"""Reading the history of a keyed table page by page, each in a process that knows nothing but the token before it."""
+"""The history of a keyed table, read page by page. Each page is read by a process that has only the last token."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
+from storage_core.data.rows import fold
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.read.history_pages import HistoryPage, read_pages
+from storage_core.read.history import HistoryPage, read_pages
 from storage_core.read.view import View
-from storage_core.rows import fold
 
 WHOLE = 2**40
-"""Page bytes of a history in one page."""
+"""A page size in bytes that makes the whole history one page."""
 
 
 def view_of(log: TransactionLog) -> View:
-    """Return what a process sees that opens the table now."""
+    """Return the view that a process gets when it opens the table now."""
     return View(log, log.snapshot())
 
 
@@ -29,7 +29,7 @@ def page_of(
 
 
 def pages_of(log: TransactionLog, token: str | None = None, *, page_bytes: int = WHOLE) -> Iterator[HistoryPage]:
-    """Yield this page and all that follow, each asked for with the token of the one before."""
+    """Yield this page and all later pages. Each is requested with the token of the page before."""
     while True:
         page = page_of(log, token, page_bytes=page_bytes)
         yield page
@@ -39,7 +39,7 @@ def pages_of(log: TransactionLog, token: str | None = None, *, page_bytes: int =
 
 
 def folded(records: pa.Table, snapshot: Snapshot) -> dict[object, dict[str, object]]:
-    """Return the rows that the records make, by the first column of the key."""
+    """Return the rows that result from the records, by the first column of the key."""
     key = snapshot.config.primary_key
     rows = fold.apply(snapshot.schema.empty_table(), fold.fold(records, key), key).to_pylist()
     return {row[key[0]]: row for row in rows}

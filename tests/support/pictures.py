@@ -1,4 +1,4 @@
-"""Pictures that browser tests take: for who looks into a failure, and, by `make pictures`, for README and docs."""
+"""Screenshots of browser tests, to investigate failures and, with `make pictures`, for the README and docs."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from pathlib import Path
 from playwright.sync_api import Page
 
 FOLDER = "TIDEMARK_PICTURES"
-"""The environment variable that names the folder of the pictures that are to be kept."""
+"""The environment variable with the folder for screenshots to keep."""
 
 BLANK_BYTES, MOST_BYTES = 10_000, 200_000
 
 
 def picture(page: Page, folder: Path, name: str, *, height: int | None = None) -> Path:
-    """Take a picture of the page, of its first `height` pixels if that is given, and return its file.
+    """Take a screenshot of the page, or of its first `height` pixels, and return the file.
 
-    It is not blank, and no larger than a page of documentation can bear.
+    Fail if the screenshot is blank, or too large for a page of the documentation.
     """
     kept = os.environ.get(FOLDER)
     taken = (Path(kept).resolve() if kept else folder) / f"{name}.png"

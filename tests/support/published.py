@@ -1,6 +1,6 @@
-"""A table with a long history that is published as it goes, and what readers of Delta and Iceberg find in it.
+"""A table with a long history that is published step by step, and the rows that Delta and Iceberg readers find.
 
-Readers that run in other environments, or in a JVM, are the programs of `tests.support.readers`.
+Readers that run in other environments, or in a JVM, are the programs in `tests.support.readers`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import pyarrow as pa
 from pyiceberg.table import StaticTable
 
 from scripts.installer import ROOT, locked_python
-from storage_core.dml.assignments import expr
-from storage_core.formats import delta_log
-from storage_core.formats.keys import delta_commit_key
-from storage_core.rows.vectors import vector_type
+from storage_core.change.statement import expr
+from storage_core.data.formats import mirrors
+from storage_core.data.formats.keys import delta_commit_key
+from storage_core.data.rows.vectors import vector_type
 from storage_core.table import Table
 from tests.support import upkeep
 
@@ -57,7 +57,10 @@ EVERY_TYPE = pa.schema(
         ("v", vector_type(2)),
     ]
 )
-"""Types that `SCHEMA` does not have; lists of structures aside, whose names the two formats bound differently."""
+"""Types that are not in `SCHEMA`.
+
+Lists of structs are missing, because the two formats name their bounds differently.
+"""
 
 OF_EVERY_TYPE: Mapping[str, object] = MappingProxyType(
     {
@@ -77,12 +80,12 @@ Rows = list[list[Any]]
 
 
 def plain(rows: pa.Table) -> Rows:
-    """Return the rows of an Arrow table, whatever of its types are as large or as views."""
+    """Return the rows of an Arrow table. Large types and view types are equal to the plain types."""
     return ordered([[_plain(value) for value in row.values()] for row in rows.to_pylist()])
 
 
 def ordered(rows: Sequence[Sequence[Any]]) -> Rows:
-    """Return the rows in one order."""
+    """Return the rows in a fixed order."""
     return sorted(map(list, rows), key=json.dumps)
 
 
@@ -93,7 +96,7 @@ def _plain(value: object) -> object:
 
 
 def made(table: Table, first: int, rows: int = 30, *, more: Mapping[str, object] = NOTHING) -> pa.Table:
-    """Return rows with the numbers from one on, in three windows, with those columns that the table has."""
+    """Return rows with the numbers from `first` on, in three windows, with the columns of the table."""
     numbers = range(first, first + rows)
     known: dict[str, list[object]] = {
         "at": [START + dt.timedelta(minutes=n * 37 % 180, microseconds=n) for n in numbers],
@@ -109,17 +112,17 @@ def made(table: Table, first: int, rows: int = 30, *, more: Mapping[str, object]
 
 
 def shown_versions(uri: str | Path) -> list[int]:
-    """Return which version of the table each Delta version shows."""
+    """Return, for each Delta version, the version of the table that it shows."""
     found: list[int] = []
     while (file := Path(uri) / delta_commit_key(len(found))).exists():
-        shown = delta_log.decode(file.read_bytes(), len(found), file.name).shown
+        shown = mirrors.decode_delta(file.read_bytes(), len(found), file.name).shown
         assert shown is not None
         found.append(shown.version)
     return found
 
 
 def history(uri: str) -> Iterator[Table]:
-    """Make a table at `uri`, and yield it after each of some sixty changes; names change in the last of them only."""
+    """Create a table at `uri`, and yield it after each of about sixty changes. Only the last changes rename columns."""
     settings = {"publish": "delta", "checkpoint.interval": "4"}
     table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2", settings=settings)
     numbers = count(0, 30)
@@ -146,7 +149,7 @@ def history(uri: str) -> Iterator[Table]:
             partial(append, note="first"),
             lambda: table.delete("note = 'first' and n % 5 = 0"),
         ],
-        [  # which cannot be shown before all splits were written anew
+        [  # a mirror can show these changes only after all splits are rewritten
             lambda: table.add_column("level", "int", default=7),
             partial(append, level=1),
             lambda: table.widen_column("n", "long"),
@@ -185,33 +188,33 @@ def by_pyiceberg(location: str, snapshot: int, names: Sequence[str]) -> Rows:
 
 
 def by_polars_as_iceberg(location: str, snapshot: int, names: Sequence[str]) -> Rows:
-    """Return the rows that Polars finds by its own reader, given a metadata file."""
+    """Return the rows that Polars finds with its own reader, given a metadata file."""
     shown = pl.scan_iceberg(location, snapshot_id=snapshot, reader_override="native")
     return plain(shown.collect().to_arrow().select([*names]))
 
 
 def by_duckdb(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
-    """Return the rows that DuckDB finds at each version, given its columns; of Iceberg in a metadata file."""
+    """Return the rows of these columns that DuckDB finds at each version. For Iceberg, pass a metadata file."""
     return [ordered(each) for each in _by_reader("duckdb_extensions.py", format_, place, versions)]
 
 
 def by_spark(uri: str, versions: Sequence[int], names: Sequence[Sequence[str]], streamed: str) -> Any:
-    """Return what `spark_delta.py` finds."""
+    """Return the output of `spark_delta.py`."""
     return _printed(Path(sys.executable), "spark_delta.py", uri, versions, names, streamed)
 
 
 def by_daft(format_: str, place: str, versions: Sequence[tuple[int, Sequence[str]]]) -> list[Rows]:
-    """Return the rows that Daft finds at each version, given its columns; of Delta at the newest."""
+    """Return the rows of these columns that Daft finds at each version. For Delta, it reads the newest version."""
     return [ordered(each) for each in _by_reader("daft_tables.py", format_, place, versions)]
 
 
 def counted_by_duckdb(expression: str, folder: Path) -> Any:
-    """Return how many rows an expression of `duckdb` finds that is evaluated in a folder."""
+    """Return the number of rows of a `duckdb` expression, evaluated in a folder."""
     return _by_reader("duckdb_extensions.py", expression, cwd=folder)
 
 
 def counted_by_spark(expression: str, folder: Path) -> Any:
-    """Return how many rows an expression of `spark` finds that is evaluated in a folder."""
+    """Return the number of rows of a `spark` expression, evaluated in a folder."""
     return _printed(Path(sys.executable), "spark_delta.py", expression, cwd=folder)
 
 

@@ -1,23 +1,26 @@
-"""Java that lives for seconds, as tests start it: nothing that pays later only, and Spark's classes read already.
+"""Options of a short-lived JVM for tests: without late optimizations, and with preloaded classes of Spark.
 
-Together they save more than half of the processor time. `make java-archive` leaves the classes in an archive.
+Together they save more than half of the processor time. `make java-archive` writes the classes to an archive.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from jobs.spark import java_archive
+from jobs.spark import java
 
 NAMES = ("SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS")
-"""What tells Spark of such a Java: without these it starts the one that a user has."""
+"""Settings that make Spark use these options. Without the settings, Spark starts Java with a user's options."""
 
 
-def options(messages: Path = java_archive.MESSAGES) -> str:
-    """The options of such a Java, which says what these settings of log4j tell: those of jobs, if not told others."""
-    return java_archive.options(java_archive.QUICK, messages)
+def options(messages: Path = java.MESSAGES) -> str:
+    """Return the options of a short-lived JVM.
+
+    The file `messages` contains its log4j settings (default: those of jobs).
+    """
+    return java.options(java.QUICK, messages)
 
 
 def environment() -> dict[str, str]:
-    """What a process has in its environment whose Spark starts such a Java, and the one that builds its command."""
-    return java_archive.submitting(options())
+    """Return the environment in which Spark uses a short-lived JVM, also for the JVM that builds the command."""
+    return java.submitting(options())

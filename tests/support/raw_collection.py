@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from storage_core.distribution.backlog import ByTable
-from storage_core.distribution.offsets import log_offsets
-from storage_core.distribution.work import Source
-from storage_core.gc.raw_log import RawLogCollection, RawLogCollector
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.raw_log.stores import RawStore
+from storage_core.maintain.raw_logs import RawLogCollection, RawLogCollector
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import ByTable, Source, log_offsets
+from storage_core.write.raw_log.history import RawStore
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
 from tests.support.ids import SeededIds
@@ -21,7 +18,7 @@ LONG_AFTER = START_MS + 400 * DAY_MS
 
 
 def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, ids: bool = False) -> list[str]:
-    """Append a record per number, each a segment of its own, as one writer; return the ids of the records."""
+    """Append a record per number as one writer, each in its own segment. Return the IDs of the records."""
     clock = ManualClock()
     places = [RawStore(each) for each in board.stores]
     found: list[str] = []
@@ -34,14 +31,14 @@ def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, i
 
 
 def raw_board(*names: str) -> Board:
-    """Return an append table and a raw log in stores of these names whose clock stands at `START_MS`."""
+    """Return a board with an append table and a raw log in stores of these names. The clock is at `START_MS`."""
     clock = ManualClock()
     stores = [MemoryStore(name, clock=clock) for name in names]
     return Board(stores, {"events": MemoryStore("events")}, raw_clock=clock).create()
 
 
 def offsets_of(board: Board) -> ByTable:
-    """Return the offsets of every table of the board that exists; of others none."""
+    """Return the offsets of every existing table of the board. Other tables have no offsets."""
     found: dict[str, dict[str, int]] = {}
     for name, store in board.tables.items():
         log = TransactionLog(store)
@@ -52,7 +49,7 @@ def offsets_of(board: Board) -> ByTable:
 def collector(
     board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
 ) -> RawLogCollector:
-    """Return a collector of the board's raw log, long after everything was written, also by the stores' clock."""
+    """Return a collector of the board's raw log. Its time, and the time of the stores, is long after all writes."""
     board.raw_clock.now = max(now_ms, board.raw_clock.now)
     return RawLogCollector(
         source=Source(name="events", stores=tuple(each.uri for each in board.stores), tables=tuple(board.tables)),

@@ -1,4 +1,4 @@
-"""Tables that take rows of a raw log, read at `latest` in every way, and what distribution makes of the same stores."""
+"""Tables that a raw log feeds: reads at `latest` in every way, and the rows after a full distribution."""
 
 from __future__ import annotations
 
@@ -8,21 +8,19 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from storage_core.distribution.remaining import Terms
+from storage_core.data.rows import fold
+from storage_core.data.rows.conform import conform
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import FeedingRawLog, TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.raw_log.history import CLOSED_AFTER_MS
-from storage_core.region.spec import first_specs
-from storage_core.rows import fold
-from storage_core.rows.schema import conform
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.raw_logs import FeedingRawLog
-from storage_core.settings.table import TableConfig
-from storage_core.split.conform import conform_split
-from storage_core.split.read import read_split
+from storage_core.split.read import conform_split, read_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.history import CLOSED_AFTER_MS
+from storage_core.write.region.spec import first_specs
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.distribution import EVENTS, Board
@@ -30,7 +28,7 @@ from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 
 Answer = Counter[str]
-"""Rows as text, each with how often it is there."""
+"""Rows as text, each with its count."""
 
 TABLES = ("events", "users", "parts")
 RAW = ("one", "two")
@@ -43,7 +41,7 @@ def _feeding(table: str) -> tuple[FeedingRawLog, ...]:
 
 
 def configs() -> dict[str, TableConfig]:
-    """Return an append table, a keyed one and a keyed one of three regions, all of one raw log."""
+    """Return three tables of one raw log: an append table, a keyed table, and a keyed table of three regions."""
     return {
         "events": TableConfig(raw_logs=_feeding("events"), indexes=(WORDS,)),
         "users": TableConfig(primary_key=("n",), raw_logs=_feeding("users"), indexes=(WORDS,)),
@@ -55,7 +53,7 @@ def configs() -> dict[str, TableConfig]:
 
 @dataclass(slots=True)
 class RawReads:
-    """The stores of a raw log and of its tables by name, and the clock of everybody who reads and distributes."""
+    """The stores of a raw log, the stores of its tables by name, and the common clock of readers and distributors."""
 
     stores: dict[str, ObjectStore]
     clock: ManualClock = field(default_factory=lambda: ManualClock(START_MS + 10_000))
@@ -63,21 +61,21 @@ class RawReads:
 
     @classmethod
     def create(cls) -> RawReads:
-        """Make the tables, empty."""
+        """Create the empty tables."""
         clock = ManualClock(START_MS + 10_000)
         made = cls({name: MemoryStore(name, clock=clock) for name in (*RAW, *TABLES)}, clock)
         made.board().create(**configs())
         return made
 
     def board(self, over: Mapping[str, ObjectStore] | None = None) -> Board:
-        """Return a distributor's board, with some stores in the place of ours."""
+        """Return the board of a distributor. `over` replaces some stores."""
         self.seed += 1
         stores = {**self.stores, **(over or {})}
         tables = {name: stores[name] for name in TABLES}
         return Board([stores[name] for name in RAW], tables, seed=10_000 * self.seed, clock=self.clock)
 
     def table(self, name: str, over: Mapping[str, ObjectStore] | None = None) -> Table:
-        """Open a table as a reader does, with some stores in the place of ours."""
+        """Open a table as a reader does. `over` replaces some stores."""
         self.seed += 1
         stores = {**self.stores, **(over or {})}
         store = MeteredStore(stores[name])
@@ -87,16 +85,16 @@ class RawReads:
         return table
 
     def copied(self) -> RawReads:
-        """Return the same once more, in stores of its own."""
+        """Return a copy in new stores."""
         clock = ManualClock(self.clock.now)
         return RawReads({name: copy_of(each, name, clock) for name, each in self.stores.items()}, clock, self.seed)
 
     def expected(self, name: str) -> Answer:
-        """Return the rows when everything is distributed."""
+        """Return the rows that the table has after everything is distributed."""
         return self.distributed().settled(name)
 
     def distributed(self) -> RawReads:
-        """Return a copy in which everything is distributed: what is closed now, then the rest."""
+        """Return a copy in which everything is distributed: first the chunks that are closed now, then the rest."""
         other = self.copied()
         for closed_after_ms in (CLOSED_AFTER_MS, 0):
             other.clock.now += 1
@@ -104,7 +102,7 @@ class RawReads:
         return other
 
     def settled(self, name: str) -> Answer:
-        """Return the rows that the table has by itself, without the raw log."""
+        """Return the rows of the table itself, without the raw log."""
         table = KeyedTable(self.stores[name])
         if name != "events":
             return rows_of(table.rows().values())
@@ -115,7 +113,7 @@ class RawReads:
 
 
 def rows_of(rows: object) -> Answer:
-    """Return rows as they are counted."""
+    """Return rows as a count per text."""
     assert hasattr(rows, "__iter__")
     return Counter(repr(sorted(row.items())) for row in rows)
 
@@ -126,7 +124,7 @@ def by_scan(table: Table) -> Answer:
 
 
 def by_sql(table: Table) -> Answer:
-    """Read every row by a query, and count them by another."""
+    """Read every row by a query, and count the rows by a second query."""
     found = rows_of(table.sql("SELECT * FROM t", consistency="latest").to_arrow().to_pylist())
     [count] = table.sql("SELECT count(*) AS n FROM t", consistency="latest").to_arrow().to_pylist()
     assert count == {"n": found.total()}
@@ -134,14 +132,14 @@ def by_sql(table: Table) -> Answer:
 
 
 def by_keys(table: Table) -> Answer:
-    """Look every key up that rows may have, or scan a table without one."""
+    """Look up every key that rows may have, or scan a table without a key."""
     if table.config.kind == "append":
         return by_scan(table)
     return rows_of(row for row in table.get_many(list(range(-1, 200))) if row is not None)
 
 
 def by_search(table: Table) -> Answer:
-    """Search for the word that every text has, and count what is found."""
+    """Search for the word that every text has, and count the rows found."""
     found = table.search("row", index="words", limit=1_000, consistency="latest").to_arrow().drop_columns(["score"])
     assert table.search_count("row", index="words", consistency="latest") == found.num_rows
     return rows_of(found.to_pylist())
@@ -161,17 +159,17 @@ def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
     if table.config.kind == "append":
         return rows_of(found.drop_columns([fold.OPERATION, fold.FIELDS]).to_pylist())
     key, schema = table.config.primary_key, table.snapshot.schema
-    found = conform(found, fold.record_schema(schema))  # which says the defaults of columns
+    found = conform(found, fold.record_schema(schema))  # the schema has the defaults of columns
     return rows_of(fold.apply(schema.empty_table(), fold.fold(found, key), key).to_pylist())
 
 
 def records_of(table: Table) -> Answer:
-    """Return the records of the history, not folded: each row and acknowledged record that is not merged."""
+    """Return the unfolded records of the history: each row and each acknowledged record that is not merged."""
     return rows_of(table.read_history(page_bytes=2**30).records.to_pylist())
 
 
 def by_small_pages(table: Table) -> Answer:
-    """Fold the history, a record or two at a time."""
+    """Fold the history in pages of one or two records."""
     return by_history(table, 100)
 
 

@@ -1,4 +1,4 @@
-"""Receivers of alerts for tests: a web server and a mail server on the loopback, each holding what it was given."""
+"""Receivers of alerts for tests: a web server and a mail server on the loopback address. Both store all alerts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Web(ThreadingHTTPServer):
-    """Answers every POST with `status`; `taken` are the objects that came, `authorizations` what came with them."""
+    """Web server that answers every POST with `status`. `taken` are the objects, `authorizations` their headers."""
 
     def __init__(
         self, status: int = 204, headers: tuple[tuple[str, str], ...] = (), tls: ssl.SSLContext | None = None
@@ -27,7 +27,7 @@ class Web(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        """Where to post to."""
+        """The URL to post to."""
         return f"http://127.0.0.1:{self.server_address[1]}/hook"
 
 
@@ -43,13 +43,14 @@ class _Post(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
 class Mail(socketserver.ThreadingTCPServer):
-    """Speaks as much SMTP as it takes to hand in a message; `taken` are the messages, as they came.
+    """Mail server with enough SMTP to accept a message. `taken` are the messages as received.
 
-    With `tls` it speaks it at once, or with `offers_starttls` after that command; `logins` are what was handed over.
+    With `tls`, the connection is encrypted from the start. With `offers_starttls`, it is encrypted after the command
+    STARTTLS. `logins` are the logins of clients.
     """
 
     daemon_threads = True
@@ -61,7 +62,7 @@ class Mail(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """Where it listens."""
+        """The port on which the server listens."""
         return int(self.server_address[1])
 
 
@@ -69,7 +70,7 @@ class _Smtp(socketserver.StreamRequestHandler):
     server: Mail
 
     def handle(self) -> None:
-        with suppress(OSError):  # a client that does not believe the certificate goes away
+        with suppress(OSError):  # a client that rejects the certificate closes the connection
             if self.server.tls is not None and not self.server.offers_starttls:
                 self._begin_tls()
             self._say("220 test")
@@ -86,7 +87,7 @@ class _Smtp(socketserver.StreamRequestHandler):
         self.setup_files()
 
     def setup_files(self) -> None:
-        """Read and write by the connection as it is now."""
+        """Open the read and write files of the current connection."""
         self.rfile, self.wfile = self.connection.makefile("rb"), self.connection.makefile("wb", 0)
 
     def _converse(self) -> None:
@@ -122,7 +123,7 @@ class _Smtp(socketserver.StreamRequestHandler):
 
 @contextmanager
 def serving(*servers: Web | Mail) -> Iterator[None]:
-    """Let the servers answer while the block runs."""
+    """Run the servers while the block runs."""
     threads = [threading.Thread(target=each.serve_forever, args=(0.01,)) for each in servers]
     for thread in threads:
         thread.start()

@@ -1,22 +1,24 @@
-"""Copies of generations in the manifest of a region, changed by one more version of it, as another release may do."""
+"""Changes of the copies of generations in a region's manifest, committed as a new manifest, as another release may."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 
-from storage_core.formats import keys
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE
-from storage_core.formats.region_manifest import Copies, RegionManifest
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.region import manifest
-from storage_core.region.registry import known_regions
+from storage_core.data.formats import keys
+from storage_core.data.formats.region_manifest import BLOOM_FILE, MANIFEST_FILE, Copies, RegionManifest
+from storage_core.store.contract import ObjectStore
+from storage_core.write.region import manifest
+from storage_core.write.region.spec import known_regions
 from tests.support.clock import ManualClock
 from tidemark import Table
 
 
 def copied_as_stored(store: ObjectStore, region: str) -> list[bool]:
-    """Whether each generation of the newest manifest is listed with copies, which are what is stored, then."""
+    """Return for each generation of the newest manifest whether it has copies.
+
+    Assert that copies equal the stored data.
+    """
     latest = manifest.read_latest(store, region)
     assert latest is not None
     for each in latest.flushed_generations:
@@ -26,7 +28,7 @@ def copied_as_stored(store: ObjectStore, region: str) -> list[bool]:
 
 
 def change_copies(table: Table, change: Callable[[Copies], Copies]) -> None:
-    """Commit the next manifest of each region of the table with other copies."""
+    """Commit the next manifest of each region of the table with changed copies."""
     for region in known_regions(table.store, table.snapshot):
 
         def changed(region: str = region.id) -> RegionManifest | None:
@@ -39,5 +41,5 @@ def change_copies(table: Table, change: Callable[[Copies], Copies]) -> None:
 
 
 def drop_copies(table: Table) -> None:
-    """Commit the next manifest of each region as a release that knows no copies does."""
+    """Commit the next manifest of each region as a release without support for copies does."""
     change_copies(table, lambda _: Copies())

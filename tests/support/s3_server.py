@@ -1,9 +1,10 @@
-"""A real S3 API server for tests, and a front that makes it fail as real ones do (docs/architecture/object-store.md).
+"""A real S3 API server for tests, with a front that makes requests fail (docs/architecture/object-store.md).
 
-The server is moto's, over HTTP on a free loopback port. Two things that S3 promises and moto 5.2 lacks are supplied
-here, for the server under test must be a right S3: requests are taken one at a time, because moto compares, stores and
-then attaches metadata in three steps that threads can come between (in 1 of 20 races of 32 creates two won); and a
-multipart upload is completed under `If-Match`, which moto ignores there.
+The server is moto's, over HTTP on a free loopback port. This module adds two guarantees of S3 that moto 5.2 lacks:
+
+- Requests run one at a time. Moto compares, stores and then attaches metadata in three steps, and threads can run in
+  between. In 1 of 20 races of 32 creates, two creates won.
+- The completion of a multipart upload checks `If-Match`, which moto ignores.
 
     with S3Server() as server:
         os.environ.update(server.environment)
@@ -39,7 +40,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class HttpFault(StrEnum):
-    """What happens to one request on its way, as `Answer` does."""
+    """A fault that happens to a request on its way to the server. `Answer` is the other kind of fault."""
 
     REPLY_LOST = "applied, the connection closed without an answer"
     REQUEST_LOST = "never applied, the connection closed without an answer"
@@ -48,9 +49,9 @@ class HttpFault(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer given instead of the server's, which applies the request only when `applied` says so.
+    """A reply sent instead of the server's reply. The server applies the request only if `applied` is True.
 
-    `code` is S3's name of an error; `body` replaces the error's XML; `headers` are more of them.
+    `code` is S3's name of an error, `body` replaces the XML of the error, `headers` are additional headers.
     """
 
     status: int
@@ -65,14 +66,14 @@ Step = HttpFault | Answer
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as it came in: method, path and query, undecoded."""
+    """One request as received: method, path and query, undecoded."""
 
     method: str
     target: str
 
     @property
     def kind(self) -> str:
-        """`get`, `put`, `list`, `head`, `delete`; of a multipart upload `create`, `part`, `complete`, `abort`."""
+        """`get`, `put`, `list`, `head` or `delete`. For a multipart upload: `create`, `part`, `complete` or `abort`."""
         query = parse_qs(urlsplit(self.target).query, keep_blank_values=True)
         match self.method:
             case "GET" if "list-type" in query:
@@ -95,9 +96,9 @@ class _Script:
 
 
 class Front:
-    """What happens to requests before and after the server: scripted per kind and part of the target, a step each.
+    """Scripted steps before and after the server, by kind of request and part of the target, one step per request.
 
-    Without a step a request passes. `seen` is every request that came in, also those that were dropped.
+    A request without a step passes. `seen` contains every received request, also the dropped requests.
     """
 
     def __init__(self) -> None:
@@ -107,16 +108,16 @@ class Front:
         self._ignored: tuple[str, ...] = ()
 
     def on(self, kind: str, part: str, *steps: Step) -> None:
-        """Let this happen to the next requests of a kind (`Seen.kind`) whose target contains `part`, in order."""
+        """Apply these steps, in order, to the next requests of this kind (`Seen.kind`) whose target contains `part`."""
         with self._lock:
             self._scripts.append(_Script(kind, part, list(steps)))
 
     def ignore(self, *headers: str) -> None:
-        """Drop these request headers from now on, as a server does that does not know them. None: drop nothing."""
+        """Drop these request headers from now on, like a server that ignores them. Without arguments, drop nothing."""
         self._ignored = headers
 
     def reset(self) -> None:
-        """Pass every request as it is from now on, and start `seen` anew."""
+        """Pass every request unchanged from now on, and clear `seen`."""
         with self._lock:
             self._scripts.clear()
             self._seen.clear()
@@ -124,13 +125,13 @@ class Front:
 
     @property
     def seen(self) -> tuple[Seen, ...]:
-        """The requests since the last `prune`, in the order they came in."""
+        """The requests since the last `reset`, in the order of arrival."""
         with self._lock:
             return tuple(self._seen)
 
     @property
     def requests(self) -> dict[str, int]:
-        """Number of requests by kind since the last `prune`."""
+        """The number of requests by kind since the last `reset`."""
         return dict(Counter(each.kind for each in self.seen))
 
     @property
@@ -139,7 +140,7 @@ class Front:
         return self._ignored
 
     def next_step(self, seen: Seen) -> Step | None:
-        """Record the request, and return and use up the oldest step that fits it."""
+        """Record the request. Return the oldest step that matches it, and use it up."""
         with self._lock:
             self._seen.append(seen)
             for script in self._scripts:
@@ -149,11 +150,11 @@ class Front:
 
 
 class S3Server:
-    """An S3 API server of this process with one fresh bucket; other processes reach it too. A context manager."""
+    """An S3 API server of this process with one new bucket, reachable from other processes. A context manager."""
 
     def __init__(self) -> None:
         self.front = Front()
-        self.bucket = f"tidemark-{uuid4()}"  # not by `Ids`: what goes over a socket does not replay
+        self.bucket = f"tidemark-{uuid4()}"  # not from `Ids`: requests over a socket do not replay
         app = DomainDispatcherApplication(create_backend_app)
         handler = _handler(_Server(app, self.front, threading.Lock()))
         self._server: BaseWSGIServer = make_server("127.0.0.1", 0, app, threaded=True, request_handler=handler)
@@ -174,7 +175,7 @@ class S3Server:
 
     @property
     def endpoint(self) -> str:
-        """Where the server listens."""
+        """The URL on which the server listens."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def uri(self, prefix: str) -> str:
@@ -184,7 +185,7 @@ class S3Server:
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a process needs in its environment to be let in, and to ask nobody else for credentials."""
+        """The environment variables that give a process access, and prevent requests for other credentials."""
         return {
             "AWS_ACCESS_KEY_ID": ACCESS_KEY,
             "AWS_SECRET_ACCESS_KEY": SECRET_KEY,
@@ -244,8 +245,8 @@ class _Server:
             return _message(status, headers.items(), body)
 
     def _run(self, request: MotoRequestHandler, method: str) -> tuple[str, Headers, bytes]:
-        """The application's answer: to a HEAD what it says of a range, without a copy of the whole object."""
-        # werkzeug's own way of running an application waits 10 ms per request for more input.
+        """Return the application's reply. A HEAD gets the headers of its range, without a copy of the whole object."""
+        # Werkzeug runs an application with a wait of 10 ms per request for more input.
         environ = {**request.make_environ(), "REQUEST_METHOD": method}
         chunks, status, headers = run_wsgi_app(self.app, environ, buffered=True)
         return status, headers, b"".join(chunks)
@@ -263,22 +264,22 @@ class _Server:
 
 
 def _bytes_of(path: str, content_range: str) -> bytes:
-    """The bytes of an object that are in a range as an answer tells it: `bytes 0-9/100`."""
+    """Return the bytes of an object in a range, given as in a reply: `bytes 0-9/100`."""
     _, bucket, key = unquote(urlsplit(path).path).split("/", 2)
     first, last = content_range.removeprefix("bytes ").partition("/")[0].split("-")
     held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, key)
     assert held is not None, key
     with held.lock:
-        held._value_buffer.seek(int(first))  # whose public reader copies the whole object
+        held._value_buffer.seek(int(first))  # moto's public reader would copy the whole object
         return bytes(held._value_buffer.read(int(last) - int(first) + 1))
 
 
 def _handler(server: _Server) -> type[MotoRequestHandler]:
     class Handler(MotoRequestHandler):
-        disable_nagle_algorithm = True  # else the answer after a `100 Continue` waits 40 ms for its acknowledgement
+        disable_nagle_algorithm = True  # otherwise the reply after a `100 Continue` waits 40 ms for its acknowledgement
 
         def run_wsgi(self) -> None:
-            """Serve one request: all of it is read before, and nothing sent while others wait for their turn."""
+            """Serve one request. Read the request in full first, and send nothing while other requests wait."""
             connection = self.rfile
             self.rfile = io.BytesIO(connection.read(int(self.headers.get("Content-Length") or 0)))
             reply = server.reply(self)
@@ -290,7 +291,7 @@ def _handler(server: _Server) -> type[MotoRequestHandler]:
 
 
 def _answer(answer: Answer, *, head: bool = False) -> bytes:
-    """The bytes of an answer in S3's form; to a HEAD without a body."""
+    """Return the bytes of a reply in S3's form. The reply to a HEAD has no body."""
     text = f"<Error><Code>{answer.code}</Code><Message>as the test asked</Message></Error>"
     body = b"" if head else text.encode() if answer.body is None else answer.body
     status = f"{answer.status} {HTTPStatus(answer.status).phrase}"
@@ -298,7 +299,7 @@ def _answer(answer: Answer, *, head: bool = False) -> bytes:
 
 
 def _message(status: str, headers: Iterable[tuple[str, str]], body: bytes) -> bytes:
-    """The bytes of a reply. It says how long it is, so that the connection can be used again."""
+    """Return the bytes of a reply. The reply contains its length, so that the connection can be reused."""
     fields = {name.lower(): value for name, value in headers}
     if not status.startswith("204"):
         fields.setdefault("content-length", str(len(body)))

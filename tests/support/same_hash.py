@@ -1,20 +1,23 @@
-"""Different keys of one hash: of two columns of whole numbers the second is chosen, by taking the hash apart."""
+"""Different keys with the same hash.
+
+The keys have two integer columns. The second is computed by inverting the hash.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
 
-from storage_core.formats.key_hash import Hashes, key_hashes
+from storage_core.data.formats.key_hashes import Hashes, key_hashes
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keys_of_one_hash(count: int) -> pa.Table:
-    """Return so many keys of the columns `a` and `b`, all different, which have one hash."""
+    """Return this many different keys of the columns `a` and `b` that have one hash."""
     first = np.arange(count, dtype=np.int64)
-    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # what the hash of `b` is laid over
-    wanted = begun ^ begun[0]  # so it has to be this, but for that of the first key
+    begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # the hash of `b` is combined with this
+    wanted = begun ^ begun[0]  # the hash of `b` must equal this, except for the hash of the first key
     second = _unmixed(wanted) - _GOLDEN
     found = pa.table({"a": first, "b": second.view(np.int64)})
     assert len(np.unique(key_hashes(found, ["a", "b"]))) == 1
@@ -22,7 +25,7 @@ def keys_of_one_hash(count: int) -> pa.Table:
 
 
 def _unmixed(values: Hashes) -> Hashes:
-    """The number that SplitMix64's finaliser makes this one of."""
+    """Return the number that SplitMix64's finalizer maps to this number."""
     values = _unshifted(values, 31) * np.uint64(pow(0x94D049BB133111EB, -1, 2**64))
     values = _unshifted(values, 27) * np.uint64(pow(0xBF58476D1CE4E5B9, -1, 2**64))
     return _unshifted(values, 30)

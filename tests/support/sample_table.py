@@ -1,23 +1,23 @@
-"""A small table whose splits and segments are placeholders: for tests of what is named, removed and collected."""
+"""A small table whose splits and segments are placeholders, for tests of references, removal and collection."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from storage_core.clock import HOUR_MS
-from storage_core.formats import keys
+from storage_core.base.clock import HOUR_MS
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, IndexSegment, Remove, RemoveIndexSegment
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import Committed, IfAbsent, ObjectStore
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 from tests.support.log_tables import INDEX, metadata
 
 
 class SampleTable:
-    """One table, its log, and the clock and ids that both use. Each upload is a few bytes under a real key."""
+    """One table, its log, and the clock and IDs of both. Each upload is a few bytes under a real key."""
 
     def __init__(self, store: ObjectStore, clock: ManualClock, config: TableConfig) -> None:
         self.store = store
@@ -27,11 +27,11 @@ class SampleTable:
         self.log.create(metadata(config))
 
     def upload_split(self) -> str:
-        """Write the file of a split that nothing names yet, and return its key."""
+        """Write the file of a split that nothing references yet, and return its key."""
         return self._upload(keys.split_key(None, windowed=False, split_id=self.ids.uuid()), b"a split")
 
     def upload_segment(self) -> str:
-        """Write the file of an index segment that nothing names yet, and return its key."""
+        """Write the file of an index segment that nothing references yet, and return its key."""
         return self._upload(keys.segment_key(INDEX.name, self.ids.uuid()), b"a segment")
 
     def append(self, splits: int = 1) -> list[str]:
@@ -41,7 +41,7 @@ class SampleTable:
         return added
 
     def replace(self, removed: Sequence[str], splits: int = 1) -> list[str]:
-        """Commit new splits in place of others and return the keys of the new ones."""
+        """Commit new splits in place of others, and return the keys of the new splits."""
         added = [self.upload_split() for _ in range(splits)]
         self.commit([*(Remove(path=key, dataChange=False) for key in removed), *(self.add(key) for key in added)])
         return added
@@ -68,7 +68,7 @@ class SampleTable:
         return RemoveIndexSegment(index=INDEX.name, path=key)
 
     def commit(self, actions: Sequence[Action]) -> Snapshot:
-        """Commit the actions on the newest snapshot, a millisecond later than the last one, and return the result."""
+        """Commit the actions on the newest snapshot, one millisecond after the last commit. Return the new snapshot."""
         self.clock.now += 1
         return self.log.commit(self.log.snapshot(), actions, operation="TEST").snapshot
 
@@ -77,7 +77,7 @@ class SampleTable:
         return self.log.checkpoint(self.log.snapshot()).version
 
     def superseded(self) -> Snapshot:
-        """Return a version that is replaced, checkpointed over, and an hour out of retention."""
+        """Return a version that was replaced, is older than a checkpoint, and whose retention ended an hour ago."""
         old = self.append(2)
         target = self.log.snapshot()
         self.replace(old)

@@ -1,4 +1,4 @@
-"""How much a test tries: so many examples, seeds, kills or days by default, `TIDEMARK_SCALE` times as many when set."""
+"""The amount of work per test: the default number of examples, seeds, kills or days, times `TIDEMARK_SCALE`."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import os
 
 
 def scale() -> float:
-    """Return the number in `TIDEMARK_SCALE`, which is 1 when it is not set: `make check` tries half as much."""
+    """Return the number in `TIDEMARK_SCALE`, by default 1. `make check` sets one half."""
     return float(os.environ.get("TIDEMARK_SCALE", "1"))
 
 
 SMALL = 30
-"""Counts up to this are the shape of a test, such as days and kills. A scale below 1 leaves them as they are."""
+"""A scale below 1 does not change counts up to this value, such as numbers of days or kills in the setup of a test."""
 
 
 def scaled(default: int) -> int:
-    """Return `default` times `TIDEMARK_SCALE`, but not below the smaller of `default` and `SMALL`."""
+    """Return `default` times `TIDEMARK_SCALE`, but at least the smaller of `default` and `SMALL`."""
     return max(min(default, SMALL), round(default * scale()))

@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.read.predicate import Filter
-from storage_core.region.unmerged import Unmerged
-from storage_core.search import hybrid
-from storage_core.search import recall as measured
-from storage_core.search.kept import Kept
-from storage_core.search.question import SearchQuestion
-from storage_core.search.recall import Recall
-from storage_core.search.searched import Searched
+from storage_core.read.search import hybrid
+from storage_core.read.search import vectors as measured
+from storage_core.read.search.kept import Kept
+from storage_core.read.search.matches import Searched
+from storage_core.read.search.question import SearchQuestion
+from storage_core.read.search.vectors import Recall
+from storage_core.store.contract import ObjectStore
+from storage_core.write.region.unmerged import Unmerged
 
 
 def search(
@@ -34,7 +34,7 @@ def search(
     kept: Kept | None = None,
     **of_question: Any,
 ) -> pa.Table:
-    """Return what `hybrid.search` does; `of_question` are further fields of a `SearchQuestion`."""
+    """Return the result of `hybrid.search`. `of_question` are further fields of a `SearchQuestion`."""
     searched = Searched(
         store=store, snapshot=snapshot, unmerged=unmerged, filter=filter, cache_dir=cache_dir, kept=kept or Kept()
     )
@@ -49,5 +49,5 @@ def recall(
     filter: Filter | None = None,  # noqa: A002  # as of `Table.recall`
     **of_recall: Any,
 ) -> Recall:
-    """Return what `recall.recall` does; `of_recall` are its further arguments."""
+    """Return the result of `vectors.recall`. `of_recall` are its further arguments."""
     return measured.recall(Searched(store=store, snapshot=snapshot, filter=filter), **of_recall)

@@ -1,16 +1,17 @@
-"""A Spark standalone cluster on this machine, from the pip package alone: a master and workers that know no checkout.
+"""A Spark standalone cluster on this machine, from the pip package: a master, and workers without a checkout.
 
     with StandaloneCluster(folder, workers=2, environment=server.environment) as cluster:
-        command = [sys.executable, "-m", "jobs.merge", "--master", cluster.master, …]
+        command = [sys.executable, "-m", "jobs", "merge", "--master", cluster.master, …]
         subprocess.run(command, env=cluster.driver_environment)
 
-The workers' Python has the installed libraries and not Tidemark, and they run in folders of their own: what a task
-imports of `jobs` and `storage_core`, the job has sent. Each worker has one core, so two tasks at once need two workers.
+The Python of the workers has the installed libraries, but not Tidemark. Each worker runs in its own folder. A task can
+only import the parts of `jobs` and `storage_core` that the job has sent. Each worker has one core, so two concurrent
+tasks need two workers.
 
-A Spark Connect server can run on the cluster, and holds its cores until the cluster ends:
+A Spark Connect server can run on the cluster. It keeps its cores until the cluster ends:
 
     server = cluster.start_connect_server()
-    command = [sys.executable, "-m", "jobs.merge", "--master", server, …]
+    command = [sys.executable, "-m", "jobs", "merge", "--master", server, …]
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from pathlib import Path
 from typing import Self
 from urllib.request import ProxyHandler, build_opener
 
-from jobs.spark.java_archive import no_settings, spark_home
+from jobs.spark.java import no_settings, spark_home
 from tests.support import quick_java
 
 _START_SECONDS = 300.0
@@ -38,7 +39,7 @@ _RECORD_SECONDS = 120.0
 _MASTER_URL = re.compile(r"Starting Spark master at (spark://\S+)\s")
 _CONNECT_PORT = re.compile(r"Spark Connect server started at: .*:([1-9]\d*)\s")
 _MASTER_PAGE = re.compile(r"Bound MasterWebUI to .* started at (http://\S+)\s")
-# Names of one machine: Spark runs no second attempt of a task on the host of the first.
+# Different names of one machine. Spark does not run a second attempt of a task on the host of the first attempt.
 _HOSTS = ("127.0.0.1", "localhost")
 _LOG4J = """rootLogger.level = info
 rootLogger.appenderRef.stderr.ref = stderr
@@ -56,11 +57,11 @@ class _Started:
     log: Path
 
     def wait_for(self, pattern: re.Pattern[str]) -> str:
-        """Return what the log says, as soon as it does. Raises `AssertionError` when it never will."""
+        """Return the matching part of the log when it appears. Raise `AssertionError` if it cannot appear any more."""
         deadline = time.monotonic() + _START_SECONDS
         running = True
         while running and time.monotonic() < deadline:
-            running = self.process.poll() is None  # asked before the log is read: its last words count
+            running = self.process.poll() is None  # checked before the log is read, so that the last lines count
             if found := pattern.search(self.log.read_text(encoding="utf-8")):
                 return found.group(1)
             time.sleep(0.05)
@@ -69,7 +70,7 @@ class _Started:
 
 @dataclass(slots=True)
 class _Events:
-    """What the event logs tell: events of each kind, and how many tasks began and ended on which executor."""
+    """The content of the event logs: the events by kind, and the numbers of started and ended tasks by executor."""
 
     kinds: Counter[str] = field(default_factory=Counter)
     beginnings: Counter[str] = field(default_factory=Counter)
@@ -77,14 +78,14 @@ class _Events:
 
     @property
     def whole(self) -> bool:
-        """Whether every job that began has ended."""
+        """Return True if every job that began has ended."""
         return self.kinds["SparkListenerJobStart"] == self.kinds["SparkListenerJobEnd"]
 
 
 class StandaloneCluster:
-    """A master and its workers as processes of their own, on the loopback; a context manager that ends them all.
+    """A master and its workers as processes on the loopback. A context manager that ends them all.
 
-    Everything is kept below `folder`; `environment` is what the workers, and so the tasks, have besides (credentials).
+    All files are below `folder`. `environment` is additional environment (credentials) of the workers and their tasks.
     """
 
     def __init__(self, folder: Path, *, workers: int = 2, environment: Mapping[str, str] | None = None) -> None:
@@ -96,7 +97,7 @@ class StandaloneCluster:
         self.master = ""
 
     def __enter__(self) -> Self:
-        """Start the processes, and return when every worker has found the master. Raises `AssertionError` if not."""
+        """Start the processes, and wait until all workers have found the master. Raise `AssertionError` on failure."""
         (self._folder / "events").mkdir(parents=True)
         self._messages.write_text(_LOG4J, encoding="utf-8")
         with ExitStack() as failing:
@@ -113,13 +114,14 @@ class StandaloneCluster:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes; executors end with their worker."""
+        """End the processes. Executors end with their worker."""
         self._running.close()
 
     def start_connect_server(self, settings: Mapping[str, str] | None = None) -> str:
         """Start a Spark Connect server that runs its tasks on this cluster, and return its address (`sc://…`).
 
-        It is no part of a checkout either. `settings` are Spark's, besides those of every driver here.
+        The server has no checkout either. `settings` are Spark settings, in addition to the settings of every driver
+        here.
         """
         settings = {
             **self._driver_settings,
@@ -137,22 +139,22 @@ class StandaloneCluster:
 
     @property
     def worker_environment(self) -> dict[str, str]:
-        """What a worker and its tasks have in their environment."""
+        """The environment of a worker and its tasks."""
         return {
             **self._environment,
             "PYTHONPATH": str(_installed()),
             "SPARK_CONF_DIR": str(no_settings()),
-            # The master would serve REST on a fixed port as well.
+            # Otherwise the master would also serve REST on a fixed port.
             "SPARK_DAEMON_JAVA_OPTS": f"{quick_java.options(self._messages)} -Dspark.master.rest.enabled=false",
-            "SPARK_DAEMON_MEMORY": "512m",  # the least for a Connect server; others use less of it
+            "SPARK_DAEMON_MEMORY": "512m",  # the minimum for a Connect server. Other processes use less
             "SPARK_NO_DAEMONIZE": "1",
         }
 
     @property
     def driver_environment(self) -> dict[str, str]:
-        """What a job needs in its environment to use this cluster, and to leave a record of its tasks.
+        """The environment with which a job uses this cluster and records its tasks.
 
-        The job, unlike its tasks, imports Tidemark as any process of this environment does.
+        Unlike its tasks, the job imports Tidemark in the usual way.
         """
         options = " ".join(f"--conf '{name}={value}'" for name, value in self._driver_settings.items())
         return {
@@ -170,20 +172,20 @@ class StandaloneCluster:
             "spark.eventLog.compress": "false",
             "spark.driver.extraJavaOptions": quick_java.options(),
             "spark.executor.extraJavaOptions": quick_java.options(self._messages),
-            "spark.cores.max": str(self._workers),  # with the ratio: no task before every worker has its executor
+            "spark.cores.max": str(self._workers),  # no task starts before every worker has its executor
             "spark.scheduler.minRegisteredResourcesRatio": "1.0",
-            # Spark itself waits 30 s, which are few on a busy machine.
+            # Spark waits 30 s by default, which is too short on a busy machine.
             "spark.scheduler.maxRegisteredResourcesWaitingTime": f"{_START_SECONDS:.0f}s",
         }
 
     @property
     def _messages(self) -> Path:
-        """What the processes of the cluster say, for who waits until they are ready."""
+        """The log settings of the cluster's processes. Callers find in the log when a process is ready."""
         return self._folder / "log4j2.properties"
 
     @property
     def worker_python(self) -> Path:
-        """The Python of the tasks: this one without what is installed as a link to a checkout (`.pth` files)."""
+        """The Python of the tasks: this Python without packages that link to a checkout (`.pth` files)."""
         path = self._folder / "worker-python"
         if not path.exists():
             path.write_text(f'#!/bin/sh\nexec "{sys.executable}" -S "$@"\n', encoding="utf-8")
@@ -191,15 +193,16 @@ class StandaloneCluster:
         return path
 
     def tasks(self, ending: str = "Success") -> dict[str, int]:
-        """Return how many tasks of the jobs so far ended so, by executor (application and number of the executor).
+        """Return the number of tasks that ended this way, by executor (application and number of the executor).
 
-        Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes that log
-        a little later than it answers: this waits for the end of every job that it tells the start of.
+        Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes the
+        event log a little later than it replies. The call therefore waits for the end of every job whose start is in
+        the log.
         """
         return dict(self._whole_events().endings[ending])
 
     def begun_tasks(self) -> dict[str, int]:
-        """Return how many tasks began, however they ended, by executor as `tasks` has it."""
+        """Return the number of tasks that began, with any ending, by executor as in `tasks`."""
         return dict(self._whole_events().beginnings)
 
     def _whole_events(self) -> _Events:
@@ -230,7 +233,7 @@ class StandaloneCluster:
         return self._start(name, role, ["--webui-port", "0", *arguments])
 
     def _start(self, name: str, role: str, arguments: list[str]) -> _Started:
-        """Start a program of Spark's by its class in `org.apache.spark.deploy`."""
+        """Start a program of Spark by its class in `org.apache.spark.deploy`."""
         log = self._folder / f"{name}.log"
         command = [str(spark_home() / "bin" / "spark-class"), f"org.apache.spark.deploy.{role}"]
         with log.open("wb") as stderr:
@@ -266,11 +269,11 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _of_this_machine() -> dict[str, str]:
-    """What Spark's scripts need of the environment, and nothing that would lead tasks to a checkout."""
+    """Return the environment that Spark's scripts need, without variables that would lead tasks to a checkout."""
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
     return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _installed() -> Path:
-    """Where the libraries are installed."""
+    """Return the folder of the installed libraries."""
     return spark_home().parent

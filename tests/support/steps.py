@@ -1,4 +1,4 @@
-"""How much work something is, in steps and never in seconds: lines of Python run, functions called, of C as well."""
+"""The amount of work, measured in steps instead of seconds: executed lines of Python, and calls, also of C code."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from typing import Any
 
 
 class Steps:
-    """Counts, while it is watched by, each line that Python runs, each call, and the calls of single functions."""
+    """Counts each line of Python that runs while it is active, each call, and the calls of single functions."""
 
     def __init__(self) -> None:
         self.count = 0
         self.calls: dict[CodeType, int] = {}
 
     def trace(self, frame: FrameType, event: str, _argument: object) -> Any:
-        """Count a line or a call; what `sys.settrace` wants."""
+        """Count a line or a call, as a hook of `sys.settrace`."""
         self.count += 1
         if event == "call":
             self.calls[frame.f_code] = self.calls.get(frame.f_code, 0) + 1
         return self.trace
 
     def profile(self, _frame: FrameType, event: str, _argument: object) -> None:
-        """Count a call of C; what `sys.setprofile` wants."""
+        """Count a call of C, as a hook of `sys.setprofile`."""
         self.count += event == "c_call"
 
     def made(self, record: type) -> int:
-        """How many records of a class were made."""
+        """Return the number of instances of a class that were made."""
         return self.calls.get(record.__init__.__code__, 0)  # type: ignore[misc]  # of the class itself
 
 
 def steps_of(work: Callable[[], object]) -> Steps:
-    """Return the steps of the work when it is done for the second time."""
-    work()  # settings parsed, columns put together: what is done once per snapshot
+    """Return the steps of the work in its second run."""
+    work()  # The first run includes work that is done only once per snapshot, such as parsing settings.
     steps, before = Steps(), sys.gettrace()
     sys.settrace(steps.trace)
     sys.setprofile(steps.profile)

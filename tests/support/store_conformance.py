@@ -1,13 +1,12 @@
-"""What every object store must do, as tests that a backend subclasses (docs/architecture/object-store.md).
+"""Tests of the contract of every object store, for backends to subclass (docs/architecture/object-store.md).
 
     class TestMyStore(StoreConformance):
         @pytest.fixture
         def store(self) -> ObjectStore:
             return MyStore(...)
 
-Each test gets a fresh, empty store. Listings are compared as sets: no store
-need keep an order. Bodies that are swapped differ: an ETag may be a hash of
-the content.
+Each test gets a new, empty store. Listings are compared as sets, because a store need not keep an order. Swapped bodies
+differ, because an ETag may be a hash of the content.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from typing import TypeVar
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.objectstore.contract import (
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.store.contract import (
     Blob,
     Committed,
     Conflict,
@@ -33,7 +32,7 @@ from storage_core.objectstore.contract import (
     PutMode,
     PutResult,
 )
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.store.meter import MeteredStore
 from tests.support.scale import scaled
 
 RACERS = 32
@@ -63,7 +62,7 @@ T = TypeVar("T")
 
 
 class StoreConformance:
-    """Subclass it, name the subclass `Test…`, and provide the fixture `store`."""
+    """Subclass this class as `Test…`, and provide the fixture `store`."""
 
     def test_an_object_is_read_back_as_it_was_written(self, store: ObjectStore) -> None:
         etag = _committed(store.put("splits/all/a.parquet", b"content", IfAbsent()))
@@ -274,7 +273,10 @@ class StoreConformance:
 
 
 class WriteNumberConformance:
-    """For stores whose ETags number the writes, which the contract does not ask for: equal bytes, another ETag."""
+    """Tests for stores whose ETags number the writes: equal bytes get a new ETag.
+
+    The contract does not require this.
+    """
 
     def test_writing_equal_bytes_again_makes_a_new_etag_each_time(self, store: ObjectStore) -> None:
         etags = [_committed(store.put("k", b"same", IfAbsent()))]
@@ -296,9 +298,10 @@ def _keys(store: ObjectStore, prefix: str, start_after: str | None = None) -> se
 
 
 def _race_of_puts(pool: ThreadPoolExecutor, store: ObjectStore, key: str, mode: PutMode) -> str:
-    """Let all racers put at once. Exactly one commits, the others meet a conflict, and the winner's body is there.
+    """Run all puts at once. Assert that one put commits, the others conflict, and the object is the winner's body.
 
-    Returns the winner's ETag.
+    Returns:
+        The ETag of the winner.
     """
     barrier = Barrier(RACERS)
     bodies = [f"{mode} {racer}".encode() for racer in range(RACERS)]

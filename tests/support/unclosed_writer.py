@@ -1,21 +1,21 @@
-"""What a child of `multiprocessing` does with a writer: functions that every start method finds by their name."""
+"""Functions in which a child process uses a writer. Every start method of `multiprocessing` finds them by name."""
 
 from __future__ import annotations
 
-from storage_core.region.options import WriterOptions
-from storage_core.region.router import TableWriter
 from storage_core.table import Table
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.router import TableWriter
 
 ROWS = [{"tailnum": str(number), "seats": 1} for number in range(3)]
 
 
 def leave_rows(uri: str) -> None:
-    """Give rows that nothing writes before the process ends, to a writer that nothing closes."""
+    """Put rows with a writer that is never closed. Nothing writes the rows before the process ends."""
     _opened(uri).put(ROWS, durable=False)
 
 
 def close_all(uri: str) -> None:
-    """Give the same rows and close the writer."""
+    """Put the same rows and close the writer."""
     writer = _opened(uri)
     writer.put(ROWS, durable=False)
     writer.close()

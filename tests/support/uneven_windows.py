@@ -1,7 +1,7 @@
-"""A table with one large window among small ones, the same bytes under the same names in every store it is made in.
+"""A table with one large and several small windows. In every store, its objects have the same names and bytes.
 
-Strings of few and of many values, floats of every kind, decimals, dates and booleans, nulls in all that may hold them,
-splits that overlap, and rows that are deleted: everything that a compaction must carry over.
+The table has all that a compaction must preserve. It has strings with few and with many values, floats of every kind,
+decimals, dates and booleans. It also has nulls in every nullable column, overlapping splits, and deleted rows.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Any
 
 import pyarrow as pa
 
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import ObjectStore
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.deleted_rows import delete_where
@@ -29,7 +29,7 @@ from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, TABLE_ID, instant
 from tests.support.ids import SeededIds
 
 LARGE = 394_464 * HOUR_SECONDS
-"""The start of the large window; the small ones follow it."""
+"""The start of the large window. The small windows follow it."""
 
 WINDOWS = 5
 _BATCHES = 5
@@ -45,7 +45,7 @@ _COLUMNS = (
 
 
 def create(store: ObjectStore) -> None:
-    """Make the table: five splits per window, from five commits, and deleted rows in all of them."""
+    """Create the table: five splits per window from five commits, with deleted rows in all of them."""
     log = TransactionLog(store, clock=ManualClock(1_000 * LARGE), ids=SeededIds(8))
     schema = pa.schema(list(_COLUMNS))
     log.create(
@@ -65,17 +65,17 @@ def create(store: ObjectStore) -> None:
 
 
 def rows_of(table: Table) -> Counter[str]:
-    """Return the rows of the table as a multiset, each as text: a NaN equals itself, and -0.0 is not 0.0."""
+    """Return the rows of the table as a multiset of texts. NaN equals itself, and -0.0 differs from 0.0."""
     return Counter(repr(sorted(row.items())) for row in table.scan().to_arrow().to_pylist())
 
 
 def stored_splits(uri: str) -> set[str]:
-    """Return the keys of all split files there, whether a version names them or not."""
+    """Return the keys of all stored split files, including files that no version refers to."""
     return {info.key for info in open_store(uri).list("splits/")}
 
 
 def live_splits(table: Table) -> list[Add]:
-    """Return the live splits by window, and in it by the first key."""
+    """Return the live splits by window, and within a window by the first key."""
     return sorted(table.snapshot.splits.values(), key=lambda add: (add.windowStart or 0, add.minRowKey or ""))
 
 

@@ -1,9 +1,11 @@
-"""How many requests a read makes one after the other, because one waits for another.
+"""The number of sequential round trips of a read, in which one request waits for another.
 
-Clocks cannot tell: of two requests side by side the first may end before the second begins, on a busy machine or in a
-store that answers at once. So it is followed who waits for whom. A request is one wave behind the deepest one that was
-over, as far as its thread could know, when it began: in its thread, in the thread that gave it its work, and in the
-work whose results these took. What other threads did meanwhile counts for nothing.
+Clocks cannot measure this. On a busy machine, or in a fast store, one of two concurrent requests may end before the
+other begins. This module therefore tracks which thread waits for which other thread.
+
+The round trip of a request is one higher than the highest round trip of all requests for which its thread had waited
+before. A thread waits for its own requests, for the earlier requests of the thread that submitted its work, and for the
+requests behind a result that it took. Concurrent requests of other threads do not count.
 """
 
 from __future__ import annotations
@@ -19,23 +21,23 @@ from weakref import WeakKeyDictionary
 
 import pytest
 
-from storage_core.objectstore.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
+from storage_core.store.contract import Blob, ObjectInfo, ObjectStore, PutMode, PutResult
 
 
 class Waves:
-    """The requests that were made, each with the wave it was in, from 1 on."""
+    """The requests that were made, each with its round trip, counted from 1."""
 
     def __init__(self) -> None:
         self.requests: list[tuple[int, str, str]] = []
-        """Wave, kind and key, as they began."""
+        """Round trip, kind and key, in the order of the start."""
         self.bytes = Counter[str]()
-        """Those that were got, by key."""
+        """The bytes read, by key."""
         self._here = threading.local()
         self._ended: WeakKeyDictionary[Future[Any], list[int]] = WeakKeyDictionary()
 
     @property
     def number(self) -> int:
-        """How many waves there were."""
+        """Return the number of round trips."""
         return max((wave for wave, _, _ in self.requests), default=0)
 
     @property
@@ -49,7 +51,7 @@ class Waves:
 
     @contextmanager
     def request(self, kind: str, key: str) -> Iterator[None]:
-        """A request, from its beginning to its end."""
+        """Record a request from its start to its end."""
         wave = self._wave + 1
         self.requests.append((wave, kind, key))
         try:
@@ -59,7 +61,7 @@ class Waves:
 
     @contextmanager
     def followed(self) -> Iterator[Waves]:
-        """Begin anew, and follow which thread gives work to which, and takes its results."""
+        """Reset, and track which thread submits work to which thread and takes its results."""
         submit, result, start = ThreadPoolExecutor.submit, Future.result, threading.Thread.start
 
         def submitted(pool: ThreadPoolExecutor, work: Callable[..., Any], /, *args: Any, **named: Any) -> Future[Any]:
@@ -97,7 +99,7 @@ class Waves:
 
 
 class WavesStore:
-    """The wrapped store; `waves` takes note of every request. It has no local files."""
+    """A wrapped store without local files that records every request in `waves`."""
 
     def __init__(self, store: ObjectStore) -> None:
         self._store = store

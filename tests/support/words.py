@@ -1,4 +1,4 @@
-"""What the tokenizers of full text make of a text, and which texts a query finds, in plain Python."""
+"""The tokens of a text under each full-text tokenizer, and the texts that a query finds, in plain Python."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IDEOGRAPHS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
 def words(tokenizer: str, text: str) -> list[str]:
-    """The words of a text: whole values, or letters and digits with the signs that combine with them."""
+    """Return the words of a text: whole values, or runs of letters and digits with their combining marks."""
     match tokenizer:
         case "raw":
             return [text]
@@ -23,7 +23,10 @@ def words(tokenizer: str, text: str) -> list[str]:
 
 
 def contains(tokenizer: str, text: str, wanted: str) -> bool:
-    """Whether a text has another as a phrase; of n-grams, as a part."""
+    """Return True if a text contains `wanted` as a phrase.
+
+    For n-grams, return True if `wanted` is a part of the text.
+    """
     if tokenizer.startswith("ngram"):
         return _lowered(wanted) in _lowered(text)
     found, phrase = words(tokenizer, text), words(tokenizer, wanted)
@@ -31,7 +34,10 @@ def contains(tokenizer: str, text: str, wanted: str) -> bool:
 
 
 def begins(tokenizer: str, text: str, prefix: str) -> bool:
-    """Whether a text has a word that begins so; `prefix` is within one word, or of characters that are words."""
+    """Return True if a text has a word with this prefix.
+
+    The prefix is in one word, or in a run of one-character words.
+    """
     if tokenizer.startswith("ngram") or len(words(tokenizer, f"{prefix}x")) > len(words(tokenizer, prefix)):
         return contains(tokenizer, text, prefix)
     [wanted] = words(tokenizer, prefix)
@@ -39,7 +45,7 @@ def begins(tokenizer: str, text: str, prefix: str) -> bool:
 
 
 def near(text: Sequence[str], phrase: Sequence[str], slop: int) -> bool:
-    """Whether the words of a phrase are at places of a text whose moves from the phrase differ by at most `slop`."""
+    """Return True if a text has the words of a phrase, and their shifts from the phrase differ by at most `slop`."""
     places = [[place for place, each in enumerate(text) if each == word] for word in phrase]
     for chosen in itertools.product(*places):
         moves = [place - number for number, place in enumerate(chosen)]
@@ -67,5 +73,5 @@ def _runs(text: str, *, apart: bool) -> Iterator[str]:
 
 
 def _lowered(text: str) -> str:
-    """A text letter by letter, as the index has it: a sigma has one small form."""
+    """Return a text in lower case letter by letter, as in the index. A sigma has only one lower-case form."""
     return "".join(each.lower() for each in text).replace("ς", "σ")

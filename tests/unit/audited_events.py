@@ -1,4 +1,4 @@
-"""A table in memory for tests of the audit, and files and commits that really break what holds of sound ones."""
+"""A table in memory for tests of the audit, with files and commits that really violate its invariants."""
 
 from __future__ import annotations
 
@@ -9,23 +9,20 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from storage_core.audit.audit import AuditReport, audit
-from storage_core.audit.retained import Selection
-from storage_core.compaction.execute import execute
+from storage_core.compact.execute import execute
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.sort_order import SortOrder
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.rows.sort_order import SortOrder
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.audit import AuditReport, Selection, audit
 from storage_core.split.context import SplitContext, context_of
-from storage_core.split.lineage import APPENDED, Lineage, Origin, write_origin
-from storage_core.split.metadata import describe, with_checksum
+from storage_core.split.metadata import APPENDED, Lineage, Origin, describe, with_checksum, write_origin
 from storage_core.split.read import read_split
-from storage_core.split.write import sort_and_write, write_split
-from storage_core.split.writer import with_file_metrics
+from storage_core.split.writer import sort_and_write, with_file_metrics, write_split
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.ids import SeededIds
@@ -48,7 +45,7 @@ LAST = "1970-01-01T00:00:20.000000Z"
 
 @dataclass
 class Events:
-    """A table in memory, and everything that may be done to it, rightly and wrongly."""
+    """A table in memory with correct and incorrect operations."""
 
     config: TableConfig = CONFIG
     schema: pa.Schema = SCHEMA
@@ -88,7 +85,7 @@ class Events:
         return adds
 
     def append_two(self) -> list[Add]:
-        """Two splits of one window."""
+        """Append two splits of one window."""
         self.append(FIRST)
         self.append(SECOND)
         return self.live
@@ -102,14 +99,14 @@ class Events:
         self.log.commit(self.head, adds, operation="WRITE")
 
     def merged(self, inputs: Sequence[Add]) -> pa.Table:
-        """The rows of the inputs as a right merge has them."""
+        """Return the rows of the inputs as a correct merge orders them."""
         rows = pa.concat_tables([read_split(self.store, add) for add in inputs])
         return sorted_rows(rows, self.context)
 
     def output(
         self, rows: pa.Table, inputs: Sequence[Add], where: SplitContext | None = None, window: int | None = 0
     ) -> Add:
-        """One split of these rows, whatever they are, that says that it replaces the inputs."""
+        """Write one split of any rows that claims to replace the inputs."""
         replaces = {each.path: each.numRecords or 0 for each in inputs}
         lineage = Lineage(operation="compact", operation_id="made-by-hand", replaces=replaces)
         return self.write(rows, where=where, window=window, lineage=lineage)
@@ -153,7 +150,7 @@ def sorted_rows(rows: pa.Table, where: SplitContext) -> pa.Table:
 
 
 def lying(table: Events, rows: pa.Table, native: SortOrder | None = None, **lies: Any) -> Add:
-    """A split that is what it says but for the lies, which its file and its action tell alike."""
+    """Write a split whose file and action are consistent and correct except for the values in `lies`."""
     where = table.context
     unwindowed = replace(where, window_seconds=None)
     true = write_split(

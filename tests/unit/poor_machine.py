@@ -1,9 +1,9 @@
-"""A process that reads while the machine lacks something: files to open, address space, room on the disk.
+"""Test program: a process reads while the machine lacks file descriptors, address space or disk space.
 
-`python -m tests.unit.poor_machine CONDITION STEPS` prints a line per step and query: `answered`, or the error. STEPS
-are numbers with commas. `LEAST:MOST:WITHIN reads` tries each read at LEAST and MOST, and then halves what lies between
-until the first step that answers is known within so many. Each try is a process of its own, which has used nothing yet,
-and one that dies says how. With `checkpointed` that process has a checkpoint to read first.
+`python -m tests.unit.poor_machine CONDITION STEPS` prints one line per step and query: `answered`, or the error. STEPS
+are numbers with commas. `LEAST:MOST:WITHIN reads` tries each read at LEAST and MOST. Then it bisects until the first
+step with an answer is known within WITHIN. Each try has its own fresh process, and the output contains the cause if the
+process dies. With `checkpointed` that process has a checkpoint to read first.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from pathlib import Path
 import pyarrow as pa
 
 import tidemark as tm
-from storage_core.clock import SystemClock
+from storage_core.base.clock import SystemClock
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import catch_up
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from tests.support.hostile_worker import say
 from tests.support.ids import SeededIds
@@ -55,7 +55,7 @@ ANSWER = [1, 3]
 
 
 def half_indexed(store: ObjectStore) -> Snapshot:
-    """A table of two splits; both indexes have a segment over the first, the second is indexed by each search."""
+    """Make a table of two splits where both indexes cover only the first. Each search indexes the second."""
     ids = SeededIds(7)
     log = TransactionLog(store, clock=SystemClock(), ids=ids)
     config = TableConfig(indexes=INDEXES)
@@ -87,7 +87,7 @@ CONDITIONS: dict[str, Callable[[int], tuple[int, int]]] = {
 
 
 def keyed(store: ObjectStore) -> None:
-    """The same rows under a key, in two splits of the base."""
+    """Write the same rows with a key, in two splits of the base."""
     table = KeyedTable(store).create(SCHEMA, TableConfig(primary_key=("id",), indexes=INDEXES[:1]))
     for first in (1, 3):
         table.append([{"id": first, "text": "ebb tide", "tag": "x"}, {"id": first + 1, "text": "flood", "tag": "y"}])
@@ -113,7 +113,7 @@ def main() -> None:
 
 
 def bisect(answers: Callable[[int], bool], least: int, most: int, within: int) -> None:
-    """Try `least` and `most`, and then what lies between, until the first step that answers is known."""
+    """Try `least` and `most`, and bisect until the first step with an answer is known."""
     answers(least)
     answers(most)
     while most - least > within:
@@ -124,7 +124,7 @@ def bisect(answers: Callable[[int], bool], least: int, most: int, within: int) -
 def alone(
     name: str, uri: str, query: Callable[[Table], pa.Table], limit: Callable[[int], tuple[int, int]], step: int
 ) -> bool:
-    """Say what the query ends in, in a process of its own; return whether it was answered."""
+    """Run the query in its own process, print its result, and return True if it was answered."""
     child = os.fork()
     if child == 0:
         table = Table.open(uri)

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.log.actions import Add, Remove, to_json_object
-from storage_core.log.encoding.action_json import read_action, read_actions, write_actions
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.log.actions import Add, Remove, read_action, read_actions, to_json_object, write_actions
 from tests.support.log_tables import removal, split
 
 

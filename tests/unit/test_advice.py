@@ -1,4 +1,4 @@
-"""What a message of `Corrupt` says to do: one thing, however often the error is built, caught, re-worded and sent."""
+"""The advice in a message of `Corrupt` appears once, even if the error is built, caught, reworded and sent."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs.reports.failure import Failed
-from storage_core.errors import (
+from storage_core.base.errors import (
     SEE_CORRUPT,
     CommitConflict,
     Corrupt,
@@ -24,24 +23,25 @@ from storage_core.errors import (
     WriterFenced,
     error_of,
 )
-from storage_core.formats import bundle, lease
-from storage_core.formats.keys import lock_key, version_key
-from storage_core.fsck.report import Kind, damage_of
-from storage_core.ingest.landing import LandedFile, LandingSpec
-from storage_core.ingest.parse import parse
-from storage_core.log.encoding.codec import decode_version
+from storage_core.data.formats import bundle, documents
+from storage_core.data.formats.keys import lock_key, version_key
+from storage_core.log.codec import decode_version
+from storage_core.log.job_run import Failed
+from storage_core.maintain.findings import Kind, damage_of
+from storage_core.write.ingest.batch import parse_file
+from storage_core.write.ingest.landing import LandedFile, LandingSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") for path in (ROOT / folder).rglob("*.py")]
 OWN = "copy a backup of live/ into any of them"
-ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break it", "land it again")
+ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break it", "Land the whole file again")
 
-# Handlers of these may hold a `Corrupt`.
+# Handlers of these classes may hold a `Corrupt`.
 CAUGHT = {"Corrupt", "TidemarkError", "DAMAGE", "UNREADABLE", "LASTING"}
 
 
 def advices(text: str) -> list[str]:
-    return [each for each in ADVICES for _ in range(text.count(each))]
+    return [each for each in ADVICES for _ in range(text.lower().count(each.lower()))]
 
 
 def raised(call: Callable[[], object]) -> Corrupt:
@@ -58,8 +58,8 @@ def test_damage_is_shown_with_the_advice_to_run_fsck_and_with_its_own_where_it_h
     version = version_key(3)
     expected = bundle.Expected(where="index/a", size=100, footer_offset=10, xxh3="0" * 16, identity="a")
     assert advices(str(raised(lambda: decode_version(b"", version)))) == [SEE_CORRUPT]
-    assert advices(str(raised(lambda: lease.decode(b"{}", lock_key("merge"))))) == ["break it"]
-    assert advices(str(raised(lambda: bundle.unpack(b"", expected)))) == ["restore the object"]
+    assert advices(str(raised(lambda: documents.decode_lease(b"{}", lock_key("merge"))))) == ["break it"]
+    assert advices(str(raised(lambda: bundle.unpack_bundle(b"", expected)))) == ["restore the object"]
 
 
 @pytest.mark.parametrize(
@@ -90,8 +90,8 @@ def test_a_landed_file_that_cannot_be_used_is_to_be_landed_again_and_no_table_is
     file = LandedFile("a.parquet", 10, tmp_path.as_uri())
     spec = LandingSpec(uri=tmp_path.as_uri(), format="parquet")
     schema = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"))])
-    reason = parse(file, spec, schema, "at").rejected[0].reason
-    assert advices(reason) == ["land it again"]
+    reason = parse_file(file, spec, schema, "at").rejected[0].reason
+    assert advices(reason) == ["Land the whole file again"]
 
 
 @pytest.mark.parametrize("error", [Corrupt("a: torn"), NotFound("a: torn")])
@@ -123,14 +123,14 @@ def test_whoever_takes_up_the_text_of_a_corrupt_that_it_caught_takes_what_was_fo
 def test_both_rules_see_what_breaks_them() -> None:
     tree = ast.parse(
         "try:\n    f()\nexcept (NotFound, Corrupt) as error:\n    log.info('%s', error)\n"
-        "    raise Corrupt(f'{key}: {error}; {SEE_CORRUPT}') from error\n"
+        "    raise Corrupt(f'{key}: {error}. {SEE_CORRUPT}') from error\n"
     )
     assert [line for line, text in _texts(tree) if _advises(text)] == [5]
     assert [*_whole_texts(tree)] == [5]
 
 
 def _texts(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """The line and source of the first argument of each `Corrupt`."""
+    """Return the line and source of the first argument of each `Corrupt`."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Corrupt":
             yield node.lineno, ast.unparse(node.args[0])
@@ -141,7 +141,7 @@ def _advises(text: str) -> bool:
 
 
 def _whole_texts(tree: ast.Module) -> Iterator[int]:
-    """Where a handler that may hold a `Corrupt` puts `str(error)` into a longer text."""
+    """Return the lines where a handler that may hold a `Corrupt` puts `str(error)` into a longer text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
             names = {each.id for each in ast.walk(node.type) if isinstance(each, ast.Name)}

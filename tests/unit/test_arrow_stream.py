@@ -1,4 +1,4 @@
-"""Arrow streams that nobody of ours wrote: too deep, or small ones that claim to become large."""
+"""Foreign Arrow streams: too deeply nested, or small ones with a claim to become large."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats.arrow_stream import read_stream
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.arrow_files import read_stream
 
 ZEROS = pa.array(np.zeros(2**20, np.int64))
 
@@ -28,9 +28,9 @@ def nested(levels: int) -> pa.Table:
 
 
 def test_types_are_read_to_64_levels_and_refused_beyond() -> None:
-    # Arrow itself writes 63 of them; who wants to be refused by us puts a deeper type into the header by hand.
+    # Arrow itself writes at most 63 levels, so a deeper type is put into the header as bytes.
     assert read_stream(stream(nested(60), None), "it", "x.arrow")[0].num_columns == 1
-    with pytest.raises(Corrupt, match=r"x\.arrow: it is no Arrow stream: a column nests deeper than 64 types"):
+    with pytest.raises(Corrupt, match=r"x\.arrow: it is not an Arrow stream: a column nests deeper than 64 types"):
         read_stream(stream(nested(65), None), "it", "x.arrow")
 
 

@@ -5,16 +5,16 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.formats.keys import state_key, version_key
-from storage_core.gc.collect import collect
-from storage_core.history.tagging import set_tag
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.read.as_of import At, snapshot_at
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.data.formats.keys import state_key, version_key
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import set_tag
 from storage_core.read.describe import describe
-from storage_core.settings.table import TableConfig
+from storage_core.read.view import At, snapshot_at
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.sample_table import SampleTable
 
@@ -28,7 +28,7 @@ def instant(ms: int) -> dt.datetime:
 
 @pytest.fixture
 def table() -> SampleTable:
-    """Versions 0 to 5, an hour apart; version 0 at `START_MS`."""
+    """Make versions 0 to 5, an hour apart, with version 0 at `START_MS`."""
     clock = ManualClock(START_MS)
     config = TableConfig(checkpoint_interval=0, version_retention_ms=2 * HOUR_MS, gc_horizon_ms=0)
     table = SampleTable(MemoryStore("as-of", clock=clock), clock, config)
@@ -43,7 +43,7 @@ def version_at(table: SampleTable, at: At) -> int:
 
 
 def collected(table: SampleTable) -> SampleTable:
-    """Checkpoint every version and collect all that is older than two hours: versions 3 to 5 stay."""
+    """Checkpoint every version and collect versions older than two hours, so that versions 3 to 5 stay."""
     for version in range(6):
         table.log.checkpoint(table.log.snapshot(version=version))
     for _ in range(2):
@@ -72,7 +72,7 @@ def test_a_moment_of_another_zone_is_the_same_moment(table: SampleTable) -> None
 
 
 def test_every_millisecond_counts_as_itself(table: SampleTable) -> None:
-    """Seconds as a float would put some of them a millisecond earlier."""
+    """Seconds as a float would put some of the times a millisecond earlier."""
     at_commit = instant(START_MS + HOUR_MS)
     assert version_at(table, at_commit) == 1
     assert version_at(table, at_commit - dt.timedelta(microseconds=1)) == 0
@@ -88,14 +88,14 @@ def test_a_version_is_a_number_or_digits(table: SampleTable, at: At) -> None:
 
 @pytest.mark.parametrize("at", ["", " ", "²", "-1", "1.5", "9" * 5000, "2024-13-01", "_x", "٣"])
 def test_text_that_is_nothing_of_the_three_is_refused(table: SampleTable, at: str) -> None:
-    with pytest.raises(InvalidInput, match="is no version number, no ISO timestamp and no tag's name"):
+    with pytest.raises(InvalidInput, match="is not a version number, an ISO timestamp or the name of a tag"):
         version_at(table, at)
 
 
 def test_a_name_is_a_tag(table: SampleTable) -> None:
     set_tag(table.log, "nightly", table.log.snapshot(version=3))
     assert version_at(table, "nightly") == 3
-    with pytest.raises(NotFound, match="'weekly': there is no such tag; tags of memory://as-of: nightly"):
+    with pytest.raises(NotFound, match=r"'weekly': there is no such tag\. Tags of memory://as-of: nightly"):
         version_at(table, "weekly")
 
 
@@ -105,7 +105,7 @@ def test_a_moment_before_the_first_version_says_what_is_retained(table: SampleTa
 
 
 def test_a_version_that_is_not_there_yet_names_the_newest(table: SampleTable) -> None:
-    with pytest.raises(NotFound, match="version 6 does not exist; the newest is 5"):
+    with pytest.raises(NotFound, match=r"version 6 does not exist\. The newest is 5"):
         version_at(table, 6)
 
 
@@ -117,7 +117,7 @@ def test_where_there_is_no_table_nothing_is_said_to_be_retained() -> None:
             version_at(table, at)
 
 
-# --- after a collection
+# After a collection.
 
 
 @pytest.mark.parametrize("version", [3, 4, 5])
@@ -130,7 +130,7 @@ def test_what_is_retained_opens_by_version_and_by_moment(table: SampleTable, ver
 @pytest.mark.parametrize("version", [0, 1, 2])
 def test_what_is_collected_says_what_is_retained(table: SampleTable, version: int) -> None:
     collected(table)
-    with pytest.raises(NotFound, match=rf"version {version} is no longer retained; .* retains versions 3 \(of .* to 5"):
+    with pytest.raises(NotFound, match=rf"version {version} is no longer retained. .* retains versions 3 \(of .* to 5"):
         version_at(table, version)
     with pytest.raises(NotFound, match=r"nothing is retained from .* retains versions 3 \(of .* to 5"):
         version_at(table, instant(START_MS + version * HOUR_MS))
@@ -141,9 +141,9 @@ def test_a_tagged_version_is_an_island(table: SampleTable) -> None:
     collected(table)
     assert version_at(table, "kept") == version_at(table, 1) == 1
     for beside in (0, 2):
-        with pytest.raises(NotFound, match=r"no longer retained; .*to 5, and by tag kept \(1\)"):
+        with pytest.raises(NotFound, match=r"no longer retained. .*to 5, and by tag kept \(1\)"):
             version_at(table, beside)
-    with pytest.raises(NotFound, match="nothing is retained"):  # it is not known what was newest then
+    with pytest.raises(NotFound, match="nothing is retained"):  # the newest version of that time is unknown
         version_at(table, instant(START_MS + 2 * HOUR_MS))
 
 
@@ -161,11 +161,11 @@ def test_damage_is_not_taken_for_a_collection(table: SampleTable) -> None:
 
 
 WRONG_MS = 1_900_000_000_000  # in 2030
-AHEAD = "version 1 says it was committed at 2030-03-17T17:46:40.001.00:00, which this machine's clock has not reached"
+AHEAD = "Version 1 has the time 2030-03-17T17:46:40.001.00:00, which the clock of this machine has not reached"
 
 
 def under_a_wrong_clock() -> SampleTable:
-    """A table made under a clock of 2030, and written to under one that is right."""
+    """Make a table under a clock of 2030, and write to it under a correct clock."""
     clock = ManualClock(WRONG_MS)
     table = SampleTable(MemoryStore("of-the-future", clock=clock), clock, TableConfig(checkpoint_interval=0))
     clock.now = START_MS
@@ -175,7 +175,7 @@ def under_a_wrong_clock() -> SampleTable:
 
 def test_a_moment_before_versions_of_the_future_says_that_a_clock_was_wrong_and_what_to_do() -> None:
     table = under_a_wrong_clock()
-    with pytest.raises(NotFound, match=f"{AHEAD}.*name a version by its number"):
+    with pytest.raises(NotFound, match=f"{AHEAD}.*Name a version by its number"):
         version_at(table, instant(START_MS + HOUR_MS))
     assert version_at(table, 1) == 1
 

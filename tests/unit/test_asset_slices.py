@@ -1,4 +1,4 @@
-"""Which rows a partition of an asset is: conditions of typed values, exactly its own."""
+"""The rows of an asset's partition: conditions on typed values select exactly its rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from dagster import (
 )
 
 import tidemark as tm
-from storage_core.errors import InvalidInput
-from storage_core.objectstore import resolve
-from tidemark.io_manager.slices import Columns, Partitions, Shape, condition_of
+from assets.io_manager.manager import Columns, Partitions, Shape, condition_of
+from storage_core.base.errors import InvalidInput
+from storage_core.store import resolve
 
 pytestmark = pytest.mark.dagster
 
@@ -40,7 +40,7 @@ COUNTRIES = StaticPartitionsDefinition(["at", "de"])
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[tm.Table]:
-    """A row per hour of five days around a change to summer time, numbered from 0 on the 27th of March."""
+    """Make a row per hour of five days around a change to summer time, numbered from 0 on the 27th of March."""
     hours = [dt.datetime(2026, 3, 27, tzinfo=dt.UTC) + dt.timedelta(hours=number) for number in range(5 * 24)]
     columns = {
         "at": hours,
@@ -52,7 +52,7 @@ def table() -> Iterator[tm.Table]:
     made = tm.Table.create("memory://slices", SCHEMA, time_column="at", window="1h")
     made.append(pa.table(columns, schema=SCHEMA))
     yield made
-    resolve._MEMORY_STORES.pop("slices")  # the process outlives the tests
+    resolve._MEMORY_STORES.pop("slices")  # the process lives longer than the tests
 
 
 def numbers(table: tm.Table, definition: Partitions, *keys: str, columns: Columns = None) -> list[Any]:
@@ -63,7 +63,7 @@ def numbers(table: tm.Table, definition: Partitions, *keys: str, columns: Column
 
 def test_a_day_of_a_time_zone_is_as_long_as_it_is_there(table: tm.Table) -> None:
     assert numbers(table, DAYS, "2026-03-29") == [*range(48, 72)]
-    # From 23:00 to 22:00 in UTC, for summer time begins.
+    # From 23:00 to 22:00 in UTC, because summer time begins.
     assert numbers(table, VIENNA, "2026-03-29") == [*range(47, 70)]
 
 
@@ -108,13 +108,13 @@ def test_dimensions_are_columns_by_their_names_or_as_they_are_called(table: tm.T
 @pytest.mark.parametrize(
     ("definition", "key", "columns", "found"),
     [
-        (DAYS, "2026-03-29", "country", "column 'country' is string, which is no time"),
-        (DAYS, "2026-03-29", "nothing", "no column is known for the partition, found 'nothing'"),
+        (DAYS, "2026-03-29", "country", "column 'country' is string, which is not a time"),
+        (DAYS, "2026-03-29", "nothing", "the partition has no known column (found 'nothing')"),
         (HourlyPartitionsDefinition(start_date="2026-03-01-00:00"), "2026-03-29-01:00", "day", "is within a day"),
-        (MultiPartitionsDefinition({"a": DAYS, "b": VIENNA}), "2026-03-29|2026-03-29", None, "a table has one time"),
+        (MultiPartitionsDefinition({"a": DAYS, "b": VIENNA}), "2026-03-29|2026-03-29", None, "and a table has one: "),
         (COUNTRIES, "at", "at", "column 'at': 'at' is not a value of timestamp[us, tz=UTC]"),
         (COUNTRIES, "at", "n", "column 'n': 'at' is not a value of int64"),
-        (COUNTRIES, "01", "n", "column 'n': '01' is the value 1 in other words"),
+        (COUNTRIES, "01", "n", "column 'n': '01' is another spelling of the value 1"),
         (COUNTRIES, "0x1", "n", "column 'n': '0x1' is "),
         (COUNTRIES, "20260329", "day", "column 'day': '20260329' is "),
     ],

@@ -1,4 +1,7 @@
-"""What an audit looks at, what it cannot judge, and that no invariant (docs/architecture/compaction.md) is left out."""
+"""The scope of an audit, the cases that it cannot decide, and the check that it covers every invariant.
+
+docs/architecture/compaction.md lists the invariants.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +13,11 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.audit.audit import INVARIANTS, audit, require_ours
-from storage_core.audit.audit import execute as execute_work
-from storage_core.audit.retained import Selection
-from storage_core.errors import Unsupported
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import Unsupported
+from storage_core.data.formats.keys import version_key
 from storage_core.log.actions import Add
+from storage_core.maintain.audit import INVARIANTS, Selection, audit, require_ours
+from storage_core.maintain.audit import execute as execute_work
 from storage_core.split.read import read_split
 from tests.support.events import events, snapshot
 from tests.unit.audited_events import FIRST, LATER, SECOND, Events
@@ -111,7 +113,7 @@ def test_work_and_answers_travel_as_json(table: Events, two: list[Add]) -> None:
 
 def test_a_table_whose_log_others_keep_is_refused(table: Events) -> None:
     require_ours(table.head)
-    with pytest.raises(Unsupported, match="others keep the log"):
+    with pytest.raises(Unsupported, match="another program maintains the log"):
         require_ours(snapshot([]))
 
 

@@ -1,4 +1,4 @@
-"""Every invariant of a merge, TW-3, CS and MC, has violations planted for it, by commits that really break it."""
+"""Every invariant of a merge (TW-3, CS and MC) has test commits that really violate it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.settings.layout import CompactionSettings
 from storage_core.log.actions import Add
-from storage_core.settings.compaction import CompactionSettings
 from storage_core.split.read import read_split
 from tests.support.deleted_rows import delete_where
 from tests.support.events import CONFIG, SCHEMA, context, events

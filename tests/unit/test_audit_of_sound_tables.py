@@ -1,4 +1,4 @@
-"""What an audit finds nothing wrong with, whatever a table went through."""
+"""An audit has no findings for valid tables after any sequence of operations."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.audit.retained import Selection
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.compaction.execute import execute
+from storage_core.compact.carry_over import CarryOver
+from storage_core.compact.execute import execute
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
-from storage_core.split.hidden import removal
+from storage_core.maintain.audit import Selection, audit
+from storage_core.split.hidden_rows import removal
+from storage_core.store.memory import MemoryStore
 from tests.support.deleted_rows import delete_where
 from tests.support.events import CONFIG, SCHEMA
 from tests.support.keyed_table import KeyedTable

@@ -1,4 +1,4 @@
-"""Every invariant of one split, TW-1, TW-2 and SS, has violations planted for it, by files that really break it."""
+"""Every invariant of one split (TW-1, TW-2 and SS) has test files that really violate it."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.append import append as lower_append
-from storage_core.audit.audit import audit
-from storage_core.errors import CommitConflict, InvalidInput
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.sort_order import bind
 from storage_core.log.actions import Add, Metadata
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.rows.sort_order import bind
+from storage_core.maintain.audit import audit
+from storage_core.store.memory import MemoryStore
+from storage_core.write.append import append as lower_append
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events, snapshot
 from tests.support.ids import SeededIds
 from tests.support.invalid_values import text_of
@@ -76,7 +76,7 @@ def test_ss_3_values_of_a_sort_column_that_the_split_lacks(table: Events) -> Non
     table.add(lying(table, rows, minRowKey=key))
     (found,) = table.audit().violations
     assert found.invariant == "SS-3"
-    assert "no column 'host', which is null then; recorded: 'ghost' in the first row key" in found.message
+    assert "no column 'host', so the column is null. The log records: 'ghost' in the first row key" in found.message
 
 
 def test_ss_4_a_split_that_is_sorted_by_what_its_table_was_not(table: Events) -> None:
@@ -95,7 +95,7 @@ def test_ss_4_a_log_that_gives_an_old_split_the_new_sort_schema(table: Events, t
     table.settle(config=replace(CONFIG, sort_schema=OTHER_ORDER))
     relabelled = replace(two[0], sortSchema=OTHER_ORDER)
     assert "SS-4" in {each.invariant for each in audit(table.store, snapshot([relabelled])).violations}
-    with pytest.raises(InvalidInput, match="an add may change nothing of it but its deletion vector"):
+    with pytest.raises(InvalidInput, match="An add may change only its deletion vector"):
         table.add(replace(relabelled, deletionVector=inline([0])))
     with pytest.raises(CommitConflict, match="live already"):
         table.add(relabelled)
@@ -159,4 +159,4 @@ def test_columns_of_several_row_groups_are_judged_as_one() -> None:
     (add,) = table.live
     backwards = table.merged([add]).take(pa.array([*range(65_536, 70_000), *range(65_536)]))
     table.add(table.write(backwards))
-    assert table.broken() == {"SS-1"}  # each row group is sorted, the file is not
+    assert table.broken() == {"SS-1"}  # each row group is sorted, but the file is not

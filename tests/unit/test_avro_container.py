@@ -1,4 +1,4 @@
-"""Avro files that claim too much, are not whole, or of a codec that we do not read: refused before decoding."""
+"""Avro files with false claims, truncation or an unsupported codec are refused before decoding."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from pathlib import Path
 import fastavro
 import pytest
 
-from storage_core.errors import Corrupt, TidemarkError, Unsupported
-from storage_core.formats import avro_container
-from storage_core.formats.avro_container import inspect, read_columns, read_records
+from storage_core.base.errors import Corrupt, TidemarkError, Unsupported
+from storage_core.data.formats import avro
+from storage_core.data.formats.avro import inspect, read_columns, read_records
 from tests.support.avro_bytes import long_bytes
 from tests.support.memory import grown_bytes
 
@@ -64,7 +64,7 @@ def test_a_file_cut_anywhere_is_torn_also_between_two_blocks() -> None:
     assert len(ends) > 2
     for cut in {*range(0, len(data), 97), *ends[1:-1]}:
         if cut in ends:
-            # A whole prefix is a whole container: that records are missing, the state's count tells.
+            # A prefix at a block border is a valid container. Only the state's count shows that records are missing.
             assert inspect(data[:cut], "f").records < 3000
         else:
             with pytest.raises(Corrupt, match="f: "):
@@ -83,7 +83,7 @@ def test_damage_anywhere_is_a_typed_error_or_changes_a_value_and_nothing_else() 
 
 
 def _bomb(codec: str) -> bytes:
-    """One block of 600 MiB of zeros in a few hundred kilobytes at most."""
+    """Return one block of 600 MiB of zeros, compressed to at most a few hundred kilobytes."""
     if codec == "deflate":
         packer = zlib.compressobj(9, zlib.DEFLATED, -15)
         block = b"".join(packer.compress(bytes(2**20)) for _ in range(600)) + packer.flush()
@@ -112,8 +112,8 @@ def test_a_block_that_expands_a_thousand_times_is_refused_in_bounded_memory(code
     assert path.stat().st_size < 2**20
     program = f"""
 from pathlib import Path
-from storage_core.errors import Corrupt
-from storage_core.formats.avro_container import read_columns
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.avro import read_columns
 from tests.support.avro_bytes import long_bytes
 from tests.support.memory import grown_bytes
 data = Path({str(path)!r}).read_bytes()
@@ -150,9 +150,9 @@ def test_claims_are_checked_before_anything_is_allocated(body: bytes, message: s
 
 
 def test_a_header_that_claims_too_much_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(avro_container, "MAX_HEADER_BYTES", 100)
+    monkeypatch.setattr(avro, "MAX_HEADER_BYTES", 100)
     with pytest.raises(Corrupt, match="claimed in the header"):
-        inspect(avro_container.MAGIC + long_bytes(1) + long_bytes(101) + b"x" * 101, "f")
+        inspect(avro.MAGIC + long_bytes(1) + long_bytes(101) + b"x" * 101, "f")
 
 
 RECORD = long_bytes(7) + long_bytes(1) + b"t"
@@ -167,7 +167,7 @@ _NONE = long_bytes(0) + long_bytes(len(RECORD)) + RECORD + SYNC
 def test_a_block_that_holds_other_than_the_records_it_claims_is_refused(
     read: Callable[[bytes, str], object], body: bytes
 ) -> None:
-    """DataFusion read on for ever where bytes were left."""
+    """DataFusion read without end when bytes were left over."""
     with pytest.raises(Corrupt, match=r"^f: "):
         read(_header("null") + body, "f")
 
@@ -179,8 +179,8 @@ def test_a_file_without_records_is_an_empty_table() -> None:
 
 IN_A_COPY = """
 import faulthandler, os, sys
-from storage_core.errors import CopiedProcess
-from storage_core.formats.avro_container import read_columns
+from storage_core.base.errors import CopiedProcess
+from storage_core.data.formats.avro import read_columns
 from tests.unit.test_avro_container import _file
 data = _file("null")
 def child(expected):

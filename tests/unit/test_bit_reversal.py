@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.bit_reversal import MAX_NUMBER, number_of, reversed_name
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.kinds import MAX_NUMBER, number_of, reversed_name
 
 GOLDEN = {
     1: "1" + "0" * 63,

@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import bitmap
-from storage_core.read.bitmap_query import parse
-from storage_core.read.bitmap_rows import rows_that_meet
-from storage_core.settings.index import IndexDefinition
+from storage_core.read.bitmap import rows_that_meet
+from storage_core.read.search.question import parse_bitmap_query
 from tests.support.limits import address_space, limited
 
 SCHEMA = pa.schema([
@@ -46,7 +46,7 @@ def found(tmp_path: Path, query: object, *columns: str) -> list[int]:
     definition = index(*columns)
     for name, data in bitmap.build(ROWS, definition).items():
         (tmp_path / name).write_bytes(data)
-    condition = parse(query, definition, SCHEMA)
+    condition = parse_bitmap_query(query, definition, SCHEMA)
     unpacked = {each: bitmap.unpacked_bitmaps(tmp_path, definition, each) for each in columns}
     return list(rows_that_meet(condition, unpacked, lambda: ROWS.num_rows))
 
@@ -99,7 +99,7 @@ def test_a_column_of_nulls_only_matches_nothing(tmp_path: Path) -> None:
     unpacked = {"status": bitmap.unpacked_bitmaps(tmp_path, definition, "status")}
     asked = {"404": [], '{"status": {"is null": true}}': [0, 1, 2], '{"status": {"<>": 404}}': []}
     for query, rows_found in asked.items():
-        assert list(rows_that_meet(parse(query, definition, SCHEMA), unpacked, lambda: 3)) == rows_found
+        assert list(rows_that_meet(parse_bitmap_query(query, definition, SCHEMA), unpacked, lambda: 3)) == rows_found
 
 
 def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
@@ -123,8 +123,8 @@ def test_the_same_rows_in_other_chunks_give_the_same_files() -> None:
         (("status",), {}, "names no column"),
         (("status",), {"method": "GET"}, "'method' is not one of status"),
         (("status",), b"404", "does not read"),
-        (("status", "method"), "404", "covers several columns"),
-        (("method",), 404, "put it in quotes"),
+        (("status", "method"), "404", "has several columns"),
+        (("method",), 404, "Put it in quotes"),
         (("time",), "2015-05-17T12:00:00", "zone offset"),
         (("price",), "1.505", "does not read"),
     ],
@@ -133,7 +133,7 @@ def test_a_query_that_does_not_read_is_refused_with_the_reason(
     columns: tuple[str, ...], query: object, reason: str
 ) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        parse(query, index(*columns), SCHEMA)
+        parse_bitmap_query(query, index(*columns), SCHEMA)
 
 
 def test_a_float_column_and_an_option_are_refused() -> None:
@@ -170,11 +170,11 @@ def test_compressed_values_are_corrupt_before_they_are_expanded(tmp_path: Path, 
 def test_a_value_that_no_text_or_number_can_hold_is_refused_briefly(value: object) -> None:
     definition = IndexDefinition("one", "bitmap", ("status",))
     with pytest.raises(InvalidInput) as raised:
-        parse(value, definition, SCHEMA)
+        parse_bitmap_query(value, definition, SCHEMA)
     assert len(str(raised.value)) < 2_000
 
 
 def test_a_value_for_which_memory_is_lacking_is_unavailable() -> None:
     value = "x" * 2**28
     with limited(*address_space(2**27)), pytest.raises(Unavailable, match="Cannot allocate memory"):
-        parse([value], index("method"), SCHEMA)
+        parse_bitmap_query([value], index("method"), SCHEMA)

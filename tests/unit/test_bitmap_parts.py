@@ -1,4 +1,4 @@
-"""Parts of bitmap segments: what is asked for is fetched, verified by itself and kept, and nothing else is."""
+"""A reader of a bitmap segment fetches only the requested parts, verifies each part separately and caches it."""
 
 from __future__ import annotations
 
@@ -8,19 +8,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.cache.pieces import NOT_CACHED
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats import bundle
-from storage_core.index import bitmap, bitmap_parts, segments
-from storage_core.index.bitmap_parts import BitmapParts
-from storage_core.index.coverage import Answering
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.data.formats import bundle
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import bitmap, segments
+from storage_core.index import parts as bitmap_parts
+from storage_core.index.parts import BitmapParts
+from storage_core.index.segments import Answering
 from storage_core.log.actions import IndexSegment
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.bitmap_query import parse
-from storage_core.read.bitmap_rows import rows_that_meet
-from storage_core.settings.index import IndexDefinition
+from storage_core.read.bitmap import rows_that_meet
+from storage_core.read.search.question import parse_bitmap_query
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import NOT_CACHED
 
 DEFINITION = IndexDefinition("b", "bitmap", ("n", "s"))
 SCHEMA = pa.schema([("n", pa.int64()), ("s", pa.string())])
@@ -36,7 +37,7 @@ def rows() -> pa.Table:
 
 def stored(files: Mapping[str, bytes]) -> tuple[MeteredStore, IndexSegment]:
     identity = KEY.rpartition("/")[2].removesuffix(".seg")
-    packed = bundle.pack(files, identity=identity, properties={})
+    packed = bundle.pack_bundle(files, identity=identity, properties={})
     store = MeteredStore(MemoryStore("parts"))
     store.put(KEY, packed.data, IfAbsent())
     segment = IndexSegment(
@@ -56,7 +57,7 @@ def found(parts: BitmapParts, store: MeteredStore, segment: IndexSegment, query:
     wanted = [*query] if isinstance(query, dict) else []
     columns = parts.reading(store, segment, DEFINITION).columns(wanted)
     assert columns is not None
-    return list(rows_that_meet(parse(query, DEFINITION, SCHEMA), columns, lambda: ROWS))
+    return list(rows_that_meet(parse_bitmap_query(query, DEFINITION, SCHEMA), columns, lambda: ROWS))
 
 
 def expected(query: str) -> list[int]:
@@ -70,7 +71,7 @@ def expected(query: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The values of both columns are fetched with the directory, and no bitmap is."""
+    """Make a small tail read, so that the first fetch gets directory and values of both columns, but no bitmap."""
     monkeypatch.setattr(bitmap_parts, "TAIL_BYTES", 2**16)
 
 
@@ -103,7 +104,7 @@ def test_values_take_one_request_and_bitmaps_one_more_with_their_bytes_alone() -
     found(parts, store, segment, {"n": 5})
     assert (store.requests["get"], store.bytes_read - tail < 200) == (2, True)
     found(parts, store, segment, {"n": [5, -1]})
-    assert store.requests["get"] == 2  # it is kept
+    assert store.requests["get"] == 2  # it is cached
 
 
 def test_a_reading_that_foretells_keeps_nothing_and_says_what_it_took() -> None:
@@ -179,7 +180,7 @@ def test_a_segment_of_an_earlier_release_answers_by_whole_parts() -> None:
         ({"n": {}}, "no condition on 'n'"),
         (
             {"n": {"like": 5}},
-            "'like' is no condition on 'n'; there are =, <>, <, <=, >, >=, in, not in, between, is null",
+            "'like' is not a condition on 'n'. Conditions are =, <>, <, <=, >, >=, in, not in, between, is null",
         ),
         ({"n": {"between": [5]}}, "the least and the greatest value of 'n', found 1"),
         ({"n": {"not in": []}}, "no value to look for in 'n'"),
@@ -191,4 +192,4 @@ def test_a_segment_of_an_earlier_release_answers_by_whole_parts() -> None:
 )
 def test_a_condition_that_is_none_is_refused_with_the_reason(query: object, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        parse(query, DEFINITION, SCHEMA)
+        parse_bitmap_query(query, DEFINITION, SCHEMA)

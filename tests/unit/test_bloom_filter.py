@@ -1,4 +1,4 @@
-"""Bloom filters only skip: no false negative ever, few false positives, sized by the keys (lesson 24)."""
+"""Bloom filters only skip: no false negatives, few false positives, and a size by the number of keys (lesson 24)."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats import bloom
-from storage_core.formats.key_hash import Hashes, key_hashes
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.data.formats import key_hashes as bloom
+from storage_core.data.formats.key_hashes import Hashes, key_hashes
 
 STORED = [16294208416658607535, 6517859028267526135, 5818349205131900139]
 
@@ -24,34 +24,34 @@ def _hashes(values: pa.Array | pa.ChunkedArray) -> Hashes:
 @given(st.lists(st.text(max_size=12), min_size=1, max_size=200))
 def test_no_key_that_went_in_is_denied(keys: list[str]) -> None:
     hashes = _hashes(pa.array(keys))
-    assert bloom.build(hashes).may_contain(hashes).all()
+    assert bloom.build_bloom(hashes).may_contain(hashes).all()
 
 
 @pytest.mark.parametrize("count", [1, 100, 8_000, 100_000])
 def test_false_positives_stay_rare_at_any_size(count: int) -> None:
     inside = _hashes(pa.array([f"key-{number}" for number in range(count)]))
     outside = _hashes(pa.array([f"other-{number}" for number in range(100_000)]))
-    guard = bloom.build(inside)
+    guard = bloom.build_bloom(inside)
     assert guard.may_contain(inside).all()
     assert guard.may_contain(outside).mean() < 0.002
 
 
 def test_the_size_follows_the_number_of_keys() -> None:
-    sizes = [len(bloom.build(np.arange(count, dtype=np.uint64)).to_bytes()) for count in (1, 1_000, 100_000)]
+    sizes = [len(bloom.build_bloom(np.arange(count, dtype=np.uint64)).to_bytes()) for count in (1, 1_000, 100_000)]
     assert sizes[0] < 100
     assert 2 * 1_000 <= sizes[1] <= 2 * 1_000 * 2 + 64
     assert 2 * 100_000 <= sizes[2] <= 2 * 100_000 * 2 + 64
 
 
 def test_a_filter_comes_back_as_it_was_written() -> None:
-    guard = bloom.build(_hashes(pa.array(["a", "b"])))
+    guard = bloom.build_bloom(_hashes(pa.array(["a", "b"])))
     found = bloom.from_bytes(guard.to_bytes(), "here")
     assert found.keys == 2
     assert (found.words == guard.words).all()
 
 
 def test_the_stored_bytes_never_change() -> None:
-    guard = bloom.build(_hashes(pa.array(["a", "bc", ""])))
+    guard = bloom.build_bloom(_hashes(pa.array(["a", "bc", ""])))
     assert guard.to_bytes().hex() == (
         "544d424c4f4f4d010300000000000000a380c5dad7878a01"
         "1400100000090100a00000020600002008800200100400080844000000001408"
@@ -60,10 +60,10 @@ def test_the_stored_bytes_never_change() -> None:
 
 @pytest.mark.parametrize("position", [0, 9, 17, 30, 55])
 def test_a_damaged_filter_is_an_error_and_never_an_answer(position: int) -> None:
-    data = bytearray(bloom.build(_hashes(pa.array(["a"]))).to_bytes())
+    data = bytearray(bloom.build_bloom(_hashes(pa.array(["a"]))).to_bytes())
     data[position] ^= 1
     if position == 9:
-        # The count of keys is information only: it decides nothing.
+        # The count of keys is only information and affects no decision.
         assert bloom.from_bytes(bytes(data), "here").may_contain(_hashes(pa.array(["a"]))).all()
         return
     with pytest.raises((Corrupt, Unsupported), match="here"):
@@ -71,7 +71,7 @@ def test_a_damaged_filter_is_an_error_and_never_an_answer(position: int) -> None
 
 
 def test_a_torn_filter_is_corrupt() -> None:
-    data = bloom.build(_hashes(pa.array(["a"]))).to_bytes()
+    data = bloom.build_bloom(_hashes(pa.array(["a"]))).to_bytes()
     for length in range(len(data)):
         with pytest.raises(Corrupt, match="here"):
             bloom.from_bytes(data[:length], "here")
@@ -121,7 +121,7 @@ def test_texts_of_several_mebibytes_hash_as_each_does_alone() -> None:
 
 
 def test_hashing_one_long_key_takes_no_memory_in_proportion() -> None:
-    """Some forty times its bytes: 700 MB for a key of 17 MB."""
+    """The memory was about forty times the key's bytes: 700 MB for a key of 17 MB."""
     rows = pa.table({"k": ["a", "k" * (8 * 2**20), "b"]})
     tracemalloc.start()
     try:
@@ -133,5 +133,5 @@ def test_hashing_one_long_key_takes_no_memory_in_proportion() -> None:
 
 
 def test_hashes_are_those_that_are_stored() -> None:
-    """As the first release wrote them."""
+    """The stored hashes are those that the first release wrote."""
     assert _hashes(pa.array(["", "a", "é" * 700_000])).tolist() == STORED

@@ -1,4 +1,4 @@
-"""The choice of the upkeep sensor: the most urgent first, and never more than the budgets leave."""
+"""The choice of the maintenance sensor: the most urgent work first, and never more than the budgets allow."""
 
 from __future__ import annotations
 
@@ -9,16 +9,14 @@ from dataclasses import dataclass, field
 import pytest
 from dagster import AssetKey
 
-from assets.due_runs import DueRun
-from assets.granted import bytes_tag, granted_bytes
-from assets.launcher import JobName
+from assets.run_tags import bytes_tag, granted_bytes
 from pipelines.upkeep.budgets import Choice, choose
-from pipelines.upkeep.grouping import request_of
-from pipelines.upkeep.wanted import Wanted
-from storage_core.clock import HOUR_MS
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration_file import load_text
-from storage_core.declaration_upkeep import UpkeepOfAllDeclaration
+from pipelines.upkeep.wanted import Wanted, request_of
+from storage_core.base.clock import HOUR_MS
+from storage_core.change.declaration import TableDeclaration
+from storage_core.change.declaration_file import load_text
+from storage_core.change.declaration_parts import UpkeepOfAllDeclaration
+from storage_core.log.job_run import DueRun
 
 pytestmark = pytest.mark.dagster
 
@@ -32,9 +30,7 @@ def declared(name: str, upkeep: str = "{}") -> TableDeclaration:
     return load_text(TableDeclaration, text, f"{name}.yaml")
 
 
-def wanted(
-    table: TableDeclaration, pieces: Sequence[int], *, job: JobName = "compact", late_seconds: float = 0
-) -> Wanted:
+def wanted(table: TableDeclaration, pieces: Sequence[int], *, job: str = "compact", late_seconds: float = 0) -> Wanted:
     cut = tuple(pieces) if job == "compact" else ()
     due = DueRun(reason="r", items=len(pieces), bytes=sum(pieces), pieces=cut)
     return Wanted(declaration=table, job=job, due=due, assets=[AssetKey([table.name, job])], late_seconds=late_seconds)
@@ -146,7 +142,7 @@ def test_the_bytes_of_a_run_are_in_its_tag_by_table() -> None:
 
 @dataclass(slots=True)
 class Run:
-    """A run of the simulation: from when to when it reads so many bytes of a table."""
+    """A run of the simulation: its table, its bytes, its start and its end."""
 
     table: str
     bytes: int
@@ -156,7 +152,7 @@ class Run:
 
 @dataclass(slots=True)
 class Simulated:
-    """Tables with a backlog of windows of so many bytes each, their budgets, and what ran."""
+    """Tables with a backlog of windows of given sizes, the budgets of the tables, and the finished runs."""
 
     backlog: dict[str, list[int]]
     tables: Mapping[str, TableDeclaration]
@@ -177,8 +173,8 @@ class Simulated:
         return choose(found, self.of_all, spent=self.spent(now_ms), now_ms=now_ms, since_ms=self.since_ms)
 
     def begin(self, choice: Choice, now_ms: int, minutes: int) -> None:
-        """Let the chosen runs read what they were granted, as the job chooses it, for so many minutes."""
-        from storage_core.compaction.next_run import within
+        """Start the chosen runs: each reads its granted bytes as the job selects them, and lasts this many minutes."""
+        from storage_core.compact.debt import within
 
         for each in choice.chosen:
             name, size = each.declaration.name, each.granted_bytes or each.due.bytes
@@ -227,7 +223,7 @@ def test_a_week_without_upkeep_heals_within_the_budgets_at_every_moment_while_ro
 
 
 def _assert_urgent_first(choice: Choice, spent: Mapping[str, int], own: Mapping[str, int]) -> None:
-    """Whatever waits for bytes did not fit beside what is more urgent."""
+    """Check that every deferred table did not fit after the more urgent tables."""
     for deferred in choice.deferred:
         name = deferred.wanted.declaration.name
         before = [each for each in choice.chosen if each.rank < deferred.wanted.rank]

@@ -1,4 +1,4 @@
-"""Bundles: what comes back is what was packed, or a typed error (lessons 60 and 61)."""
+"""A bundle returns exactly what was packed, or a typed error (lessons 60 and 61)."""
 
 from __future__ import annotations
 
@@ -6,14 +6,22 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unsupported
-from storage_core.formats.bundle import Bundle, Expected, checksum, pack, read_directory, unpack, verify_part
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unsupported
+from storage_core.data.formats.bundle import (
+    Bundle,
+    Expected,
+    checksum,
+    pack_bundle,
+    read_directory,
+    unpack_bundle,
+    verify_part,
+)
 
 PARTS = {"meta.json": b'{"segments": []}', "abc.idx": bytes(range(256)), "empty": b""}
 
 
 def packed(identity: str = "one", parts: dict[str, bytes] = PARTS) -> Bundle:
-    return pack(parts, identity=identity, properties={"index": "text"})
+    return pack_bundle(parts, identity=identity, properties={"index": "text"})
 
 
 def expected_of(bundle: Bundle, identity: str = "one") -> Expected:
@@ -28,7 +36,7 @@ def expected_of(bundle: Bundle, identity: str = "one") -> Expected:
 
 def test_every_part_comes_back_as_it_was_packed() -> None:
     bundle = packed()
-    assert {name: bytes(data) for name, data in unpack(bundle.data, expected_of(bundle)).items()} == PARTS
+    assert {name: bytes(data) for name, data in unpack_bundle(bundle.data, expected_of(bundle)).items()} == PARTS
 
 
 def test_the_same_parts_give_the_same_bytes() -> None:
@@ -36,7 +44,7 @@ def test_the_same_parts_give_the_same_bytes() -> None:
 
 
 def test_the_layout_is_the_one_of_the_specification() -> None:
-    bundle = pack({"a": b"xyz"}, identity="id", properties={})
+    bundle = pack_bundle({"a": b"xyz"}, identity="id", properties={})
     directory = (
         b'{"identity":"id","properties":{},"parts":[{"name":"a","offset":8,"length":3,"xxh3":"%s"}]}'
         % checksum(b"xyz").encode()
@@ -67,7 +75,7 @@ def test_every_flipped_bit_of_the_object_is_corrupt() -> None:
         damaged = bytearray(bundle.data)
         damaged[position // 8] ^= 1 << (position % 8)
         with pytest.raises(Corrupt, match=r"one\.seg"):
-            unpack(bytes(damaged), expected_of(bundle))
+            unpack_bundle(bytes(damaged), expected_of(bundle))
 
 
 def test_every_flipped_bit_of_the_footer_is_corrupt_to_a_ranged_reader() -> None:
@@ -84,7 +92,7 @@ def test_every_truncation_is_corrupt() -> None:
     bundle = packed()
     for length in range(len(bundle.data)):
         with pytest.raises(Corrupt, match="bytes, expected"):
-            unpack(bundle.data[:length], expected_of(bundle))
+            unpack_bundle(bundle.data[:length], expected_of(bundle))
     tail = bundle.data[bundle.footer_offset :]
     for length in range(len(tail)):
         with pytest.raises(Corrupt, match="footer has"):
@@ -95,7 +103,7 @@ def test_another_sound_bundle_under_the_key_is_corrupt_even_of_equal_size() -> N
     ours, other = packed("one"), packed("two")
     assert len(ours.data) == len(other.data)
     with pytest.raises(Corrupt, match="checksum of the object"):
-        unpack(other.data, expected_of(ours))
+        unpack_bundle(other.data, expected_of(ours))
     with pytest.raises(Corrupt, match="is bundle 'two', expected 'one'"):
         read_directory(other.data[other.footer_offset :], expected_of(ours))
 
@@ -117,15 +125,17 @@ def test_a_part_name_that_could_leave_its_directory_is_refused(name: str) -> Non
 
 def test_a_directory_that_names_such_a_part_is_corrupt_although_its_checksums_hold() -> None:
     bundle = packed(parts={"aaaaaaa": b"1"})
-    forged = pack({"aaaaaaa": b"1"}, identity="one", properties={"index": "text"}).data.replace(b"aaaaaaa", b"../evil")
+    forged = pack_bundle({"aaaaaaa": b"1"}, identity="one", properties={"index": "text"}).data.replace(
+        b"aaaaaaa", b"../evil"
+    )
     body = forged[bundle.footer_offset : -20] + b"TIDEMKB1"
     forged = forged[:-16] + int(checksum(body), 16).to_bytes(8, "little") + forged[-8:]
     with pytest.raises(Corrupt, match="not sound"):
-        unpack(forged, replace(expected_of(bundle), xxh3=checksum(forged)))
+        unpack_bundle(forged, replace(expected_of(bundle), xxh3=checksum(forged)))
 
 
 def test_a_newer_version_is_unsupported_and_not_corrupt() -> None:
     bundle = packed()
     newer = bundle.data.replace(b"TIDEMKB1", b"TIDEMKB2")
-    with pytest.raises(Unsupported, match="upgrade"):
-        unpack(newer, replace(expected_of(bundle), xxh3=checksum(newer)))
+    with pytest.raises(Unsupported, match="Upgrade"):
+        unpack_bundle(newer, replace(expected_of(bundle), xxh3=checksum(newer)))

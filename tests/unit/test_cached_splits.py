@@ -1,6 +1,6 @@
-"""What was fetched of a split, and other objects that something vouches for, is kept on disk.
+"""The disk cache for parts of splits and other objects with a known checksum.
 
-The answer is right whatever becomes of it, and the bound is held.
+Answers are right in every state of the cache, and the cache stays below its size limit.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ import pytest
 import xxhash
 from pyroaring import BitMap
 
-from storage_core.cache.bounded_folder import TEMPORARY, BoundedFolder
-from storage_core.cache.pieces import CacheCounts, CachedPieces, Piece, cached_pieces
-from storage_core.errors import InvalidInput
-from storage_core.formats.avro_state import decode_state
-from storage_core.formats.keys import LOG_PREFIX, state_key
+from storage_core.base.errors import InvalidInput
+from storage_core.base.limits import CacheSettings
+from storage_core.base.process import remove_abandoned, scratch_folder
+from storage_core.data.formats.avro_state import decode_state
+from storage_core.data.formats.keys import LOG_PREFIX, state_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import encode, stored
-from storage_core.objectstore.contract import IfAbsent, IfMatch
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import generation, sorted_file
-from storage_core.scratch import remove_abandoned, scratch_folder
-from storage_core.settings.cache import CacheSettings
-from storage_core.settings.table import TableConfig
-from storage_core.split import chunk_checksums, row_groups
-from storage_core.split.ranges import Footers
+from storage_core.split import metadata as row_groups
+from storage_core.split import verification
+from storage_core.split.fetch import Footers
+from storage_core.split.hidden_rows import deleted_rows
 from storage_core.split.read import open_split
-from storage_core.split.vectors import deleted_rows
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import IfAbsent, IfMatch
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import TEMPORARY, BoundedFolder, CacheCounts, CachedPieces, Piece, cached_pieces
+from storage_core.write.region import generation
 from tests.support.elsewhere import Elsewhere
 from tests.support.events import context
 from tests.support.ids import SeededIds
@@ -70,7 +70,7 @@ def place(tmp_path: Path) -> Path:
 
 
 def cache(place: Path, most_bytes: int = BOUND) -> CachedPieces:
-    """As of a process that begins."""
+    """Return the cache as a new process opens it."""
     return CachedPieces(BoundedFolder(place, most_bytes))
 
 
@@ -114,7 +114,7 @@ def test_what_was_fetched_once_is_not_fetched_by_a_process_that_begins(store: Me
     assert (second.counts.hits, second.counts.misses) == (4, 0)
     assert second.counts.bytes > 8 * ROWS
     third = cache(place)
-    assert gets(store, lambda: read(store, add, third)) == 3  # of the other columns, which lie side by side
+    assert gets(store, lambda: read(store, add, third)) == 3  # the other columns, which are adjacent
     assert third.counts - CacheCounts(bytes=third.counts.bytes) == CacheCounts(hits=4, misses=6)
     assert read(store, add, cache(place)).equals(rows_of(1))
     assert gets(store, lambda: read(store, add, cache(place))) == 0
@@ -127,7 +127,7 @@ def test_a_split_that_is_read_whole_is_kept_whole(store: MeteredStore, place: Pa
         split = lambda: found.append(open_split(store, add, footers=Footers(cache(place))).read())  # noqa: B023, E731
         assert gets(store, split) == expected
         assert found[0].equals(rows_of(1))
-    assert gets(store, lambda: read(store, add, cache(place))) == 0  # its parts are in their places
+    assert gets(store, lambda: read(store, add, cache(place))) == 0  # its parts are at their positions
 
 
 def test_whoever_has_no_footers_reads_the_store(store: MeteredStore, place: Path) -> None:
@@ -165,7 +165,7 @@ def test_a_stored_deletion_vector_is_kept_with_its_split(store: MeteredStore, pl
     assert read(store, marked, cache(place)).num_rows == ROWS // 2
 
 
-# --- whatever becomes of the files
+# Every state of the files.
 
 Spoil = Callable[[Path, Path], None]
 
@@ -233,7 +233,7 @@ SPOILT: dict[str, Spoil] = {
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """How an object is asked for through a cache, what it tells, and how many GETs that always makes."""
+    """A request through a cache, its expected answer, and the number of GETs that it always makes."""
 
     ask: Callable[[CachedPieces], object]
     tells: object
@@ -253,7 +253,7 @@ def of_manifest(store: MeteredStore, seed: int) -> Asked:
     def ask(cached: CachedPieces) -> list[str]:
         return sorted(replace(log, cached=cached).snapshot(version=1).splits)
 
-    return Asked(ask, sorted(each.path for each in splits), always=2)  # of the hint and the state
+    return Asked(ask, sorted(each.path for each in splits), always=2)  # GETs of hint and state
 
 
 def of_vector(store: MeteredStore, seed: int) -> Asked:
@@ -272,11 +272,11 @@ def of_generation(store: MeteredStore, seed: int) -> Asked:
 
 def of_chunks(store: MeteredStore, seed: int) -> Asked:
     rows = rows_of(seed).sort_by("a")
-    chunks, data = sorted_file.encode(rows, ["a"])
+    chunks, data = generation.encode_sorted(rows, ["a"])
     store.put("records", data, IfAbsent())
 
     def ask(cached: CachedPieces) -> pa.Table:
-        return pa.concat_tables(sorted_file.find(store, "records", chunks, rows.select(["a"]), cached=cached))
+        return pa.concat_tables(generation.find_key(store, "records", chunks, rows.select(["a"]), cached=cached))
 
     return Asked(ask, rows)
 
@@ -296,7 +296,7 @@ KINDS: dict[str, Callable[[MeteredStore, int], Asked]] = {
 def test_a_damaged_entry_is_fetched_and_written_again(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, spoilt: str, kind: str
 ) -> None:
-    monkeypatch.setattr(sorted_file, "CHUNK_RECORDS", 1_000)
+    monkeypatch.setattr(generation, "CHUNK_RECORDS", 1_000)
     stores = [MeteredStore(Elsewhere(made_folder(tmp_path / name))) for name in ("one", "two")]
     first, second = (KINDS[kind](store, seed) for seed, store in enumerate(stores, 1))
 
@@ -349,13 +349,13 @@ def test_of_what_nobody_says_how_long_it_is_a_longer_entry_is_no_other(
 def test_what_is_not_named_by_its_content_is_not_kept(
     store: MeteredStore, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nothing says what is in states and version files; of a manifest that is damaged in the store neither."""
+    """States and version files have no stored checksum, so they are not cached. Neither is a damaged manifest."""
     asked = of_manifest(store, 1)
     (info,) = decode_state(store.get(state_key(1)).data, "").manifests
     sound = store.get(LOG_PREFIX + info.path)
     store.put(LOG_PREFIX + info.path, sound.data[:-1], IfMatch(sound.etag))
     for _ in range(2):
-        assert asked.ask(cache(place)) == asked.tells  # by the version files
+        assert asked.ask(cache(place)) == asked.tells  # replayed from the version files
     assert not place.exists()
     assert "looking elsewhere" in caplog.text
 
@@ -366,7 +366,7 @@ def test_only_what_is_damaged_is_fetched_again(store: MeteredStore, place: Path)
     split.read()
     (file,) = place.iterdir()
     sound = file.read_bytes()
-    places = chunk_checksums.places(split.footer).reshape(-1, 2).tolist()
+    places = verification.places(split.footer).reshape(-1, 2).tolist()
     for start, end in [*places, (add.footerStartOffset or 0, add.size)]:
         for position in (start, end - 1):
             data = bytearray(sound)
@@ -378,7 +378,7 @@ def test_only_what_is_damaged_is_fetched_again(store: MeteredStore, place: Path)
             assert file.read_bytes() == sound
 
 
-# --- whatever becomes of the folder
+# Every state of the folder.
 
 
 def made_a_file(place: Path) -> None:
@@ -433,7 +433,7 @@ def test_a_disk_that_is_full_costs_requests_and_nothing_else(store: MeteredStore
     assert gets(store, lambda: read(store, add, cached)) == 0
 
 
-# --- the bound
+# The size limit.
 
 
 def pieces(number: int, size: int) -> Iterator[tuple[str, Piece, bytes]]:
@@ -482,7 +482,7 @@ def test_one_read_keeps_a_quarter_of_the_bound(place: Path) -> None:
 
 @pytest.mark.parametrize("scans", [1, 8])
 def test_scans_do_not_take_the_place_of_manifests(store: MeteredStore, place: Path, scans: int) -> None:
-    """Also where the cache is full of what was used, and a process begins, reads a manifest and scans."""
+    """The cache is full of used entries when a new process reads a manifest and scans."""
     manifest, whole = of_manifest(store, 1), cache(place, 2**20)
     for name, piece, data in pieces(200, 10_000):
         whole.write("s3://x", "path", name, [(piece, data)])
@@ -563,7 +563,7 @@ def test_an_entry_whose_removal_was_cut_short_is_removed_by_the_next_process(
     assert [*place.iterdir()] == []
 
 
-# --- settings
+# Settings.
 
 
 @pytest.mark.parametrize(

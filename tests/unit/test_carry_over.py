@@ -1,4 +1,4 @@
-"""A compaction beside deletes: what is deleted while it runs is deleted after it, and it is not planned again."""
+"""Rows deleted during a compaction stay deleted, and the compaction is not planned again."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ from functools import partial
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as compaction
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt
-from storage_core.formats.keys import version_key
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.history.restore import restore
+from storage_core.base.errors import CommitConflict, CommitUnknown, Corrupt
+from storage_core.compact import execute as compaction
+from storage_core.compact.carry_over import CarryOver
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.layout import CompactionSettings
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import MergeSkip
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.history import restore
 from storage_core.read.changes import changes
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.table import TableConfig
 from storage_core.split.read import read_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support import merge_plan
 from tests.support.deleted_rows import delete_places, delete_where
 from tests.support.fault_store import FaultStore, PutFault
@@ -45,13 +45,13 @@ CONFIGS = {"sorted": SETTINGS, "several outputs": SEVERAL, "no order": UNSORTED,
 
 
 def row(n: int) -> Row:
-    """Equal sort keys, nulls, and no two equal rows."""
+    """Return a row. Rows have equal sort keys and nulls, but no two rows are equal."""
     host = None if n % 11 == 0 else f"h{n % 7}"
     return {"at": START + dt.timedelta(seconds=n * 7 % 600), "host": host, "n": n, "text": f"{n * n % 1_000_003:x}"}
 
 
 def table_of(config: TableConfig, store: ObjectStore | None = None, *, rows: int = 2_000) -> KeyedTable:
-    """Three splits of one window, of which the first has deleted rows already."""
+    """Make a table with three splits of one window, the first of which already has deleted rows."""
     table = KeyedTable(MemoryStore("carry") if store is None else store).create(SCHEMA, config)
     for first in range(3):
         table.append([row(n) for n in range(first, rows, 3)])
@@ -101,7 +101,7 @@ def test_rows_deleted_while_it_runs_stay_deleted_and_no_others(
 
 def test_an_output_of_which_no_row_is_left_does_not_join_the_table() -> None:
     table = table_of(SEVERAL)
-    done = table.compact(deletes(table, lambda n: n % 11 != 0))  # nulls are last
+    done = table.compact(deletes(table, lambda n: n % 11 != 0))  # nulls sort last
     assert done is not None
     assert numbers(table) == [n for n in range(0, 2_000, 11) if n % 30]
     undisturbed = table_of(SEVERAL)
@@ -118,7 +118,7 @@ def test_a_delete_of_every_row_leaves_an_empty_table() -> None:
 
 
 def planes(*, names: str = "abcdef") -> KeyedTable:
-    """A keyed table of a split per two names."""
+    """Make a keyed table with one split per two names."""
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         for first in range(0, len(names), 2):
@@ -188,7 +188,7 @@ def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> 
 
 
 def _with_head(table: KeyedTable, meanwhile: Callable[[], object]) -> None:
-    """Compact, and let the log find its head anew, as it does when the planned version was collected."""
+    """Compact, and let the log search its head as after the collection of the planned version."""
     planned = version_key(table.snapshot.version)
 
     def act() -> None:
@@ -214,7 +214,7 @@ def test_an_input_without_the_sort_column_and_one_without_any_are_followed_too()
 
 
 class Disturbed:
-    """A store on which somebody deletes another row right before each put of a version, so many times."""
+    """A store where another row is deleted right before each of the first `times` puts of a version."""
 
     def __init__(self, times: int) -> None:
         self.objects = MemoryStore("carry")
@@ -244,7 +244,7 @@ def test_deletes_before_every_attempt_but_the_last_are_all_carried_over() -> Non
 def test_the_attempts_are_bounded_and_then_nothing_is_committed() -> None:
     disturbed = Disturbed(MAX_ATTEMPTS)
     inputs = set(disturbed.table.snapshot.splits)
-    with pytest.raises(CommitConflict, match="plan again"):
+    with pytest.raises(CommitConflict, match="Plan again"):
         disturbed.compact()
     assert set(disturbed.table.snapshot.splits) == inputs
     assert disturbed.table.snapshot.version == disturbed.version + MAX_ATTEMPTS
@@ -282,7 +282,7 @@ def test_rows_that_were_restored_meanwhile_are_not_lost() -> None:
     def bring_back() -> None:
         restore(table.log, table.log.snapshot(version=start - 1))
 
-    with pytest.raises(CommitConflict, match="restored between version 4 and 5; plan again"):
+    with pytest.raises(CommitConflict, match=r"restored between version 4 and 5. Plan again"):
         table.compact(bring_back)
     assert numbers(table) == list(range(2_000))
 

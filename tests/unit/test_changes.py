@@ -6,18 +6,18 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput, SnapshotExpired
-from storage_core.formats.keys import version_key
-from storage_core.history.restore import restore
+from storage_core.base.errors import InvalidInput, SnapshotExpired
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Metadata, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.maintain.history import restore
 from storage_core.read.changes import BATCH_ROWS, changes
-from storage_core.rows.schema import to_schema_string
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, events
 from tests.support.ids import SeededIds
@@ -94,7 +94,7 @@ def test_a_compaction_is_not_even_looked_into(table: Events) -> None:
     after = table.log.snapshot()
     gets = table.store.requests["get"]
     assert changes(table.store, before, after).read_all().num_rows == 0
-    assert table.store.requests["get"] - gets == 2  # the version file: looked for at once, and read
+    assert table.store.requests["get"] - gets == 2  # the version file: one probe and one read
 
 
 def test_a_merge_shows_the_rows_it_changed_and_not_those_it_rewrote() -> None:
@@ -148,12 +148,12 @@ def test_batches_are_bounded(table: Events) -> None:
     assert [batch.num_rows for batch in table.reader(0)] == [BATCH_ROWS, 1]
 
 
-# --- errors
+# Errors.
 
 
 def test_changes_backwards_are_refused(table: Events) -> None:
     table.append({"at": 1})
-    with pytest.raises(InvalidInput, match="from 1 to 0 there are none; swap the two"):
+    with pytest.raises(InvalidInput, match=r"version 0 is older than version 1, .* Swap the two"):
         table.read(1, 0)
 
 
@@ -168,7 +168,7 @@ def test_a_collected_commit_says_from_where_on_there_are_changes(table: Events) 
     table.append({"at": 1, "host": "b"})
     before, after = table.log.snapshot(version=0), table.log.snapshot()
     table.store.delete([version_key(1)])
-    with pytest.raises(SnapshotExpired, match="read changes from version 1 or a later one") as caught:
+    with pytest.raises(SnapshotExpired, match="Read changes from version 1 or a later one") as caught:
         changes(table.store, before, after)
     assert caught.value.context["version"] == 1
     assert shown(changes(table.store, replace(before, version=1), after).read_all()) == [(2, "insert", "b")]
@@ -180,13 +180,13 @@ def test_a_collected_split_says_from_where_on_there_are_changes(table: Events) -
     table.append({"at": 1, "host": "b"})
     table.store.delete([deleted])
     reader = table.reader(0)
-    with pytest.raises(SnapshotExpired, match=r"version 1 changed its rows; read changes from version 1 or a later"):
+    with pytest.raises(SnapshotExpired, match=r"version 1 changed its rows. Read changes from version 1 or a later"):
         reader.read_all()
     assert shown(table.read(1)) == [(2, "insert", "b")]
 
 
 def test_a_vector_of_no_rows_hides_none(table: Events) -> None:
-    """What a restore leaves of a deletion that it took back."""
+    """A restore that takes a deletion back leaves a deletion vector without rows."""
     table.append({"at": 1, "host": "a"})
     snapshot = table.log.snapshot()
     add = next(iter(snapshot.splits.values()))

@@ -1,4 +1,4 @@
-"""Checksums of column chunks: written with every split, and checked by the log's checksum of the footer."""
+"""Checksums of column chunks: written with every split, and protected by the log's checksum of the footer."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.errors import Corrupt
-from storage_core.formats import avro_state
-from storage_core.fsck.inventory import take_inventory
-from storage_core.log.actions import Add, to_json_object
-from storage_core.log.encoding.action_json import read_actions, write_actions
-from storage_core.log.files.columns import adds_of, entries_of, table_of
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import avro_state
+from storage_core.data.rows.sort_order import SortOrder
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.actions import Add, read_actions, to_json_object, write_actions
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.repair.found_split import read_found
-from storage_core.rows.sort_order import SortOrder
-from storage_core.settings.table import TableConfig
-from storage_core.split import chunk_checksums, row_groups
+from storage_core.log.split_columns import adds_of, entries_of, table_of
+from storage_core.maintain.found_splits import read_found
+from storage_core.maintain.walk import list_table
+from storage_core.split import metadata as row_groups
+from storage_core.split import verification
 from storage_core.split.encode import FileWriter
 from storage_core.split.metadata import CHECKSUM
 from storage_core.split.read import open_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from tests.support.events import SCHEMA, context, events
 from tests.support.every_kind import every_kind
 from tests.support.ids import SeededIds
@@ -51,7 +51,7 @@ def add(store: MemoryStore) -> Add:
 
 
 def written(store: MemoryStore) -> Add:
-    """A split of three row groups and eight leaf columns."""
+    """Write a split of three row groups and eight leaf columns."""
     rows = events(
         (
             {"at": 7200 + i, "service": f"s{i % 5}", "host": f"h{i}", "count": i, "tags": [("a", "b")], "path": ["c"]}
@@ -74,7 +74,7 @@ def test_every_column_chunk_has_the_checksum_of_its_bytes(store: MemoryStore, ad
             expected.append(xxhash.xxh3_64_intdigest(data[start : start + chunk.total_compressed_size]))
     assert (footer.num_row_groups, footer.num_columns) == (3, 8)
     metadata = open_split(store, add).metadata
-    found = chunk_checksums.recorded(metadata, footer, add.path)
+    found = verification.recorded_checksums(metadata, footer, add.path)
     assert found is not None
     assert found.shape == (3, 8)
     assert found.ravel().tolist() == expected
@@ -82,7 +82,7 @@ def test_every_column_chunk_has_the_checksum_of_its_bytes(store: MemoryStore, ad
 
 def test_chunks_fill_the_file_up_to_its_indexes(store: MemoryStore, add: Add) -> None:
     footer = pq.read_metadata(pa.BufferReader(store.get(add.path).data))
-    places = chunk_checksums.places(footer).reshape(-1, 2)
+    places = verification.places(footer).reshape(-1, 2)
     assert places[0, 0] == 4
     assert np.array_equal(places[1:, 0], places[:-1, 1])
 
@@ -124,7 +124,7 @@ def test_an_entry_does_not_grow_with_the_chunks() -> None:
         for groups in (1, 20)
     )
     sizes = [len(json.dumps(to_json_object(each))) for each in (one, many)]
-    assert sizes[1] - sizes[0] < 60 * 5  # counts of nulls and places have more digits
+    assert sizes[1] - sizes[0] < 60 * 5  # counts of nulls and positions have more digits
     assert len(open_split(store, many).metadata[KEY]) == 60 * 20 * 8 * 4 / 3
 
 
@@ -138,18 +138,18 @@ def test_splits_of_every_writer_have_checksums_of_column_chunks() -> None:
 def test_checksums_that_are_not_those_of_the_file_are_corrupt(store: MemoryStore, add: Add) -> None:
     split = open_split(store, add)
     footer = pq.read_metadata(pa.BufferReader(store.get(add.path).data))
-    assert chunk_checksums.recorded({}, footer, add.path) is None
+    assert verification.recorded_checksums({}, footer, add.path) is None
     for text in ("", "AAAA", split.metadata[KEY][:-4], split.metadata[KEY] + "AAAA", "?" * len(split.metadata[KEY])):
         with pytest.raises(Corrupt, match=add.path):
-            chunk_checksums.recorded({KEY: text}, footer, add.path)
+            verification.recorded_checksums({KEY: text}, footer, add.path)
 
 
 def test_a_repair_believes_no_checksums_that_do_not_fit(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as wrong:
-        wrong.setattr(chunk_checksums, "entry", lambda *_: {KEY: base64.b64encode(bytes(24 * 8)).decode()})
+        wrong.setattr(verification, "checksums_entry", lambda *_: {KEY: base64.b64encode(bytes(24 * 8)).decode()})
         add = written(store)
     with pytest.raises(Corrupt, match="its column chunks do not have the checksums that it records"):
-        read_found(store, take_inventory(store), add.path)
+        read_found(store, list_table(store), add.path)
     other = MemoryStore("sound")
     sound = written(other)
-    assert read_found(other, take_inventory(other), sound.path).add.footerXxh3 == sound.footerXxh3
+    assert read_found(other, list_table(other), sound.path).add.footerXxh3 == sound.footerXxh3

@@ -1,4 +1,4 @@
-"""The watch of a code server, which has to reach it however long it takes to load."""
+"""The watcher of a code server must reach the server even after a long loading time."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ import pytest
 from pipelines.processes import code_server
 from pipelines.processes.code_server import run_code_server
 from pipelines.processes.programs import Address
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 
-# Refuses each who comes, ten times, and ends.
+# Refuses the first ten clients and ends.
 REFUSING = """
 import socket, sys
 with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
@@ -27,7 +27,7 @@ with socket.create_server(("127.0.0.1", int(sys.argv[1]))) as listening:
 sys.exit(7)
 """
 
-# Says that it is there, and when it is told to end.
+# Records that it runs, and when it is asked to end.
 TOLD = """
 import os, signal, time
 from pathlib import Path
@@ -47,7 +47,7 @@ run_code_server([sys.executable, "-c", sys.argv[1]], Address(socket="./code"), o
 
 @pytest.mark.timeout(60)
 def test_the_server_of_a_killed_watch_is_killed_on_linux_and_stays_elsewhere(tmp_path: Path) -> None:
-    """One that is told to end would refuse runs for a while, which fails them."""
+    """A server that is asked to end would refuse runs for a while, and these runs would fail."""
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     watch = subprocess.Popen([sys.executable, "-c", WATCH, TOLD], cwd=tmp_path, env=environment)
     try:
@@ -58,7 +58,7 @@ def test_the_server_of_a_killed_watch_is_killed_on_linux_and_stays_elsewhere(tmp
         watch.wait()
     server = int((tmp_path / "pid").read_text())
     if sys.platform != "linux":
-        os.kill(server, signal.SIGKILL)  # raises where there is none
+        os.kill(server, signal.SIGKILL)  # raises if the process is gone
     with suppress(psutil.NoSuchProcess):
         while psutil.Process(server).status() != psutil.STATUS_ZOMBIE:
             time.sleep(0.02)
@@ -69,7 +69,7 @@ def test_the_server_of_a_killed_watch_is_killed_on_linux_and_stays_elsewhere(tmp
 def test_each_look_tries_to_reach_a_server_that_was_not_reached_before(
     free_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who is tried ever more seldom gets no heartbeat when it is there at last, and ends itself."""
+    """With growing pauses, a server that is finally up would get no heartbeat and would end itself."""
     monkeypatch.setattr(code_server, "LOOK_SECONDS", 0.05)
     command = [sys.executable, "-c", REFUSING, str(free_port)]
     with pytest.raises(Unavailable, match="has ended with 7"):

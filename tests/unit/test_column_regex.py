@@ -1,4 +1,4 @@
-"""Column regular expressions: their reference values, and what splits say of their columns."""
+"""Column regular expressions: their reference values, and their use on the columns of splits."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.column_regex import MOST_DISTINCT, ColumnRegexes, column_regex, mismatches
+from storage_core.data.rows.statistics import MOST_DISTINCT, ColumnRegexes, column_regex, mismatches
 from tests.support.steps import steps_of
 
 GOLDEN = [

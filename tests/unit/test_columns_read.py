@@ -1,4 +1,4 @@
-"""Which columns a SELECT reads: its answer does not depend on the others."""
+"""The answer of a SELECT depends only on the columns that it reads."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from storage_core.engine.statement import check, parse
-from storage_core.read.columns_read import columns_read
+from storage_core.read.sql_predicate import columns_read
 
 ROWS = pa.table(
     {

@@ -1,4 +1,4 @@
-"""A column whose name is the path of a leaf inside another one, as in flattened JSON, is a column like any other."""
+"""A column whose name is the path of a nested leaf, as in flattened JSON, works like any other column."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.fsck.check import fsck
+from storage_core.base.clock import SystemClock
+from storage_core.maintain.check import fsck
 from storage_core.table import Table
 from tests.support import upkeep
 

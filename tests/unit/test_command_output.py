@@ -1,4 +1,4 @@
-"""What people read on a terminal and through a pipe."""
+"""Output of commands on a terminal and through a pipe."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pyarrow as pa
 import pytest
 
 from pipelines.commands import output
-from pipelines.commands.orchestration import progress
-from storage_core.errors import InvalidInput
-from storage_core.foreign_text import PrintableFormatter
-from storage_core.wording import counted
+from pipelines.commands.services import progress
+from storage_core.base.errors import InvalidInput
+from storage_core.base.text import PrintableFormatter, counted
 
 COLUMNS = ("path", "bytes")
 LINES = (("/a", "12"), ("/" + "b" * 30, ""))
@@ -98,7 +97,7 @@ def test_one_row_is_no_rows(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 class Terminal(io.StringIO):
-    """A stream that people look at."""
+    """A stream that reports to be a terminal."""
 
     def isatty(self) -> bool:
         return True

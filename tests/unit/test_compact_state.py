@@ -1,4 +1,4 @@
-"""A state compacted on request, and what `describe --state` tells of one."""
+"""A state that is compacted on request, and the output of `describe --state`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import pyarrow as pa
 import pytest
 
 from pipelines.cli import main
-from storage_core.log.checkpoints.root import read_state
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.log.checkpoint import read_state
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from tests.support.log_tables import log_on
 
@@ -20,7 +20,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64())])
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """A table whose state has five manifests of an entry each."""
+    """Make a table whose state has five manifests of one entry each."""
     settings = {"checkpoint.interval": 1}
     table = Table.create(f"memory://{request.node.name}", SCHEMA, settings=settings)
     for number in range(5):

@@ -1,4 +1,4 @@
-"""The checks of compaction find what they are for: each is fed a wrong output (negative controls) and a right one."""
+"""The checks of compaction find violations: each check gets a wrong output (negative control) and a right output."""
 
 from __future__ import annotations
 
@@ -10,22 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.compaction import invariants
-from storage_core.compaction.columns import require_same_values, route, same_values
-from storage_core.compaction.execute import execute, merge, require_merged
-from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.policy import FINALIZED
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.compact import invariants
+from storage_core.compact.execute import execute, merge, require_merged
+from storage_core.compact.kernel import merge_order, require_same_values, route, same_values
+from storage_core.compact.policy import FINALIZED
+from storage_core.compact.work import CompactionTask
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.audit import audit
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split, read_split
-from storage_core.split.rewrite import Rewrite
-from storage_core.split.write import sort_and_write, write_split
+from storage_core.split.writer import Rewrite, sort_and_write, write_split
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from tests.support.ids import SeededIds
 from tests.support.merge_plan import plan
@@ -63,7 +61,7 @@ def _merged(store: MemoryStore, operation: CompactionTask) -> pa.Table:
 
 
 def _require(wrong: pa.Table, store: MemoryStore, operation: CompactionTask) -> None:
-    """What the kernel checks of each column when it has moved it, in place of the column that it made."""
+    """Run the kernel's check of each moved column on the columns of `wrong`."""
     inputs = [open_split(store, add, as_dictionary=True).read() for add in operation.inputs]
     rows = [table.num_rows for table in inputs]
     way = route(merge_order(inputs, operation.context.order).runs.positions(rows), sum(rows))
@@ -80,7 +78,7 @@ def test_a_right_output_passes(store: MemoryStore, operation: CompactionTask) ->
 
 
 def test_a_lost_row_breaks_mc_1(store: MemoryStore, operation: CompactionTask) -> None:
-    with pytest.raises(Corrupt, match=r"MC-1: .*read 4 rows and made 3"):
+    with pytest.raises(Corrupt, match=r"MC-1: .*read 4 rows and wrote 3"):
         _require(_merged(store, operation).slice(1), store, operation)
 
 
@@ -287,15 +285,15 @@ def test_an_audit_of_untouched_splits_finds_nothing(store: MemoryStore, operatio
     ("change", "expected"),
     [
         ({"windowStart": 3600}, ("TW-1", "expected rows of the window 3600 only")),
-        ({"windowSeconds": 700}, ("TW-2", "does not divide the hour")),
+        ({"windowSeconds": 700}, ("TW-2", "does not divide an hour")),
         ({"sortSchema": "service:-|host|timestamp/V2"}, ("SS-1", "are not sorted")),
         ({"sortSchema": "service:-|host|timestamp/V2"}, ("SS-5", "native sorting columns")),
-        ({"maxValues": {"service": "vast"}}, ("SS-5", "maximum values: the log says")),
-        ({"minRowKey": '["",null,null]'}, ("SS-5", "tidemark.min_row_key: the log says")),
-        ({"nullCounts": {"service": 1}}, ("SS-5", "null counts: the log says")),
+        ({"maxValues": {"service": "vast"}}, ("SS-5", "maximum values: the log has")),
+        ({"minRowKey": '["",null,null]'}, ("SS-5", "tidemark.min_row_key: the log has")),
+        ({"nullCounts": {"service": 1}}, ("SS-5", "null counts: the log has")),
         ({"columnRegexes": {"service": "^x$"}}, ("SS-5", "column 'service': '^x$' does not match")),
-        ({"columnRegexes": {"service": "^(a|b)$"}}, ("SS-5", "tidemark.column_regexes: the log says")),
-        ({"numMergeOps": 7}, ("SS-5", "tidemark.num_merge_ops: the log says '7', the file says '0'")),
+        ({"columnRegexes": {"service": "^(a|b)$"}}, ("SS-5", "tidemark.column_regexes: the log has")),
+        ({"numMergeOps": 7}, ("SS-5", "tidemark.num_merge_ops: the log has '7', the file has '0'")),
         ({"xxh3": "0123456789abcdef"}, ("SS-5", "expected xxh3-64 0123456789abcdef")),
         ({"size": 5}, ("SS-5", "expected 5 bytes")),
     ],

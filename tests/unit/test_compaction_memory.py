@@ -1,4 +1,4 @@
-"""What a merge holds at once: row groups, and a page per column and input, not its inputs or its output (0066)."""
+"""The memory of a merge: row groups and one page per column and input, not whole inputs or outputs."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as executing
-from storage_core.compaction import streaming
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.compact import execute as executing
+from storage_core.compact import kernel
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.sort_order import bind
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.sort_order import bind
-from storage_core.settings.table import TableConfig
-from storage_core.split import rolling_writer, row_groups
+from storage_core.split import metadata, writer
 from storage_core.split.context import SplitContext
-from storage_core.split.encodings import ROWS_PER_PAGE
+from storage_core.split.encode import ROWS_PER_PAGE, Sink
 from storage_core.split.read import read_split
-from storage_core.split.sink import Sink
-from storage_core.split.write import sort_and_write, write_split
+from storage_core.split.writer import sort_and_write, write_split
+from storage_core.store.local import LocalStore
 from tests.support.ids import SeededIds
 
 INPUTS = 6
@@ -32,7 +31,7 @@ GROUP_ROWS = 4096
 VALUE_BYTES = 8
 PAGE_BYTES = ROWS_PER_PAGE * VALUE_BYTES
 DECODER_BYTES = PAGE_BYTES * 3 // 2 + 1024 * VALUE_BYTES
-"""A decoder holds a page, buffers for levels and compressed bytes, and a batch of values."""
+"""The memory of a decoder: a page, buffers for levels and compressed bytes, and a batch of values."""
 
 
 def _operation(store: LocalStore, width: int) -> CompactionTask:
@@ -42,7 +41,7 @@ def _operation(store: LocalStore, width: int) -> CompactionTask:
     context = SplitContext(table_id="memory", schema=schema, order=order, time_column="at", target_bytes=2**30)
     adds: list[Add] = []
     for number in range(INPUTS):
-        chance = np.random.default_rng(number)  # noise, so that the encoded bytes are as many as the others
+        chance = np.random.default_rng(number)  # noise, so that encoded pages are as large as plain ones
         columns = [pa.array(np.arange(ROWS, dtype=np.int64)).cast(schema.field("at").type)]
         columns += [pa.array(chance.integers(-(2**62), 2**62, ROWS)) for _ in names]
         rows = pa.table(columns, schema=schema)
@@ -67,15 +66,15 @@ def test_the_memory_of_a_merge_is_a_page_per_column_and_input_and_three_row_grou
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(executing, "_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(rolling_writer, "IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", GROUP_ROWS)
-    monkeypatch.setattr(streaming, "ROWS_PER_GROUP", GROUP_ROWS)
-    monkeypatch.setattr(streaming, "_BATCHES_BYTES", 0)
-    column = INPUTS * ROWS * VALUE_BYTES  # while the order is found, one sort column of all inputs, twice
+    monkeypatch.setattr(writer, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", GROUP_ROWS)
+    monkeypatch.setattr(kernel, "ROWS_PER_GROUP", GROUP_ROWS)
+    monkeypatch.setattr(kernel, "_BATCHES_BYTES", 0)
+    column = INPUTS * ROWS * VALUE_BYTES  # one sort column of all inputs, twice, while the order is computed
     for width in (8, 60):
         decoders = INPUTS * width * DECODER_BYTES
         groups = 3 * GROUP_ROWS * width * VALUE_BYTES
-        held = width * column  # by a merge that reads its inputs, or keeps its output, whole
+        held = width * column  # the memory of a merge that holds whole inputs or a whole output
         peak = _peak_bytes(tmp_path / str(width), width)
         assert peak < 2 * column + decoders + groups, (width, peak)
         assert width == 8 or 2 * column + decoders + groups < held / 2
@@ -101,8 +100,8 @@ def test_a_merge_that_fails_half_way_leaves_no_file(tmp_path: Path, monkeypatch:
     scratch.mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(scratch))
     monkeypatch.setattr(executing, "_IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(rolling_writer, "IN_MEMORY_BYTES", 0)
-    monkeypatch.setattr(streaming, "ROWS_PER_GROUP", GROUP_ROWS)
+    monkeypatch.setattr(writer, "IN_MEMORY_BYTES", 0)
+    monkeypatch.setattr(kernel, "ROWS_PER_GROUP", GROUP_ROWS)
     store = LocalStore(tmp_path / "store")
     operation = _operation(store, 3)
     context = operation.context

@@ -1,4 +1,4 @@
-"""Planning compaction: what may be merged (CS-1 to CS-3), what is worth merging, and what the debt is."""
+"""Planning of compaction: permitted merges (CS-1 to CS-3), worthwhile merges, and the pending work."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage_core.compaction import planner
-from storage_core.compaction.debt import WindowDebt, window_debts
-from storage_core.compaction.merge_parts import is_too_large
-from storage_core.compaction.merges import Reason
-from storage_core.compaction.planner import choose
-from storage_core.compaction.policy import FINALIZED, Mode
-from storage_core.compaction.scope import scope_of
-from storage_core.compaction.work import MOST_RUN_TARGETS, CompactionTask
+from storage_core.compact import planner
+from storage_core.compact.debt import WindowDebt, window_debts
+from storage_core.compact.execute import is_too_large
+from storage_core.compact.invariants import scope_of
+from storage_core.compact.planner import choose
+from storage_core.compact.policy import FINALIZED
+from storage_core.compact.work import MOST_RUN_TARGETS, CompactionTask, Reason
+from storage_core.data.settings.layout import CompactionSettings, Mode
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.table import TableConfig
 from tests.support.events import CONFIG, TABLE_ID, context, snapshot
 from tests.support.merge_plan import plan
 

@@ -1,6 +1,7 @@
-"""Planning looks at columns: what it costs grows with the merges it makes, not with the splits that there are.
+"""Planning uses columns: its cost grows with the number of planned merges, not with the number of splits.
 
-Counted are steps, never seconds: lines of Python run, functions called, of C as well, and records made.
+The tests count steps, never seconds: executed lines of Python, called functions including C functions, and created
+records.
 """
 
 from __future__ import annotations
@@ -12,14 +13,13 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.debt import WindowDebt, window_debts
-from storage_core.compaction.merges import Merge
-from storage_core.compaction.planner import choose
-from storage_core.compaction.policy import Mode
-from storage_core.compaction.work import CompactionTask
+from storage_core.compact.debt import WindowDebt, window_debts
+from storage_core.compact.planner import choose
+from storage_core.compact.work import CompactionTask, Merge
+from storage_core.data.settings.layout import Mode
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import FILES_SCHEMA
 from storage_core.log.snapshot import Snapshot
+from storage_core.log.split_columns import FILES_SCHEMA
 from tests.support.many_splits import snapshot_of_many, with_splits
 from tests.support.merge_plan import plan
 from tests.support.steps import steps_of
@@ -30,7 +30,7 @@ INPUTS = 10_000
 
 
 def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot], object]) -> float:
-    """How many steps each split more costs. A loop over splits takes at least one."""
+    """Return the number of extra steps per additional split. A loop over splits takes at least one."""
     few, many = (steps_of(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
     return (many - few) / (SPLITS // 2)
 
@@ -80,7 +80,7 @@ def test_partitions_cost_no_step_per_split(mode: Mode) -> None:
 
 
 def test_ten_thousand_partitions_in_a_hundred_windows_take_steps_per_partition_and_not_per_split() -> None:
-    """A million groups, of which a thousand have two splits and are merged: a step per group would be a million."""
+    """There are a million groups, a thousand of which have two splits to merge. A step per group would be a million."""
     groups = 10_000 * 100
     many = snapshot_of_many(groups + 1_000, 100, partitions=10_000)
     operations = plan(many, mode=Mode.FINALIZE)
@@ -93,7 +93,7 @@ def test_ten_thousand_partitions_in_a_hundred_windows_take_steps_per_partition_a
 
 
 def _of_many_sources(splits: int) -> Snapshot:
-    """Of twenty scopes, all from one commit."""
+    """Return splits of twenty sources, all added by one commit."""
     many = snapshot_of_many(splits, 1)
     files = many.splits.table()
     source = pa.array([f"source {number % 20}" for number in range(splits)])
@@ -118,7 +118,7 @@ def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(w
 def test_the_plan_does_not_depend_on_where_the_state_lists_a_split(manifests: int) -> None:
     many = snapshot_of_many(2000, 3)
     files = many.splits.table()
-    # Of two scopes in turn, and six splits to a commit, so that scopes have to be ordered and ties to be broken.
+    # Two scopes in turn and six splits per commit, so that planning must order scopes and break ties.
     partition = pa.array(["b", "a"] * 1000)
     files = files.set_column(FILES_SCHEMA.get_field_index("partitionId"), FILES_SCHEMA.field("partitionId"), partition)
     shuffled = files.take(pa.array(np.random.default_rng(3).permutation(len(files))))

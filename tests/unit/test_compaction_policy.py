@@ -1,4 +1,4 @@
-"""The policy on columns: what it merges when, and that repeating it comes to an end with every window in order."""
+"""The policy on columns: which splits it merges at what time, and that repeated runs end with all windows in order."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from itertools import pairwise
 
 import numpy as np
 
-from storage_core.compaction import policy
-from storage_core.compaction.merges import Merge, Reason
-from storage_core.compaction.policy import FINALIZED, Mode, Rules, Splits
-from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
+from storage_core.compact import policy
+from storage_core.compact.policy import FINALIZED, Rules, Splits
+from storage_core.compact.work import Merge, Reason
+from storage_core.data.settings.layout import MOST_RUN_INPUTS, CompactionSettings, Mode
 
 HOUR_MS = 3_600_000
 NOW_MS = 1_000 * HOUR_MS
@@ -27,7 +27,7 @@ def _splits(
     cold: bool = False,
     rows: int = 1,
 ) -> Splits:
-    """Splits of one group (or of `groups`), the oldest first, a second after one another."""
+    """Return splits of one group (or of `groups`), the oldest first, one second apart."""
     count = len(sizes)
     group = np.array(groups if groups is not None else [0] * count, np.int64)
     return Splits(

@@ -1,12 +1,12 @@
-"""The settings of the compaction policy travel with the table, and senseless ones are refused."""
+"""The settings of the compaction policy are stored with the table, and invalid settings are refused."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.settings.compaction import COMPACTION_KEY, CompactionSettings
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.layout import COMPACTION_KEY, CompactionSettings
+from storage_core.data.settings.table import TableConfig
 from tests.support.many_splits import snapshot_of_many
 from tests.support.merge_plan import plan
 

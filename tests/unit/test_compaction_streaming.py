@@ -1,4 +1,4 @@
-"""A merge reads every input once, forwards, and holds a piece of the output at a time (decision 0066)."""
+"""A merge reads every input once, forwards, and holds one piece of the output at a time (decision 0016)."""
 
 from __future__ import annotations
 
@@ -7,21 +7,19 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as executing
-from storage_core.compaction.execute import execute, merge
-from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.streaming import output_schema, piece_rows, pieces
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.compact import execute as executing
+from storage_core.compact.execute import execute, merge
+from storage_core.compact.kernel import merge_order, output_schema, piece_rows, pieces
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows import statistics
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows import fingerprint
-from storage_core.split import row_groups
-from storage_core.split.opened import OpenSplit
-from storage_core.split.read import open_split, read_split
-from storage_core.split.write import sort_and_write, write_split
+from storage_core.split import metadata
+from storage_core.split.read import OpenSplit, open_split, read_split
+from storage_core.split.writer import sort_and_write, write_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
 from tests.support.events import SCHEMA, context, events, snapshot
 from tests.support.ids import SeededIds
 from tests.support.merge_plan import plan
@@ -64,7 +62,7 @@ def test_pieces_of_any_size_make_the_same_output(rows: int) -> None:
     made = list(pieces(splits, runs, output_schema(splits, SCHEMA, {}), rows))
     assert [piece.num_rows for piece in made] == [min(rows, 1601 - start) for start in range(0, 1601, rows)]
     whole = pa.concat_tables([split.read() for split in splits])
-    assert fingerprint.of(whole) == fingerprint.of(pa.concat_tables(made))
+    assert statistics.fingerprint_of(whole) == statistics.fingerprint_of(pa.concat_tables(made))
     keys = [("service", "ascending"), ("host", "ascending"), ("at", "descending")]
     expected = whole.cast(SCHEMA).sort_by(keys).drop_columns("value")
     assert pa.concat_tables(made).cast(SCHEMA).drop_columns("value").equals(expected)
@@ -114,9 +112,9 @@ def test_the_wider_the_rows_the_fewer_are_in_a_piece() -> None:
     store = MemoryStore("streaming")
     splits = _opened(store, _write(store))
     wide = pa.schema([pa.field(f"c{index}", pa.float64()) for index in range(100 * len(SCHEMA))])
-    assert piece_rows(splits, SCHEMA) == row_groups.ROWS_PER_GROUP
+    assert piece_rows(splits, SCHEMA) == metadata.ROWS_PER_GROUP
     narrow, wider = (piece_rows(splits, wide, piece_bytes) for piece_bytes in (2**26, 2**24))
-    assert 1024 < wider * 3 < narrow < row_groups.ROWS_PER_GROUP / 7
+    assert 1024 < wider * 3 < narrow < metadata.ROWS_PER_GROUP / 7
     assert piece_rows(splits, wide, 1) == 1024
 
 
@@ -138,7 +136,7 @@ def test_an_output_of_many_pieces_is_one_split_that_says_what_its_rows_say(monke
     (operation,) = plan(snapshot(_write(store)))
     (whole,) = execute(store, operation, ids=SeededIds(9), now_ms=2).adds
     monkeypatch.setattr(executing, "piece_rows", lambda _splits, _schema: 70)
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 100)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 100)
     (pieced,) = execute(store, operation, ids=SeededIds(8), now_ms=2).adds
     assert open_split(store, pieced).row_groups == 17
     described = ("numRecords", "minValues", "maxValues", "nullCounts", "minRowKey", "maxRowKey")

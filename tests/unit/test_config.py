@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.late_data import LateData
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import LateData, TableConfig
 
 FULL = TableConfig(
     time_column="at",

@@ -1,4 +1,4 @@
-"""Design "Committing": every cell of the conflict table, and the rules beside it (lessons 13, 25 and 26)."""
+"""Design "Committing": every cell of the conflict table, and its additional rules (lessons 13, 25 and 26)."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitConflict, Corrupt, Fenced, InvalidInput
-from storage_core.formats.avro_state import ManifestInfo
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import CommitConflict, Corrupt, Fenced, InvalidInput
+from storage_core.data.formats.avro_state import ManifestInfo
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import (
+    MAX_TIME_MS,
     Action,
     Add,
     CommitInfo,
@@ -25,19 +28,15 @@ from storage_core.log.actions import (
     RemoveTxn,
     Txn,
 )
-from storage_core.log.conflicts.requirements import PRUNING, AtVersion, MergeProgress, Requirement
-from storage_core.log.conflicts.settle import Plan, settle
+from storage_core.log.codec import encode_version
+from storage_core.log.conflicts import Plan, settle
 from storage_core.log.deletion_vector import inline, stored
-from storage_core.log.encoding.codec import encode_version
-from storage_core.log.encoding.fields import MAX_TIME_MS
-from storage_core.log.files.listed import ListedFiles, Part
-from storage_core.log.files.live import Added, LiveFiles
+from storage_core.log.live_splits import Added, ListedFiles, LiveFiles, Part
 from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import PRUNING, AtVersion, MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
 from tests.support.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
 
 BASE = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
@@ -47,7 +46,7 @@ OLD_FILE = Txn(appId="landed:old", version=1)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of one of the rows or columns, planned on the table of the fixture."""
+    """A commit of one row or column of the table, planned on the table of the fixture."""
 
     actions: tuple[Action, ...]
     requirements: tuple[Requirement, ...] = ()
@@ -74,7 +73,7 @@ def prune() -> Commit:
     return Commit((RemoveTxn(appId="landed:old"), Fence(resource=PRUNING, token=2)))
 
 
-# Region r has merged generation 1. The splits a to f are live, and a segment covers f. A landed file is in.
+# Region r has merged generation 1. The splits a to f are live, and a segment covers f. A landed file is ingested.
 THEIRS: Mapping[str, Commit | None] = {
     "append": Commit((split("new"),)),
     "merge r": Commit((split("rows"), vector("c", 1), merged("r", 2)), (MergeProgress("r", 1),)),
@@ -105,7 +104,8 @@ MINE: Mapping[str, Commit | None] = {
     "prune": prune(),
 }
 
-# ok: lands after theirs. abort: nothing is written, plan again. drop: lands without the segment whose split is gone.
+# ok: lands after the other commit. abort: writes nothing, plan again. drop: lands without the segment of a removed
+# split.
 TABLE = """
 mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok
@@ -171,13 +171,13 @@ def _holds(action: Action, head: Snapshot) -> bool:
 
 
 def _content(snapshot: Snapshot) -> list[object]:
-    """What a commit can change; times aside."""
+    """Return everything that a commit can change, without times."""
     splits = {path: (add, snapshot.splits.added_at(path)[0]) for path, add in snapshot.splits.items()}
     return [snapshot.metadata, splits, snapshot.segments, snapshot.merged_generations, snapshot.fences, snapshot.txns]
 
 
 def _replayed(planned: Snapshot, *commits: Sequence[Action]) -> Snapshot:
-    """What the commits make of the state they were planned on, one after the other."""
+    """Apply the commits in order to the state they were planned on, and return the result."""
     for actions in commits:
         planned = Snapshot.apply(planned, planned.version + 1, actions)
     return planned
@@ -189,7 +189,7 @@ def test_every_cell_of_the_conflict_table(log: TransactionLog, mine: str, theirs
     between = _land(log, planned, THEIRS[theirs])
     commit = MINE[mine]
     if outcome == "abort":
-        with pytest.raises(CommitConflict, match=r"plan.* again"):
+        with pytest.raises(CommitConflict, match=r"Plan.* again"):
             _land(log, planned, commit)
         assert log.snapshot() == between
         return
@@ -205,7 +205,7 @@ def test_every_cell_of_the_conflict_table(log: TransactionLog, mine: str, theirs
     assert found.version == planned.version + len(commits)
 
 
-# --- merges -----------------------------------------------------------------------------------------------------------
+# Merges.
 
 
 def test_lesson_25_the_rows_of_an_older_merge_do_not_land_under_a_newer_progress(log: TransactionLog) -> None:
@@ -233,11 +233,11 @@ def test_a_merge_that_does_not_say_where_it_starts_is_of_one_generation(log: Tra
 def test_a_plan_about_the_whole_table_follows_only_the_version_it_was_made_on(log: TransactionLog) -> None:
     planned = log.snapshot()
     _land(log, planned, THEIRS["append"])
-    with pytest.raises(CommitConflict, match="planned on version 1, the newest is 2"):
+    with pytest.raises(CommitConflict, match="planned on version 1, but the newest is 2"):
         _land(log, planned, Commit((split("x"),), (AtVersion(planned.version),)))
 
 
-# --- deletion vectors -------------------------------------------------------------------------------------------------
+# Deletion vectors.
 
 
 def test_lesson_26_a_compaction_never_brings_back_rows_that_were_deleted_meanwhile(log: TransactionLog) -> None:
@@ -273,7 +273,7 @@ def test_no_row_is_deleted_from_a_split_that_the_plan_never_saw(log: Transaction
 
 
 def test_an_add_of_a_live_split_changes_nothing_but_its_vector(log: TransactionLog) -> None:
-    with pytest.raises(InvalidInput, match="nothing of it but its deletion vector"):
+    with pytest.raises(InvalidInput, match="An add may change only its deletion vector"):
         _land(log, log.snapshot(), Commit((replace(vector("a", 1), size=7),)))
     with pytest.raises(CommitConflict, match="live already"):
         _land(log, log.snapshot(), Commit((split("a", 10),)))
@@ -321,7 +321,7 @@ def test_a_vector_that_is_not_what_it_says_is_never_committed(log: TransactionLo
     assert log.snapshot().version == 1
 
 
-# --- features ---------------------------------------------------------------------------------------------------------
+# Features.
 
 
 def test_the_first_vector_of_a_table_tells_readers_and_writers_that_they_need_to_know_vectors(
@@ -342,7 +342,7 @@ def test_a_table_without_vectors_keeps_its_protocol(log: TransactionLog) -> None
     assert _land(log, log.snapshot(), MINE["compact a b"]).protocol == before
 
 
-# --- idempotency by transaction ---------------------------------------------------------------------------------------
+# Idempotency by transaction.
 
 
 def test_work_that_is_recorded_is_not_committed_again(log: TransactionLog) -> None:
@@ -371,13 +371,13 @@ def test_work_that_is_recorded_in_part_conflicts(log: TransactionLog) -> None:
         _land(log, log.snapshot(), both)
 
 
-# --- fences, indexes, settings, and what a commit may cost ------------------------------------------------------------
+# Fences, indexes, settings, and the cost of a commit.
 
 
 def test_a_lower_token_is_fenced_whatever_else_the_commit_could_do(log: TransactionLog) -> None:
     planned = log.snapshot()
     _land(log, planned, Commit((Fence(resource="compact", token=5),)))
-    with pytest.raises(Fenced, match="stop"):
+    with pytest.raises(Fenced, match="Stop"):
         _land(log, planned, Commit((split("x"), Fence(resource="compact", token=4))))
     assert _land(log, planned, Commit((split("x"), Fence(resource="compact", token=5)))).fences == {"compact": 5}
 

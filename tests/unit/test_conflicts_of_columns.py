@@ -1,4 +1,4 @@
-"""Changes of columns beside every other commit: what lands after them, and what they land after."""
+"""Column changes concurrent with every other kind of commit, in both orders."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.alteration import (
+from storage_core.base.errors import CommitConflict
+from storage_core.change.creation import (
     ColumnChange,
     add_column,
     altered,
@@ -16,14 +17,13 @@ from storage_core.alteration import (
     relax_column,
     rename_column,
 )
-from storage_core.errors import CommitConflict
+from storage_core.data.rows.columns import without_metadata
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, MergedGenerations, Txn
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.columns import without_metadata
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
 from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
 
 CONFIG = TableConfig(checkpoint_interval=0, indexes=(INDEX,))
@@ -70,7 +70,7 @@ def log() -> TransactionLog:
 
 
 def required(log: TransactionLog, column: str = "id") -> Snapshot:
-    """The table of the fixture with a column that can be relaxed."""
+    """Make the fixture's table with a required column that can become nullable."""
     found = log.snapshot()
     schema = found.schema.set(
         found.schema.get_field_index(column), found.schema.field(column).with_nullable(nullable=False)
@@ -91,7 +91,7 @@ def test_what_was_planned_before_a_change_lands_after_it_where_its_rows_are_thos
     planned = required(log)
     changed = change_column(log, planned, CHANGES[theirs])
     if outcome == "abort":
-        with pytest.raises(CommitConflict, match="plan again"):
+        with pytest.raises(CommitConflict, match="Plan again"):
             log.commit(planned, actions(mine, planned), operation="TEST")
         assert log.snapshot() == changed
         return
@@ -131,7 +131,7 @@ def test_a_column_that_was_dropped_meanwhile_is_not_changed(log: TransactionLog)
     planned = log.snapshot()
     change_column(log, planned, drop_column("id"))
 
-    with pytest.raises(ValueError, match="there is no column 'id'; the table has"):
+    with pytest.raises(ValueError, match=r"unknown column 'id'\. The table has"):
         change_column(log, planned, rename_column("id", "number"))
 
 

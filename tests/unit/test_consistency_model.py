@@ -1,4 +1,4 @@
-"""The model that judges what readers saw: it takes what may be seen, and refuses each kind of what may not."""
+"""The model that checks the reads of readers accepts every allowed read and rejects each kind of forbidden read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.support.consistency import History, Level, Mark, Read, Write, check
 
 
 def write(at: int, *, durable: bool = True, begun: int | None = None, **changes: int | None) -> Write:
-    """A write that ended at a stamp, in the region that the first letters of its keys name."""
+    """Return a write that ended at a stamp. The first letter of each key names its region."""
     (region,) = {key[0] for key in changes}
     return Write(
         region=region,

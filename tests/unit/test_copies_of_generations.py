@@ -1,4 +1,4 @@
-"""Copies of generations in the region's manifest: who writes them, who carries them on, and who finds damaged ones."""
+"""Copies of generations in a region's manifest: their writers, the carrying over, and damaged copies."""
 
 from __future__ import annotations
 
@@ -7,21 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats import keys
-from storage_core.formats.generation_manifest import BLOOM_FILE, MANIFEST_FILE
-from storage_core.formats.region_manifest import Copies
-from storage_core.fsck.check import fsck as check
-from storage_core.fsck.report import Kind, Severity
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributor, generation, sorting
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.records import RecordBuilder
-from storage_core.region.spec import whole_table
-from storage_core.repair.repair import repair
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import keys
+from storage_core.data.formats.region_manifest import BLOOM_FILE, MANIFEST_FILE, Copies
+from storage_core.maintain.check import fsck as check
+from storage_core.maintain.findings import Kind, Severity
+from storage_core.maintain.repair import repair
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.region import generation, generation_write, router
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.records import RecordBuilder
+from storage_core.write.region.spec import whole_table
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable
 from tests.support.region_copies import change_copies, copied_as_stored
@@ -38,11 +37,11 @@ def opened(table: KeyedTable) -> Table:
 
 def distribute(table: KeyedTable) -> None:
     region = whole_table(table.snapshot.table_id)
-    turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
     records = RecordBuilder(PLANES, ("tailnum",)).puts([{"tailnum": "a", "seats": 2}])
-    written = distributor.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    of_chunks = [distributor.Stretch(writer="w", after=0, last=3)]
-    distributor.finish(table.store, turn, written.path, of_chunks, clock=table.clock, writer_id="distributor")
+    written = router.write_distributed(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    of_chunks = [router.Stretch(writer="w", after=0, last=3)]
+    router.finish(table.store, turn, written.path, of_chunks, clock=table.clock, writer_id="distributor")
 
 
 def test_a_flush_a_distribution_a_sort_a_claim_and_a_repair_list_generations_with_copies() -> None:
@@ -54,9 +53,11 @@ def test_a_flush_a_distribution_a_sort_a_claim_and_a_repair_list_generations_wit
     assert copied_as_stored(table.store, region) == [True] * 3
     distribute(table)
     assert copied_as_stored(table.store, region) == [True] * 4
-    (work,) = sorting.plan(table.store, table.snapshot, terms=sorting.SortingTerms(generations=1))
-    result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
-    sorting.finish(table.store, work, result, clock=table.clock, writer_id="sorter")
+    (work,) = generation_write.plan_sort(
+        table.store, table.snapshot, terms=generation_write.SortingTerms(generations=1)
+    )
+    result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
+    generation_write.finish(table.store, work, result, clock=table.clock, writer_id="sorter")
     assert copied_as_stored(table.store, region) == [True]
     with table.writer():
         assert copied_as_stored(table.store, region) == [True]

@@ -1,4 +1,4 @@
-"""Cron lines are judged completely when they are declared: what is taken has dates for the scheduler too."""
+"""A declaration accepts a cron line only if the line has dates for the scheduler."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from dagster._utils.schedules import (
     schedule_execution_time_iterator,
 )
 
-from storage_core.errors import InvalidInput
-from storage_core.settings.cron import parse_cron
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration_parts import parse_cron
 
 pytestmark = pytest.mark.dagster
 
@@ -45,13 +45,13 @@ MOST = {"minute": 61, "hour": 25, "day": 33, "month": 14, "weekday": 9}
     ],
 )
 def test_a_line_that_no_scheduler_follows_is_refused(line: str) -> None:
-    with pytest.raises(InvalidInput, match=r"of a cron line; write|is not a cron line of five fields"):
+    with pytest.raises(InvalidInput, match=r"of a cron line\. Write|is not a cron line of five fields"):
         parse_cron(line)
 
 
 @pytest.mark.parametrize("days", ["0 0 30 2 *", "0 0 31 2 *", "0 0 30-31 2 *", "0 0 31 2,4,6,9,11 *", "0 0 31 4 1"])
 def test_a_line_that_no_date_matches_is_refused(days: str) -> None:
-    with pytest.raises(InvalidInput, match="never comes: none of its months has a day 3"):
+    with pytest.raises(InvalidInput, match="never matches: none of its months has a day 3"):
         parse_cron(days)
 
 
@@ -68,7 +68,7 @@ def test_a_sound_line_is_taken(line: str, taken: str) -> None:
 
 
 def drawn(random: Random) -> str:
-    """A line whose numbers are mostly good, and now and then just outside."""
+    """Return a random line whose numbers are mostly valid and sometimes just out of range."""
 
     def part(most: int) -> str:
         first, last = random.randrange(most), random.randrange(most)

@@ -1,4 +1,4 @@
-"""Damage really damages, at a place that follows from the seed, and refuses to pretend."""
+"""The damage helper really changes an object, at a position derived from the seed, and refuses an unchanged result."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
 from tests.support.damage import Damage, damage, empty, flip_bit, truncate
 
 DATA = bytes(range(40))

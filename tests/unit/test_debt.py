@@ -1,4 +1,4 @@
-"""Debt: what there is to do in each window, why, how many bytes, what the next run costs, and what is left out."""
+"""Pending work per window: reason, bytes, the next run's cost, and the excluded work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.compaction import next_run
-from storage_core.compaction.debt import Debt, NextRun, Skipped, Task, debt
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.policy import Mode
+from storage_core.base.clock import HOUR_MS
+from storage_core.compact import debt as next_run
+from storage_core.compact.debt import Debt, NextRun, Skipped, Task, debt
+from storage_core.compact.work import MOST_INPUTS
+from storage_core.data.settings.layout import Mode
 from storage_core.log.actions import Add, MergeSkip
 from storage_core.log.deletion_vector import inline
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot

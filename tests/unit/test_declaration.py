@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.tables import load_tables, read_tables, tables_folder
-from storage_core import declaration
-from storage_core.declaration_upkeep import UpkeepDeclaration
-from storage_core.errors import InvalidInput, NotFound
-from storage_core.objectstore import resolve
-from storage_core.settings.late_data import LateData
+from storage_core.base.errors import InvalidInput, NotFound
+from storage_core.change import declaration
+from storage_core.change.declaration_parts import UpkeepDeclaration
+from storage_core.data.settings.table import LateData
+from storage_core.store import resolve
 from storage_core.table import Table
 
 ROOT = Path(__file__).parents[2]
@@ -100,7 +100,7 @@ def test_a_declaration_gives_schema_settings_and_landing_place(tmp_path: Path) -
     assert (landing.uri, landing.format) == ("landing/events", "ndjson")
     assert table.partitions is not None
     assert table.partitions.start == datetime(2024, 1, 1, tzinfo=UTC)
-    assert (table.schedule.compact, table.schedule.collect) == ("7 * * * *", "30 3 * * *")
+    assert (table.schedule.cron_of("compact"), table.schedule.cron_of("collect")) == ("7 * * * *", "30 3 * * *")
 
 
 def test_key_columns_are_required(tmp_path: Path) -> None:
@@ -120,10 +120,10 @@ def test_owners_and_tags_are_those_that_dagster_takes(tmp_path: Path) -> None:
     for wrong, found in (
         (
             "owners: [ann]",
-            "field `owners.0`: 'ann' is no owner; write an address such as ann@example.com, or team:data",
+            "field `owners.0`: 'ann' is not an owner. Write an address such as ann@example.com, or team:data",
         ),
-        ("tags: {a b: c}", "'a b' is no part of a tag"),
-        ("tags: {a: b/c}", "field `tags.a`: 'b/c' is no part of a tag"),
+        ("tags: {a b: c}", "'a b' is not a key or a value of a tag"),
+        ("tags: {a: b/c}", "field `tags.a`: 'b/c' is not a key or a value of a tag"),
     ):
         with pytest.raises(InvalidInput) as raised:
             declaration.load(write(tmp_path, f"{GOOD}{wrong}\n"))
@@ -146,12 +146,15 @@ def test_budgets_of_upkeep_are_sizes_and_hours(tmp_path: Path) -> None:
     unbounded = declaration.load(write(tmp_path, GOOD)).upkeep
     assert (unbounded.priority, unbounded.bytes_per_hour, unbounded.is_quiet(0)) == (5, None, False)
     for wrong, found in (
-        ("{priority: 11}", "field `upkeep.priority`: Input should be less than or equal to 10; found '11'"),
-        ("{bytes_per_hour: 0}", "field `upkeep.bytes_per_hour`: Input should be greater than or equal to 1; found '0'"),
+        ("{priority: 11}", "field `upkeep.priority`: Input should be less than or equal to 10, found '11'"),
+        ("{bytes_per_hour: 0}", "field `upkeep.bytes_per_hour`: Input should be greater than or equal to 1, found '0'"),
         ("{bytes_per_hour: some}", "field `upkeep.bytes_per_hour`: 'some' is not a size"),
-        ("{bytes_per_hour: -5GB}", "such as 50GB, or one of KiB, MiB, GiB and TiB, such as 256MiB"),
-        ("{quiet_hours: 8-18}", "field `upkeep.quiet_hours`: '8-18' are no hours; write them as 08:00-18:00"),
-        ("{quiet_hours: '00:00-24:00'}", "they end where they begin; leave some for upkeep"),
+        ("{bytes_per_hour: -5GB}", "such as 50GB or 256MiB. The units are KB, MB, GB, TB, KiB, MiB, GiB and TiB"),
+        (
+            "{quiet_hours: 8-18}",
+            "field `upkeep.quiet_hours`: '8-18' is not a valid range of hours. Write it as 08:00-18:00",
+        ),
+        ("{quiet_hours: '00:00-24:00'}", "ends where it begins. Leave some hours of the day for maintenance"),
         ("{runs_at_once: 3}", "field `upkeep.runs_at_once`: is not a field"),
     ):
         with pytest.raises(InvalidInput) as raised:
@@ -174,22 +177,30 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         ("window: 15m", "window: 2h", "tables/events.yaml:11: field `window`: a window of 7200 s is coarse"),
         ("window: 15m", "window: soon", "tables/events.yaml:11: field `window`: 'soon' is not a duration"),
         ("window: 15m", "windw: 15m", "tables/events.yaml:11: field `windw`: is not a field"),
-        ("name: events\n", "", "tables/events.yaml:1: field `name`: is missing; add it"),
+        ("name: events\n", "", "tables/events.yaml:1: field `name`: is missing. Add it"),
         ("name: events", "name: ../events", "tables/events.yaml:1: field `name`:"),
         ("name: events", "name: ev..ents", "tables/events.yaml:1: field `name`:"),
         ("uri: warehouse/events", "uri: ../events", "tables/events.yaml:2: field `uri`: '../events' leaves its folder"),
         ("on: boolean", "on: bool", "tables/events.yaml:5: field `columns.on.type`: 'bool' is not a column type"),
         ("on: boolean", "TEXT: string", "tables/events.yaml:3: field `columns`: the columns 'TEXT' and 'text' differ"),
         ("price: decimal(10,2)", "price: decimal(50,2)", "tables/events.yaml:7: field `columns.price.type`:"),
-        ("time_column: at", "time_column: when", "tables/events.yaml:9: field `time_column`: 'when' is not among"),
+        (
+            "time_column: at",
+            "time_column: when",
+            "tables/events.yaml:9: field `time_column`: time_column: unknown column 'when'",
+        ),
         (
             "time_column: at",
             "time_column: text",
-            "tables/events.yaml:9: field `time_column`: column 'text' is a string",
+            "tables/events.yaml:9: field `time_column`: time_column 'text' must be a timestamp, found string",
         ),
-        ("time_column: at\n", "", "tables/events.yaml:10: field `window`: a windowed table needs a time_column"),
+        ("time_column: at\n", "", "tables/events.yaml:10: field `window`: window needs a time_column"),
         ("level|timestamp/V2", "level|", "tables/events.yaml:10: field `sort_schema`:"),
-        ("columns: [text]", "columns: [txt]", "tables/events.yaml:12: field `indexes`: 'txt' is not among"),
+        (
+            "columns: [text]",
+            "columns: [txt]",
+            "tables/events.yaml:12: field `indexes`: index 'words': unknown column 'txt'",
+        ),
         ("kind: fulltext", "kind: graph", "tables/events.yaml:14: field `indexes.0.kind`:"),
         (
             "kind: fulltext",
@@ -242,7 +253,7 @@ def test_the_declared_tables_of_the_repository_load() -> None:
         (
             "time_column: at\nsort_schema: level|timestamp/V2\nwindow: 15m\n",
             "",
-            "tables/events.yaml:22: field `late_data`: late data",
+            "tables/events.yaml:22: field `late_data`: late_data needs",
         ),
         ("gc:", "window: 5m\ngc:", "tables/events.yaml:23: field `window`: given twice, first on line 11"),
         ("window: 15m", "window: [15m", "tables/events.yaml:12: not valid YAML:"),
@@ -257,7 +268,10 @@ def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: st
 @pytest.mark.parametrize(
     ("addition", "expected"),
     [
-        ("time_column: at\nwindow: 1h\n", "field `window`: a keyed table may be windowed only if 'at' is part"),
+        (
+            "time_column: at\nwindow: 1h\n",
+            "field `window`: a keyed table has windows only if its time column is part of the key. Add 'at'",
+        ),
         ("landing: {uri: landing/planes, format: csv}\n", "field `landing`: landed files are ingested into append"),
         ("partitions: {start: 2024-01-01T00:00}\n", "field `partitions`: only a table with a window has partitions"),
     ],
@@ -273,7 +287,10 @@ def test_maintained_indexes_are_a_list_of_indexes_of_a_keyed_table(tmp_path: Pat
     assert declared.config().maintained_indexes == ("words",)
     assert "field `maintained_indexes`:" in refusal(tmp_path, f"{keyed}maintained_indexes: words\n")
     for_none = refusal(tmp_path, f"{GOOD}maintained_indexes: [words]\n")
-    assert "field `maintained_indexes`: maintained_indexes names 'words', and is of keyed tables only" in for_none
+    assert (
+        "field `maintained_indexes`: maintained_indexes names 'words', but an append table has no generations"
+        in for_none
+    )
 
 
 def test_all_problems_of_a_file_are_reported_at_once(tmp_path: Path) -> None:
@@ -411,14 +428,14 @@ def test_each_location_is_completed_once_however_many_tables_are_declared(
 
     monkeypatch.setattr(resolve, "_completed", counted)
     assert len(read_tables(tmp_path).tables) == 300
-    # A declaration compares its own two locations, and both are compared with those of the other tables.
+    # A declaration compares its own two locations. Both are also compared with the other tables' locations.
     assert len(completed) == 4 * 300
 
 
 def test_a_raw_log_of_a_table_lies_apart_from_its_landing_place(tmp_path: Path) -> None:
     raw = "raw_logs:\n- {name: raw, table: clicks, stores: [landing/raw]}\n"
     message = refusal(tmp_path, GOOD.replace("landing/events", "landing") + raw)
-    assert "field `raw_logs`: the landing place and the raw log 'raw' overlap" in message
+    assert "field `landing`: the landing place and the raw log 'raw' overlap" in message
 
 
 def test_names_that_differ_in_a_dash_only_are_one_name(tmp_path: Path) -> None:
@@ -478,9 +495,12 @@ def test_map_columns_say_what_patches_do_to_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("map_columns: {at: merge}\n", "events.yaml:7: field `map_columns`: map_columns names 'at', which is no map"),
-        ("map_columns: {nobody: merge}\n", "which is no map: no such column"),
-        ("map_columns: {m: add}\n", "events.yaml:7: field `map_columns.m`: Input should be 'replace' or 'merge'"),
+        ("map_columns: {at: merge}\n", "events.yaml:7: field `map_columns`: map_columns: the column 'at' is not a map"),
+        ("map_columns: {nobody: merge}\n", "map_columns: unknown column 'nobody'"),
+        (
+            "map_columns: {m: add}\n",
+            "events.yaml:7: field `map_columns.m`: map column 'm': 'add' is not one of replace, merge",
+        ),
     ],
 )
 def test_modes_of_maps_are_checked_with_file_and_line(tmp_path: Path, change: str, message: str) -> None:
@@ -489,7 +509,9 @@ def test_modes_of_maps_are_checked_with_file_and_line(tmp_path: Path, change: st
 
 
 def test_a_map_is_no_key_and_has_no_text_form(tmp_path: Path) -> None:
-    assert "a map; maps have no order" in refusal(tmp_path, KEYED.replace("tailnum: string", "tailnum: map<int,int>"))
+    assert "'tailnum' of type map<int32, int32>, which has no order" in refusal(
+        tmp_path, KEYED.replace("tailnum: string", "tailnum: map<int,int>")
+    )
     assert "'price' is a map, which has no text form" in refusal(
         tmp_path, GOOD.replace("decimal(10,2)", "map<string,int>")
     )

@@ -1,29 +1,29 @@
-"""Bytes of the Delta log, as the protocol of Delta has them."""
+"""The bytes of the Delta log follow the protocol of Delta."""
 
 from __future__ import annotations
 
 import pytest
 from pyroaring import BitMap, BitMap64
 
-from storage_core.errors import Corrupt
-from storage_core.formats import delta_log
-from storage_core.formats.delta_log import Shown
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import mirrors
+from storage_core.data.formats.mirrors import Shown
 
 
 def test_text_of_base_85_is_that_of_its_specification() -> None:
     words = bytes([0x86, 0x4F, 0xD2, 0x6F, 0xB5, 0x59, 0xF7, 0x5B])
-    assert delta_log.z85(words) == "HelloWorld"
+    assert mirrors.z85(words) == "HelloWorld"
 
 
 @pytest.mark.parametrize("rows", [[0], [3, 4, 7, 11, 18, 29], range(70_000), [1, 2**32 - 1]])
 def test_a_deletion_vector_is_delta_s_number_and_a_roaring_bitmap_of_64_bits(rows: list[int]) -> None:
     bitmap = BitMap(rows)
-    found = delta_log.vector(bytes(bitmap.serialize()), len(bitmap))
+    found = mirrors.vector(bytes(bitmap.serialize()), len(bitmap))
     data = (1681511377).to_bytes(4, "little") + bytes(BitMap64(rows).serialize())
     padded = data + bytes(-len(data) % 4)
     assert found == {
         "storageType": "i",
-        "pathOrInlineDv": delta_log.z85(padded),
+        "pathOrInlineDv": mirrors.z85(padded),
         "sizeInBytes": len(data),
         "cardinality": len(bitmap),
     }
@@ -39,18 +39,18 @@ def test_a_commit_reads_back_what_it_says_of_itself_and_its_files_by_their_keys(
         features=("deletionVectors",),
         metadata="m",
         widened=("n",),
-        encoding=delta_log.ENCODING,
+        encoding=mirrors.ENCODING,
     )
-    hidden = delta_log.vector(bytes(BitMap([1]).serialize()), 1)
-    data = delta_log.encode(
+    hidden = mirrors.vector(bytes(BitMap([1]).serialize()), 1)
+    data = mirrors.encode_delta(
         [
-            {"commitInfo": {"timestamp": 1, delta_log.OWN: shown.to_json()}},
+            {"commitInfo": {"timestamp": 1, mirrors.OWN: shown.to_json()}},
             {"metaData": {"schemaString": "{}"}},
-            {"remove": {"path": delta_log.path_of("a=%2F/b c.parquet")}},
-            {"add": {"path": delta_log.path_of("d.parquet"), "deletionVector": hidden}},
+            {"remove": {"path": mirrors.path_of("a=%2F/b c.parquet")}},
+            {"add": {"path": mirrors.path_of("d.parquet"), "deletionVector": hidden}},
         ]
     )
-    read = delta_log.decode(data, 3, "here")
+    read = mirrors.decode_delta(data, 3, "here")
     assert read.shown == shown
     assert read.removed == {"a=%2F/b c.parquet"}
     assert read.added == {"d.parquet": hidden}
@@ -62,17 +62,17 @@ def test_what_a_commit_says_of_itself_keeps_its_form() -> None:
         b'{"commitInfo":{"tidemark":{"tableId":"t","version":7,"after":null,"publishedAtMs":5,"id":"i",'
         b'"features":["deletionVectors"],"metadata":"m","widened":["n"]}}}\n'
     )
-    shown = delta_log.decode(text, 0, "here").shown
+    shown = mirrors.decode_delta(text, 0, "here").shown
     assert shown is not None
-    assert delta_log.encode([{"commitInfo": {delta_log.OWN: shown.to_json()}}]) == text
+    assert mirrors.encode_delta([{"commitInfo": {mirrors.OWN: shown.to_json()}}]) == text
 
 
 @pytest.mark.parametrize("data", [b"[]\n", b"{", b'{"add":{}}', b'{"commitInfo":{"tidemark":{}}}'])
 def test_what_is_no_commit_is_corrupt_and_named(data: bytes) -> None:
     with pytest.raises(Corrupt, match="there: not a commit of a Delta log"):
-        delta_log.decode(data, 0, "there")
+        mirrors.decode_delta(data, 0, "there")
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"version":-1}', b'{"version":"1"}'])
 def test_a_hint_that_says_nothing_is_none(data: bytes) -> None:
-    assert delta_log.decode_hint(data) is None
+    assert mirrors.decode_delta_hint(data) is None

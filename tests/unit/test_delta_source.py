@@ -1,4 +1,4 @@
-"""A Delta table as a landing place, without Spark: its log, the files that a group reads, rows that are equal."""
+"""A Delta table as a landing location, without Spark: its log, the files of each group, and equal rows."""
 
 from __future__ import annotations
 
@@ -12,17 +12,15 @@ import pyarrow as pa
 import pytest
 
 from jobs.spark import delta
-from storage_core.declaration import load
-from storage_core.delta_source.equal_rows import hide_equal_rows
-from storage_core.delta_source.files import DeltaSchema, data_file, excerpt
-from storage_core.delta_source.log import DeltaLog
-from storage_core.delta_source.plan import DeltaGroup, next_group
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
-from storage_core.importing.delta_escapes import log_actions
-from storage_core.ingest.delta_progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
-from storage_core.ingest.landing import DeltaChanges
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.change.declaration import load
+from storage_core.interop.delta_columns import hide_equal_rows
+from storage_core.interop.delta_import import log_actions
+from storage_core.interop.delta_source import DeltaGroup, DeltaLog, DeltaSchema, data_file, excerpt, next_group
 from storage_core.log.transactions import Transactions
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.resolve import open_store
+from storage_core.write.ingest.landing import DeltaChanges
+from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, delta_progress, progress_txns
 from tidemark import Table
 
 ROOT = "s3a://bucket/lake"
@@ -51,7 +49,7 @@ def test_an_excerpt_names_files_and_vectors_where_they_lie() -> None:
     # the example of Delta's protocol, "Derived Fields"
     expected = f"{ROOT}/ab/deletion_vector_d2c639aa-8816-431a-aaf6-d3fe2512ff61.bin"
     assert (add["deletionVector"]["storageType"], add["deletionVector"]["pathOrInlineDv"]) == ("p", expected)
-    with pytest.raises(InvalidInput, match="does not tell its partition"):
+    with pytest.raises(InvalidInput, match="without its partition"):
         excerpt(schema, [data_file(ROOT, {"path": "a.parquet"})])
 
 
@@ -154,7 +152,7 @@ def test_progress_is_read_as_it_was_recorded() -> None:
 
 
 def test_no_delta_table_is_no_landing_place(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="there is no Delta table"):
+    with pytest.raises(NotFound, match="a Delta table does not exist here"):
         next_group(DeltaLog.look(str(tmp_path)), None, "refuse")
 
 
@@ -184,7 +182,7 @@ def test_as_many_equal_rows_are_deleted_as_are_given(tmp_path: Path) -> None:
     [
         ("landing: {uri: lake, format: delta, suffix: .x}", "suffix do not apply"),
         ("landing: {uri: lake, format: csv, changes: skip}", "landed files do not change"),
-        ("primary_key: id\nlanding: {uri: lake, format: delta, changes: skip}", "a keyed table follows every change"),
+        ("primary_key: id\nlanding: {uri: lake, format: delta, changes: skip}", "a keyed table applies every change"),
         ("primary_key: id\nlanding: {uri: lake, format: csv}", "landed files are ingested into append tables"),
     ],
 )
@@ -197,7 +195,7 @@ def test_a_landing_that_means_nothing_is_refused(tmp_path: Path, more: str, mess
 def test_a_folder_without_jars_is_named_and_without_one_spark_fetches_them(tmp_path: Path) -> None:
     assert delta.settings({})["spark.jars.packages"] == delta.PACKAGE
     assert delta.settings({}, on_s3=True)["spark.jars.packages"].split(",") == [delta.PACKAGE, *delta.S3_PACKAGES]
-    with pytest.raises(Unavailable, match=f"{delta.JARS}={tmp_path} is no folder with the JARs of {delta.PACKAGE}"):
+    with pytest.raises(Unavailable, match=f"{delta.JARS}={tmp_path} is not a folder with the JARs of {delta.PACKAGE}"):
         delta.settings({delta.JARS: str(tmp_path)})
     (tmp_path / "delta.jar").touch()
     assert delta.settings({delta.JARS: str(tmp_path)})["spark.jars"] == str(tmp_path / "delta.jar")
@@ -218,14 +216,16 @@ def test_spark_reaches_a_table_on_s3_where_its_store_does(tmp_path: Path) -> Non
 
 def test_a_spark_that_runs_without_delta_lake_says_how_to_start_one_that_has_it() -> None:
     without: Any = SimpleNamespace(conf={})
-    with pytest.raises(Unavailable, match=f"sc://host:1 was started without Delta Lake: .*--packages {delta.PACKAGE}"):
+    with pytest.raises(
+        Unavailable, match=rf"sc://host:1 was started without Delta Lake\. .*--packages {delta.PACKAGE}"
+    ):
         delta.require_delta(without, "sc://host:1")
     delta.require_delta(SimpleNamespace(conf=delta.settings({})), "local[2]")  # type: ignore[arg-type]
 
 
 def test_versions_that_are_not_in_are_due_and_land_whole_whatever_their_windows(tmp_path: Path) -> None:
-    from assets.due_runs import TableInputs, due_run  # and Dagster, a second or two
     from assets.steps import steps_of
+    from jobs.due_runs import TableInputs, due_run  # imports Dagster, which takes a second or two
 
     changed(tmp_path / "lake", 1)
     group = changed(tmp_path / "lake", 2)

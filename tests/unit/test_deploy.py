@@ -1,6 +1,6 @@
-"""The files of `deploy/` against linters, and against what is there: commands, variables and paths.
+"""The files of `deploy/`, checked by linters and against existing commands, variables and paths.
 
-Nothing here starts a container.
+No test starts a container.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import typer
 import yaml
 
 from pipelines.cli import build
-from pipelines.environment import POSTGRES
 from pipelines.processes.programs import Address, Service
+from pipelines.tables import POSTGRES
 from scripts.installer import locked_python
 
 ROOT = Path(__file__).parents[2]
@@ -38,18 +38,18 @@ composed = PyOptions(apply_merge=True).from_yaml(sys.stdin.read())
 composed.validate()
 print(*composed.service_names())
 """
-"""A program of the linters: the names of services where the text follows the specification of compose."""
+"""A linter program that prints the service names if the text follows the compose specification."""
 
 
 def parsed(arguments: list[str]) -> dict[str, Any]:
-    """What the command makes of its arguments; raises where it would refuse them."""
+    """Return the parsed arguments of the command, or raise its error."""
     name, *rest = arguments
     group: Any = typer.main.get_command(build())
     return dict(group.commands[name].make_context(name, list(rest)).params)
 
 
 def containers() -> dict[str, dict[str, Any]]:
-    """Those of Kubernetes, by name."""
+    """Return the containers of the Kubernetes files by name."""
     workloads = [each for each in KUBERNETES if each["kind"] in ("Deployment", "StatefulSet")]
     found = [each["spec"]["template"]["spec"]["containers"] for each in workloads]
     return {container["name"]: container for (container,) in found}
@@ -63,7 +63,7 @@ def unit(text: str) -> configparser.ConfigParser:
 
 
 def judged(program: str, *arguments: object, text: str | None = None) -> str:
-    """What a linter says about a file, or a text, that it accepts; fails with what it says about another."""
+    """Run a linter on a file or a text and return its output. Fail with the output if it finds a fault."""
     python = locked_python("linters")
     command = [str(python.with_name(program)), *map(str, arguments)]
     done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
@@ -73,7 +73,7 @@ def judged(program: str, *arguments: object, text: str | None = None) -> str:
 
 def test_the_linters_of_containers_compose_and_kubernetes_accept_the_files() -> None:
     assert judged("hadolint", DEPLOY / "Containerfile") == ""
-    text = re.sub(r"\$\{(\w+):\?\}", r"/\1", (DEPLOY / "compose.yaml").read_text())  # as the environment would say
+    text = re.sub(r"\$\{(\w+):\?\}", r"/\1", (DEPLOY / "compose.yaml").read_text())  # as the environment would set it
     assert judged("python", "-c", COMPOSED, text=text).split() == [*COMPOSE["services"]]
     judged("kubernetes-validate", "--strict", DEPLOY / "kubernetes" / "tidemark.yaml")
 
@@ -158,5 +158,5 @@ def test_systemd_takes_the_units_where_it_is_installed(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "4266", "code", ":4266", "/" + "x" * 100])
 def test_what_is_no_address_of_a_code_server_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="is no address of a code server; give HOST:PORT"):
+    with pytest.raises(ValueError, match=r"is not an address of a code server\. Give HOST:PORT"):
         Address.parse(text)

@@ -1,4 +1,4 @@
-"""Distributed generations: in order behind what was acknowledged, exactly once, whenever the distributor ends."""
+"""Distributed generations: ordered after the acknowledged records, exactly once, at any end of the distributor."""
 
 from __future__ import annotations
 
@@ -7,23 +7,21 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitConflict, Corrupt, WriterFenced
-from storage_core.formats import keys
-from storage_core.formats.generation_manifest import MANIFEST_FILE, RECORDS_FILE, Generation
-from storage_core.formats.region_manifest import FlushedGeneration
-from storage_core.fsck.check import fsck as check
-from storage_core.fsck.report import Kind
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributor, generation
-from storage_core.region.distributor import Stretch, Turn
-from storage_core.region.idle import find_idle
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.records import RecordBuilder
-from storage_core.region.registry import known_manifests
-from storage_core.region.spec import whole_table
-from storage_core.repair.repair import repair
+from storage_core.base.errors import CommitConflict, Corrupt, WriterFenced
+from storage_core.data.formats import keys
+from storage_core.data.formats.region_manifest import MANIFEST_FILE, RECORDS_FILE, FlushedGeneration, Generation
+from storage_core.maintain.check import fsck as check
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.repair import repair
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import generation, router
+from storage_core.write.region.idle import find_idle
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.records import RecordBuilder
+from storage_core.write.region.router import Stretch, Turn
+from storage_core.write.region.spec import known_manifests, whole_table
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable, seats
 
@@ -37,13 +35,13 @@ def puts(**seats: int) -> pa.Table:
 
 def take_turn(table: KeyedTable) -> Turn:
     region = whole_table(table.snapshot.table_id)
-    return distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    return router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
 
 
 def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> None:
     turn = take_turn(table)
-    written = distributor.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    distributor.finish(
+    written = router.write_distributed(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    router.finish(
         table.store,
         turn,
         written.path,
@@ -54,7 +52,7 @@ def distribute(table: KeyedTable, records: pa.Table, after: int, last: int) -> N
 
 
 def marks(table: KeyedTable) -> Mapping[str, int]:
-    return distributor.offsets(table.store, region_of(table.snapshot.table_id))
+    return router.offsets(table.store, region_of(table.snapshot.table_id))
 
 
 @pytest.mark.parametrize(("name", "rows"), [(RECORDS_FILE, 2), (MANIFEST_FILE, None)])
@@ -116,11 +114,11 @@ def test_of_two_distributors_with_one_plan_the_later_one_conflicts_and_the_fence
     table = KeyedTable(MemoryStore("planes")).create()
     early = take_turn(table)
     distribute(table, puts(a=1), 0, 2)
-    with pytest.raises(CommitConflict, match="up to 2 are distributed, this plan begins after 0"):
+    with pytest.raises(CommitConflict, match="up to 2 are distributed, but this plan begins after 0"):
         distribute(table, puts(a=1), 0, 3)
     stretch = [Stretch(writer=WRITER, after=0, last=2)]
     with pytest.raises(WriterFenced):
-        distributor.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
+        router.finish(table.store, early, "00000000_gen_1", stretch, clock=table.clock, writer_id=table.ids.uuid())
     assert (seats(table), marks(table)) == ({"a": 1}, {WRITER: 2})
 
 

@@ -1,4 +1,4 @@
-"""Distributing a raw log into tables: once, in order, without a gap, and no table stops another."""
+"""Distribution of a raw log into tables: once, in order, without a gap, and independently per table."""
 
 from __future__ import annotations
 
@@ -7,23 +7,20 @@ from collections.abc import Iterable
 
 import pytest
 
-from storage_core.distribution.offsets import read_offsets
-from storage_core.distribution.plan import HeldChunks, cut_into_works
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import CommitConflict, Fenced, Unavailable
-from storage_core.leases.lease import acquire, break_lease
+from storage_core.base.errors import CommitConflict, Fenced, Unavailable
 from storage_core.log.actions import Txn
-from storage_core.log.conflicts.requirements import TxnProgress
+from storage_core.log.lease import acquire, break_lease
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.chunks import RawChunkRef
-from storage_core.raw_log.history import RawSegment
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.region import generation
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.log.requirements import TxnProgress
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.rounds import HeldChunks, cut_into_works
+from storage_core.write.distribution.work import Terms, read_offsets
+from storage_core.write.raw_log.history import RawChunkRef, RawSegment
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.distribution import LATER_MS, Board, Step, TasksMeanwhile
@@ -36,7 +33,7 @@ SECOND = 1_000
 
 
 def raw(*stores: ObjectStore, seed: int = 1, clock: ManualClock | None = None) -> RawLog:
-    """A writer whose segments are over after a second of a clock that stands still unless it is moved."""
+    """Return a writer whose segments close after a second of a clock that only the test advances."""
     return RawLog(stores, clock=clock or ManualClock(), ids=SeededIds(seed), limits=RawLimits(segment_ms=SECOND))
 
 
@@ -53,7 +50,7 @@ def chunk_keys(store: ObjectStore) -> list[str]:
     return sorted(info.key for info in store.list("live/"))
 
 
-# --- once, for all tables
+# Once, for all tables.
 
 
 def test_every_table_gets_its_rows_and_a_second_run_does_nothing() -> None:
@@ -158,7 +155,7 @@ def test_patches_deletes_and_resets_across_chunks_end_in_the_fold() -> None:
     assert {key: row["text"] for key, row in given.rows("users").items()} == expected
 
 
-# --- what no table takes
+# Records that no table accepts.
 
 
 def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
@@ -187,7 +184,7 @@ def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
     assert "'size': not a column" in found[4]["reason"]
     (stranger,) = rejected_lines(given.stores[0])
     assert (stranger["source"], stranger["line"]) == (source, 5)
-    assert stranger["reason"] == "'nobody' is no table of this raw log"
+    assert stranger["reason"] == "'nobody' is not a table of this raw log"
     assert json.loads(stranger["text"])["key"] == "k"
     (keyless,) = rejected_lines(given.tables["users"])
     assert "'n': a value is required" in keyless["reason"]
@@ -215,11 +212,11 @@ def test_a_table_that_cannot_be_opened_or_written_stops_no_other() -> None:
     assert [given.numbers(name) for name in tables] == [[1], [2], [3]]
 
 
-# --- gaps
+# Gaps.
 
 
 def gapped() -> tuple[Board, str, list[str]]:
-    """One writer with five chunks of one row, in segments of their own, and another one."""
+    """Make one writer with five chunks of one row in separate segments, and another writer."""
     given = board("a", "users", keyed="users")
     clock = ManualClock()
     with raw(*given.stores, clock=clock) as log:
@@ -283,7 +280,7 @@ def test_nothing_is_given_up_while_a_store_that_may_have_it_is_silent() -> None:
     silent = FaultStore(copy_of(given.stores[0], "other"), watch=Interruption(0))
     given.stores[0].delete([keys[2]])
     both = Board([*given.stores, silent], given.tables)
-    with pytest.raises(Unavailable, match="may have what is missing"):
+    with pytest.raises(Unavailable, match="may have the missing chunks"):
         both.distribute(Terms(give_up_to={writer: 3}))
 
 
@@ -303,7 +300,7 @@ def test_two_stores_of_which_one_is_lost_half_way_distribute_as_one() -> None:
     assert given.numbers("a") == [0, 1, 2, 3]
 
 
-# --- races
+# Races.
 
 
 def racing() -> tuple[Board, str]:

@@ -1,18 +1,16 @@
-"""A raw log is distributed into tables whose columns change before, between and during its rounds."""
+"""Distribution of a raw log into tables whose columns change before, between and during the rounds."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.alteration import add_column, change_column, drop_column, rename_column
-from storage_core.distribution.remaining import Terms
+from storage_core.change.creation import add_column, change_column, drop_column, rename_column
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.split.conform import conform_split
-from storage_core.split.read import read_split
+from storage_core.split.read import conform_split, read_split
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import ManualClock
 from tests.support.distribution import Board, Step, TasksMeanwhile
 from tests.support.ids import SeededIds
@@ -38,7 +36,7 @@ def change(given: Board) -> None:
 
 
 def found(given: Board) -> dict[str, list[tuple[object, ...]]]:
-    """The rows of both tables, as readers see them."""
+    """Return the rows of both tables as readers see them."""
     snapshot = TransactionLog(given.tables["a"]).snapshot()
     splits = [conform_split(read_split(given.tables["a"], add), snapshot.schema) for add in snapshot.splits.values()]
     base = [tuple(row.values()) for split in splits for row in split.to_pylist()]

@@ -1,23 +1,21 @@
-"""Distribution minds the settings of the table: its merged maps, and its late rows."""
+"""Distribution follows the settings of the table: merged maps and late rows."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.quarantine_entry import QuarantinedRows
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.rows.windows import LateMetrics
+from storage_core.data.settings.table import LateData, LatePolicy, TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.quarantine import entry_keys, read_entries
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import FEW
-from storage_core.raw_log.records import RawRecord
-from storage_core.region.spec import first_specs
-from storage_core.rows.late import LateMetrics
-from storage_core.settings.late_data import LateData, LatePolicy
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
+from storage_core.write.late_rows import entry_keys, read_entries
+from storage_core.write.raw_log.read import FEW
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region.spec import first_specs
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.distribution import LATER_MS, Board

@@ -1,4 +1,4 @@
-"""What the documents promise, against the code: links, commands, options, exit codes, settings, decisions."""
+"""The documentation compared with the code: links, commands, options, exit codes, settings, decisions."""
 
 from __future__ import annotations
 
@@ -15,35 +15,33 @@ from typing import Any
 import pytest
 import typer
 
-from jobs.requests import audit as audit_request
-from jobs.requests import distribute as distribute_request
-from jobs.requests import raw_log as raw_log_request
-from jobs.requests import request
+from jobs.command import from_arguments
 from pipelines.cli import build
-from storage_core.audit.audit import INVARIANTS
-from storage_core.declaration import TableDeclaration
-from storage_core.declaration_parts import CompactionDeclaration
-from storage_core.errors import TidemarkError
-from storage_core.fsck.report import Kind
-from storage_core.history.renumbered import RENUMBERED_UP_TO
-from storage_core.ingest.landing import LANDING
+from scripts import settings_pages
+from scripts.docs_site import anchor as anchor_of
+from storage_core.base.errors import TidemarkError
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.layout import RegionSpec
+from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, LateData, Publish, TableConfig
+from storage_core.data.steps import STEPS
 from storage_core.log.sharing import SOURCE
-from storage_core.log.unfinished_import import UNFINISHED_IMPORT
-from storage_core.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.late_data import LateData
-from storage_core.settings.publish import Publish
-from storage_core.settings.raw_logs import FeedingRawLog
-from storage_core.settings.region_fields import RegionSpec
-from storage_core.settings.table import TableConfig
+from storage_core.log.snapshot import UNFINISHED_IMPORT
+from storage_core.maintain.audit import INVARIANTS
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.history import RENUMBERED_UP_TO
+from storage_core.write.ingest.landing import LANDING
 
 ROOT = Path(__file__).resolve().parents[2]
-README, SPEC, OPERATIONS = ROOT / "README.md", ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
+SPEC, OPERATIONS = ROOT / "docs" / "spec.md", ROOT / "docs" / "operations.md"
 DECLARATIONS = ROOT / "docs" / "declarations.md"
 ARCHITECTURE = ROOT / "docs" / "architecture" / "README.md"
 DECISIONS = ROOT / "docs" / "decisions"
-DOCUMENTS = [README, ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OLD_NUMBERS = DECISIONS / "old-numbers.md"
+LAST_OLD_NUMBER = 198
+ORCHESTRATION = ROOT / "docs" / "architecture" / "orchestration.md"
+DOCUMENTS = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 PRODUCT = ("storage_core", "jobs", "assets", "pipelines", "tidemark")
 SOURCES = [path for folder in PRODUCT for path in (ROOT / folder).rglob("*.py")]
 EXAMPLES = [*SOURCES, *(ROOT / "examples").rglob("*.py")]
@@ -64,11 +62,6 @@ def _name(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-def _anchor(heading: str) -> str:
-    """The name that a rendered page gives to a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
-
-
 @cache
 def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
@@ -86,7 +79,7 @@ def _section(path: Path, heading: str) -> str:
 
 
 def _table(text: str, *head: str) -> list[list[str]]:
-    """The cells of the table with this head, row by row; a bar within a cell is written with a backslash."""
+    """Return the cells of the table with this head, row by row. A bar within a cell has a backslash."""
     lines = text.splitlines()
     start = next(index for index, line in enumerate(lines) if _cells(line)[: len(head)] == list(head))
     rows = []
@@ -102,7 +95,7 @@ def _cells(line: str) -> list[str]:
 
 
 def _shell_lines(path: Path) -> Iterator[str]:
-    """Every command of the shell examples, without the comments behind it."""
+    """Return every command of the shell examples, without trailing comments."""
     for language, block in FENCE.findall(_text(path)):
         if language == "sh":
             joined = re.sub(r"\\\n\s*", "", block)
@@ -116,7 +109,7 @@ def _shown_in(path: Path) -> Iterator[str]:
 
 @cache
 def _commands_of(program: str) -> list[tuple[str, list[str]]]:
-    """Where a document shows a command of this program, and the words behind its name."""
+    """Return the lines where a document shows a command of this program, with the words after its name."""
     begins = re.compile(rf"(\.venv/bin/)?{program} ")
     found = [
         (_name(path), shlex.split(text.partition(" | ")[0], comments=True)[1:])
@@ -143,11 +136,11 @@ def _kinds(error: type[TidemarkError] = TidemarkError) -> dict[str, int]:
     return found
 
 
-# --- links
+# Links.
 
 
 def test_every_link_and_image_leads_somewhere() -> None:
-    anchors = {path: {*map(_anchor, _headings(path))} for path in DOCUMENTS}
+    anchors = {path: {anchor_of(each, "-") for each in _headings(path)} for path in DOCUMENTS}
     broken = []
     for path in DOCUMENTS:
         for target in LINK.findall(FENCE.sub("", _text(path))):
@@ -180,11 +173,11 @@ def test_every_test_that_a_document_names_exists() -> None:
     assert missing == []
 
 
-# --- commands
+# Commands.
 
 
 def test_every_command_that_a_text_in_the_code_names_exists() -> None:
-    naming = re.compile(r"(?:`|run: |\.venv/bin/)tidemark(?: -v)? ([a-z][a-z-]*)")
+    naming = re.compile(r"(?:`|[Rr]un: |\.venv/bin/)tidemark(?: -v)? ([a-z][a-z-]*)")
     named = [(where, found) for where, text in _texts_in_code() for found in naming.findall(text)]
     assert named
     assert [each for each in named if each[1] not in COMMANDS] == []
@@ -196,7 +189,7 @@ def test_every_tidemark_command_of_the_documents_parses() -> None:
         name, *arguments = [each for each in words if each != "-v"]
         if name not in COMMANDS:
             broken.append(f"{where}: {' '.join(words)}: no such command")
-        elif arguments:  # a bare name is mentioned, not shown
+        elif arguments:  # a bare name is a mention, not an example
             try:
                 COMMANDS[name].make_context(name, arguments)
             except typer.TyperException as error:
@@ -205,31 +198,18 @@ def test_every_tidemark_command_of_the_documents_parses() -> None:
 
 
 def test_every_job_of_the_documents_parses() -> None:
-    jobs = [
-        (where, words[1].partition("."), words[2:]) for where, words in _commands_of("python") if words[:1] == ["-m"]
-    ]
-    assert jobs
-    assert [where for where, (package, _, job), _ in jobs if not (ROOT / package / f"{job}.py").is_file()] == []
+    programs = [(where, words[1], words[2:]) for where, words in _commands_of("python") if words[:1] == ["-m"]]
+    assert programs
+    paths = {name: ROOT / name.replace(".", "/") for _, name, _ in programs}
+    assert [name for name, path in paths.items() if not (path.with_suffix(".py").is_file() or path.is_dir())] == []
     broken = []
-    for where, (package, _, job), words in jobs:
-        if package == "jobs":
+    for where, name, words in programs:
+        if name == "jobs":
             try:
-                _parse(job, words)
-            except (SystemExit, TidemarkError) as error:
-                broken.append(f"{where}: {job} {' '.join(words)}: {error}")
+                from_arguments(words[0], words[1:])
+            except (KeyError, SystemExit, TidemarkError) as error:
+                broken.append(f"{where}: {name} {' '.join(words)}: {error}")
     assert broken == []
-
-
-def _parse(job: str, words: list[str]) -> None:
-    match job:
-        case "audit":
-            audit_request.parse(audit_request.parser("").parse_args(words))
-        case "collect_raw" | "heal_raw":
-            raw_log_request.parse(raw_log_request.parser(job, "").parse_args(words))
-        case "distribute":
-            distribute_request.parse(distribute_request.parser("").parse_args(words))
-        case _:
-            request.parse(request.parser(job, "").parse_args(words))
 
 
 @pytest.mark.dagster
@@ -267,7 +247,7 @@ def test_the_specification_lists_exactly_the_commands_with_their_options() -> No
         assert options <= {each for parameter in COMMANDS[name].params for each in parameter.opts}, name
 
 
-# --- errors and settings
+# Errors and settings.
 
 
 @pytest.mark.parametrize(
@@ -326,7 +306,8 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         raw_logs=(FeedingRawLog(name="raw", table="t", stores=("memory://raw",)),),
         publish=Publish(delta="none"),
     )
-    assert [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default] == []
+    same = [each.name for each in fields(TableConfig) if getattr(changed, each.name) == each.default]
+    assert same == ["compaction"], "which has a table of its own"
     assert {key for key in written if key.startswith("tidemark.")} == {
         *changed.to_configuration(),
         LANDING,
@@ -343,21 +324,24 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
     assert TableConfig.from_configuration(stored) == TableConfig()
 
 
-def test_the_operations_page_lists_exactly_the_settings_of_compaction_with_their_defaults() -> None:
-    rows = _table(_section(OPERATIONS, "Set when splits are merged"), "Field of `compaction`", "Default")
-    written = {name.strip("`"): default for name, default, _ in rows}
-    assert list(written) == list(CompactionDeclaration.model_fields)
-    declared = {name: default for name, default in written.items() if default != "none"}
-    assert CompactionDeclaration.model_validate(declared).setting() == CompactionSettings()
-    assert {getattr(CompactionDeclaration(), name) for name in written.keys() - declared.keys()} == {None}
+def test_the_operations_page_lists_exactly_the_settings_of_compaction() -> None:
+    rows = _table(_section(OPERATIONS, "Set when splits are merged"), "Setting", "Means", "Default")
+    assert [name.strip("`") for name, *_ in rows] == [name for name in SETTINGS if name.startswith("compaction.")]
 
 
 def test_the_page_of_declarations_lists_exactly_the_fields_of_a_table() -> None:
-    cells = re.findall(r"^\| (`[^|]+`) \|", _text(DECLARATIONS), re.MULTILINE)
-    assert sorted(name for each in cells for name in INLINE.findall(each)) == sorted(TableDeclaration.model_fields)
+    listed = re.findall(r"^\| `([^|`]+)` \|", _text(DECLARATIONS), re.MULTILINE)
+    fields_of_tables = {name for name in TableDeclaration.model_fields if name not in GROUPS}
+    elsewhere = {name for name in SETTINGS if name.startswith("compaction.")} | {"former_windows"}
+    assert sorted(listed) == sorted({*fields_of_tables, *SETTINGS, "compaction"} - elsewhere)
 
 
-# --- decisions
+def test_pages_and_the_schema_say_what_the_table_of_settings_says() -> None:
+    stale = [path.name for path, text in settings_pages.written().items() if path.read_text(encoding="utf-8") != text]
+    assert stale == [], "run: python -m scripts.settings_pages"
+
+
+# Decisions.
 
 
 def test_the_operations_page_says_of_every_kind_of_finding_what_it_means() -> None:
@@ -380,6 +364,24 @@ def test_the_architecture_lists_every_folder_of_the_code_once() -> None:
     assert sorted(listed) == sorted({_name(folder) for folder in folders})
 
 
+def test_the_page_of_orchestration_lists_every_step_as_the_catalogue_has_it() -> None:
+    rows = _table(
+        _section(ORCHESTRATION, "Steps"), "Step", "Does", "Command", "Asset", "Follows", "Requested by", "Lease"
+    )
+    assert [[re.sub("`", "", cell) for cell in row] for row in rows] == [
+        [
+            each.name,
+            each.summary,
+            each.command,
+            each.asset,
+            ", ".join(each.follows),
+            "sensor" if each.is_observable else "schedule" if each.asset else "",
+            each.lease,
+        ]
+        for each in STEPS.values()
+    ]
+
+
 def test_the_index_of_decisions_lists_every_decision_once_in_the_order_of_its_topic() -> None:
     _, *topics = (DECISIONS / "README.md").read_text(encoding="utf-8").split("\n## ")
     listed = [[cell for cell, _ in _table(topic, "No", "Decision")] for topic in topics]
@@ -389,9 +391,57 @@ def test_the_index_of_decisions_lists_every_decision_once_in_the_order_of_its_to
     assert [int(name[:4]) for name in files] == list(range(1, len(files) + 1))
 
 
-def test_a_decision_has_its_number_and_its_four_parts() -> None:
+def test_a_decision_has_its_number_its_status_and_its_four_parts() -> None:
     for path in sorted(DECISIONS.glob("0*.md")):
         text = _text(path)
         assert text.startswith(f"# {path.name[:4]} "), path.name
+        status = r"Status: accepted\. Date: \d{4}-\d{2}-\d{2}\.(?: Supersedes: \d{4}(?:, \d{4})*\.)?"
+        assert re.fullmatch(status, _superseding(text)), path.name
         parts = re.findall(r"^\*\*(\w+)\.\*\*", text, re.MULTILINE)
         assert parts == ["Problem", "Decision", "Rejected", "Cost"], path.name
+
+
+def test_the_map_of_old_numbers_has_each_number_once_and_leads_somewhere() -> None:
+    rows = _table(_text(OLD_NUMBERS), "Old", "Title", "Where now")
+    assert [old for old, *_ in rows] == [f"{number:04}" for number in range(1, LAST_OLD_NUMBER + 1)]
+    for old, title, place in rows:
+        assert title, old
+        if not place.startswith("dropped: "):
+            target, _, anchor = _only_link(place).partition("#")
+            path = (OLD_NUMBERS.parent / target).resolve()
+            assert path.is_file(), old
+            assert not anchor or anchor in {anchor_of(each, "-") for each in _headings(path)}, old
+
+
+def test_a_decision_supersedes_the_old_numbers_that_the_map_leads_to_it() -> None:
+    rows = _table(_text(OLD_NUMBERS), "Old", "Title", "Where now")
+    mapped = {(old, _only_link(place)) for old, _, place in rows if "](" in place and "](../" not in place}
+    stated = {
+        (old, path.name)
+        for path in DECISIONS.glob("0*.md")
+        for old in re.findall(r"\b\d{4}\b", _superseding(_text(path)).partition("Supersedes: ")[2])
+    }
+    assert stated == mapped
+
+
+def _superseding(decision: str) -> str:
+    """Return the paragraph below the title, which has status, date and the old numbers, as one line."""
+    return " ".join(decision.split("\n\n")[1].split())
+
+
+def _only_link(cell: str) -> str:
+    (target,) = LINK.findall(cell)
+    return str(target)
+
+
+def test_the_page_of_a_folder_names_each_of_its_modules() -> None:
+    pages = sorted(ROOT.glob("storage_core/*/README.md")) + [
+        ROOT / top / "README.md" for top in ("jobs", "assets", "pipelines")
+    ]
+    lacking = []
+    for page in pages:
+        said = set(re.findall(r"`([a-z0-9_]+)[`/]", page.read_text(encoding="utf-8")))
+        modules = {each.stem for each in page.parent.rglob("*.py")} - {"__init__", "__main__"}
+        lacking += [f"{page.relative_to(ROOT)}: {each}" for each in sorted(modules - said)]
+    assert len(pages) > 10
+    assert lacking == []

@@ -1,15 +1,15 @@
-"""What storage asks for where generations wait: how many, and how much of them there is to read, for the budgets."""
+"""Run requests for pending generations: their number, and the bytes to read, which the budgets use."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from assets.due_runs import TableInputs, due_run
-from storage_core.declaration import TableDeclaration
-from storage_core.region import merge, sorting
+from jobs.due_runs import TableInputs, due_run
+from storage_core.change.declaration import TableDeclaration
+from storage_core.write.region import generation_write, merge
 from tidemark import Table
 
-FLUSHES = sorting.DEFAULT_TERMS.generations + 1
+FLUSHES = generation_write.DEFAULT_TERMS.generations + 1
 ROWS = 100
 
 

@@ -1,7 +1,8 @@
-"""Visible is not durable: nothing is acknowledged while a folder that names it has not been fsynced since.
+"""A call is acknowledged only after an fsync of every folder that names its entry.
 
-The operating system is watched, not our classes: which folders have entries that no fsync has covered, and an fsync
-of a folder fails whenever the test says so, as on a disk that reports an error.
+A visible entry is not yet durable. The tests watch the operating system, not our classes. They record which folders
+have entries without a later fsync. The fsync of a folder fails when a test requests this, as on a disk that reports an
+error.
 """
 
 from __future__ import annotations
@@ -17,14 +18,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.creation import configure
-from storage_core.errors import CommitUnknown, InvalidInput, Unavailable
-from storage_core.formats.region_manifest import RegionManifest
-from storage_core.history.tagging import set_tag
-from storage_core.leases.lease import Lease, acquire
+from storage_core.base.errors import CommitUnknown, InvalidInput, Unavailable
+from storage_core.change.creation import configure
+from storage_core.data.formats.region_manifest import RegionManifest
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Metadata, Txn
+from storage_core.log.lease import Lease, acquire
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import (
+from storage_core.maintain.history import set_tag
+from storage_core.store.contract import (
     Committed,
     Conflict,
     IfAbsent,
@@ -33,12 +35,13 @@ from storage_core.objectstore.contract import (
     OutcomeUnknown,
     Overwrite,
     PutMode,
+    create_derived,
+    create_numbered,
+    create_once,
 )
-from storage_core.objectstore.create import create_derived, create_numbered, create_once
-from storage_core.objectstore.local import LocalStore
-from storage_core.region import manifest as region_manifests
-from storage_core.region.wal import WalAppender
-from storage_core.rows.schema import to_schema_string
+from storage_core.store.local import LocalStore
+from storage_core.write.region import manifest as region_manifests
+from storage_core.write.region.wal import WalAppender
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
 
@@ -49,9 +52,9 @@ Act = Callable[[ObjectStore], object]
 
 
 class Disk:
-    """What an operating system promises: an entry of a folder is durable after a later fsync of the folder.
+    """The guarantee of an operating system: an entry of a folder is durable after a later fsync of the folder.
 
-    `entries` are those of which that is not so, but hints, which may be lost, and temporary files.
+    `entries` contains the entries that are not durable yet. Hints, which may be lost, and temporary files are excluded.
     """
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
@@ -118,7 +121,7 @@ def commit(store: ObjectStore) -> None:
 
 
 def commit_of_an_application(store: ObjectStore) -> None:
-    """As a job that is retried does it: by the transaction that it records, under another commit id each time."""
+    """Commit like a retried job: with the same recorded transaction and a new commit id each time."""
     log = TransactionLog(store, clock=ManualClock())
     log.commit(log.snapshot(), [Txn(appId="job", version=1)], operation="X")
 
@@ -185,7 +188,7 @@ def delete(store: ObjectStore) -> None:
 
 
 def nothing(_: ObjectStore) -> None:
-    """The folder of the table does not exist yet."""
+    """Do nothing. The folder of the table does not exist yet."""
 
 
 def two_objects(store: ObjectStore) -> None:
@@ -215,7 +218,7 @@ CASES: dict[str, tuple[Act, Act]] = {
 
 
 def acknowledged(act: Act, store: ObjectStore) -> bool:
-    """Whether the call says that it is done. What else it says is typed."""
+    """Return True if the call succeeds and False if it raises a typed error."""
     try:
         act(store)
     except (CommitUnknown, Unavailable) as error:
@@ -236,7 +239,7 @@ def test_what_is_acknowledged_is_durable_whichever_fsync_of_a_folder_fails(
         before(LocalStore(root))
         disk.fsyncs = 0
         disk.fails = partial(operator.eq if once else operator.le, failing)
-        for _ in range(2):  # the process that tries again, and then the one that follows it
+        for _ in range(2):  # first the retrying process, then its successor
             store = LocalStore(root)
             for _ in range(2):
                 outcomes.add(done := acknowledged(act, store))
@@ -260,7 +263,7 @@ def test_a_file_whose_fsync_fails_is_written_anew_and_never_believed(
         status = os.fstat(descriptor)
         if stat.S_ISREG(status.st_mode):
             assert status.st_ino not in failed, "its pages count as clean now, and may be lost"
-            written.append(os.dup(descriptor))  # kept open: or the next file would get its number
+            written.append(os.dup(descriptor))  # stays open, because the next file could reuse its number
             if len(written) < 3:
                 failed.append(status.st_ino)
                 raise OSError(errno.EIO, "Input/output error")

@@ -1,4 +1,4 @@
-"""Retention by whole windows: the setting, which windows have left, and what is made of that plan."""
+"""Retention by whole windows: the setting, the expired windows, and the execution of the plan."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.compaction.expiry import ExpiredWindow, plan
-from storage_core.declaration import load
-from storage_core.errors import InvalidInput
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import load
+from storage_core.compact.planner import ExpiredWindow, plan_expiry
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Remove
 from storage_core.log.deletion_vector import inline
-from storage_core.log.files.listed import Part
-from storage_core.log.files.live import LiveFiles
-from storage_core.settings.table import TableConfig
+from storage_core.log.live_splits import LiveFiles, Part
 from tests.support import merge_plan
 from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, snapshot
 from tests.support.many_splits import snapshot_of_many
@@ -40,11 +39,11 @@ def _add(name: str, window: int | None, *, seconds: int | None = HOUR_SECONDS, r
 
 
 def _leaving(adds: list[Add], *, retention_ms: int | None, now_ms: int) -> list[int]:
-    found = plan(snapshot(adds), retention_ms=retention_ms, now_ms=now_ms)
+    found = plan_expiry(snapshot(adds), retention_ms=retention_ms, now_ms=now_ms)
     return [each.window_start for each in found.windows]
 
 
-# --- the plan
+# The plan.
 
 
 def test_a_window_leaves_at_its_end_plus_the_retention_and_not_a_millisecond_before() -> None:
@@ -67,7 +66,7 @@ def test_windows_before_1970_leave_like_any_other() -> None:
 
 def test_rows_without_a_time_and_splits_without_a_window_never_leave() -> None:
     adds = [_add("a", None), _add("b", None, seconds=None), _add("c", 0, seconds=None), _add("d", 0)]
-    found = plan(snapshot(adds), retention_ms=1, now_ms=10**15)
+    found = plan_expiry(snapshot(adds), retention_ms=1, now_ms=10**15)
     assert [add.path for add in found.splits] == ["splits/0/d.parquet"]
 
 
@@ -77,7 +76,7 @@ def test_without_a_retention_nothing_leaves() -> None:
 
 def test_each_window_says_its_splits_its_visible_rows_and_its_bytes() -> None:
     high_delete_ratio = replace(_add("c", 0), deletionVector=inline([1, 2, 3]))
-    found = plan(snapshot([_add("b", 3600), _add("a", 0), high_delete_ratio]), retention_ms=1, now_ms=DAY_MS)
+    found = plan_expiry(snapshot([_add("b", 3600), _add("a", 0), high_delete_ratio]), retention_ms=1, now_ms=DAY_MS)
     assert found.windows == [
         ExpiredWindow(window_start=0, splits=2, rows=17, bytes=200),
         ExpiredWindow(window_start=3600, splits=1, rows=10, bytes=100),
@@ -85,7 +84,7 @@ def test_each_window_says_its_splits_its_visible_rows_and_its_bytes() -> None:
 
 
 def test_the_removes_say_that_rows_go_and_name_every_split_of_the_windows() -> None:
-    found = plan(snapshot([_add("b", 0), _add("a", 0), _add("c", 36_000)]), retention_ms=1, now_ms=2 * HOUR_MS)
+    found = plan_expiry(snapshot([_add("b", 0), _add("a", 0), _add("c", 36_000)]), retention_ms=1, now_ms=2 * HOUR_MS)
     assert found.removes(5) == [
         Remove(path=f"splits/0/{name}.parquet", deletionTimestamp=5, dataChange=True, partitionValues={}, size=100)
         for name in ("a", "b")
@@ -94,7 +93,7 @@ def test_the_removes_say_that_rows_go_and_name_every_split_of_the_windows() -> N
 
 def test_manifests_that_hold_only_younger_windows_are_not_read() -> None:
     many = snapshot_of_many(1000, 10)
-    assert len(plan(many, retention_ms=1, now_ms=3 * HOUR_MS + 1).splits) == 300
+    assert len(plan_expiry(many, retention_ms=1, now_ms=3 * HOUR_MS + 1).splits) == 300
     assert many.splits.listed is not None
     (part,) = many.splits.listed.parts
     reads: list[str] = []
@@ -105,9 +104,9 @@ def test_manifests_that_hold_only_younger_windows_are_not_read() -> None:
 
     listed = replace(many.splits.listed, parts=(Part(part.info, read),))
     unread = replace(many, splits=LiveFiles(listed))
-    assert plan(unread, retention_ms=1, now_ms=0).splits == ()
+    assert plan_expiry(unread, retention_ms=1, now_ms=0).splits == ()
     assert reads == []
-    assert len(plan(unread, retention_ms=1, now_ms=HOUR_MS + 1).splits) == 100
+    assert len(plan_expiry(unread, retention_ms=1, now_ms=HOUR_MS + 1).splits) == 100
     assert reads == ["a manifest"]
 
 
@@ -122,15 +121,15 @@ def test_a_compaction_leaves_out_what_is_about_to_leave() -> None:
     assert planned(HOUR_MS + DAY_MS) == [HOUR_SECONDS, None]
 
 
-# --- the setting
+# The setting.
 
 
 @pytest.mark.parametrize(
     ("retention_ms", "window_seconds", "complaint"),
     [
-        (DAY_MS, None, "retention is by whole windows, and this table has none"),
-        (0, 900, "retention_ms is 0; it must be at least 1"),
-        (10**18, 900, "it must be at most"),
+        (DAY_MS, None, "retention removes whole windows, but this table has no windows"),
+        (0, 900, "retention_ms is 0. It must be at least 1"),
+        (10**18, 900, "It must be at most"),
     ],
 )
 def test_a_retention_that_cannot_be_meant_is_refused(
@@ -141,7 +140,7 @@ def test_a_retention_that_cannot_be_meant_is_refused(
 
 
 def test_a_table_without_windows_refuses_a_retention(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="retention is by whole windows"):
+    with pytest.raises(InvalidInput, match="retention removes whole windows"):
         Table.create(str(tmp_path / "t"), SCHEMA, time_column="at", window=None, retention="30d")
 
 
@@ -153,7 +152,7 @@ def test_a_table_keeps_the_retention_it_was_created_with(tmp_path: Path, text: s
 
 @pytest.fixture
 def declare(tmp_path: Path) -> Callable[[str], Table]:
-    """Declare a table of one windowed column with further lines."""
+    """Declare a table of one windowed column with additional lines."""
 
     def declared(more: str) -> Table:
         file = tmp_path / "t.yaml"
@@ -176,8 +175,8 @@ def test_a_declared_retention_is_changed_by_a_commit(declare: Callable[[str], Ta
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        ("retention: 30d\n", r"t.yaml:5: field `retention`: retention is by whole windows"),
-        ("window: 1h\nretention: 0\n", r"t.yaml:6: field `retention`: retention_ms is 0"),
+        ("retention: 30d\n", r"t.yaml:5: field `retention`: retention removes whole windows"),
+        ("window: 1h\nretention: 0\n", r"t.yaml:6: field `retention`: retention is 0. It must be at least 1"),
         ("window: 1h\nretention: a month\n", r"t.yaml:6: field `retention`: 'a month' is not a duration"),
     ],
 )
@@ -192,5 +191,5 @@ def test_timestamps_without_a_zone_have_windows_that_leave(tmp_path: Path) -> No
     schema = pa.schema([pa.field("at", pa.timestamp("us"), nullable=False)])
     table = Table.create(str(tmp_path / "t"), schema, time_column="at", window="1h", retention="1d")
     table.append([{"at": dt.datetime(1969, 12, 31, 23, 30)}])  # noqa: DTZ001  # without a zone: that is the case
-    found = plan(table.snapshot, retention_ms=table.config.retention_ms, now_ms=DAY_MS)
+    found = plan_expiry(table.snapshot, retention_ms=table.config.retention_ms, now_ms=DAY_MS)
     assert [each.window_start for each in found.windows] == [-HOUR_SECONDS]

@@ -1,4 +1,4 @@
-"""What an extra brings is named where it is missing, by an error with a type and without a traceback."""
+"""A missing extra is named by a typed error without a traceback."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# The packages of the extra cannot be imported, as where they are not installed.
+# Make the packages of the extra impossible to import, as if they were not installed.
 WITHOUT = """
 import sys
 class Finder:
@@ -24,7 +24,7 @@ sys.meta_path.insert(0, Finder())
 MAIN = "from pipelines.cli import main; sys.exit(main(sys.argv[1:]))"
 SPARK = """
 from jobs.spark.spark import Spark
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 for ask in (lambda spark: spark.map(len, [{}]), lambda spark: spark.slots):
     try:
         ask(Spark())
@@ -43,7 +43,7 @@ except tm.errors.Unavailable as error:
 """
 DAGSTER = """
 import tidemark.dagster
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 for name in ("TidemarkIOManager", "TableComponent"):
     try:
         getattr(tidemark.dagster, name)
@@ -52,7 +52,7 @@ for name in ("TidemarkIOManager", "TableComponent"):
 sys.exit(5)
 """
 REPORT = """
-from jobs.reports.pipes import report_to_dagster
+from jobs.process import report_to_dagster
 report_to_dagster({})
 print("unavailable:", file=sys.stderr)
 """

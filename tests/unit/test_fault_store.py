@@ -1,4 +1,4 @@
-"""The fault store: the wrapped store without faults, else as it is told, or by a seed that replays."""
+"""The fault store: without faults it equals the wrapped store. Faults come by instruction or by a repeatable seed."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.objectstore.contract import Committed, Conflict, IfAbsent, ObjectInfo, ObjectStore, OutcomeUnknown
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.store.contract import Committed, Conflict, IfAbsent, ObjectInfo, ObjectStore, OutcomeUnknown
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import (
     FAULTS,
@@ -262,7 +262,7 @@ def all_of(store: FaultStore, start_after: str) -> list[ObjectInfo]:
 
 
 def scenario(seed: int) -> tuple[FaultStore, list[object]]:
-    """A store at every kind of fault, and the answers to some requests of each kind."""
+    """Return a store for every kind of fault, and the answers to some requests of each kind."""
     store = FaultStore(with_objects(*KEYS), seed=seed, rates=RATES, page_keys=4)
     answers: list[object] = []
     for key in KEYS:

@@ -1,4 +1,4 @@
-"""Ids of what is inside of columns, and splits of early 0.1 that have none."""
+"""Ids of nested fields, and splits of early 0.1 without ids."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from storage_core.data.rows.columns import COLUMN_ID
+from storage_core.data.rows.schema import FIELD_ID, identified, inside, lacks_ids
+from storage_core.data.rows.vectors import vector_type
+from storage_core.interop.publishing import without_inner_ids
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.publishing.hindrance import without_inner_ids
-from storage_core.rows.columns import COLUMN_ID
-from storage_core.rows.field_ids import FIELD_ID, identified, inside, lacks_ids
-from storage_core.rows.vectors import vector_type
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 
 NESTED = pa.struct([("q", pa.int64()), ("r", pa.list_(pa.map_(pa.string(), vector_type(2))))])
 FIRST = 2**30 + 3 * 2**12
@@ -46,5 +46,5 @@ def test_a_split_of_an_earlier_release_with_ids_of_columns_alone_is_named(has_id
     add = Add(path="splits/all/x.parquet", size=len(data), modificationTime=0)
     changed = pa.schema([field.with_metadata({COLUMN_ID: "3"})])
     found = without_inner_ids(store, [add], changed)
-    assert found is None if has_ids else "x.parquet has no ids of what is inside of column 'c'" in str(found)
+    assert found is None if has_ids else "x.parquet has no ids of the fields inside of column 'c'" in str(found)
     assert without_inner_ids(store, [add], pa.schema([field])) is None, "a table that never changed has no ids at all"

@@ -1,4 +1,4 @@
-"""A file of one page per column says once what is in it: it has no page index, and all else is as Arrow wrote it."""
+"""A file with one page per column has no page index, and is otherwise as Arrow wrote it."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.formats import thrift
-from storage_core.formats.parquet_footer import of_single_pages
-from storage_core.rows.sort_order import OrderColumn, SortOrder
-from storage_core.split.encode import BloomFilters, FileWriter
-from storage_core.split.encodings import ROWS_PER_PAGE
+from storage_core.data.formats import parquet_footer
+from storage_core.data.formats.parquet_footer import of_single_pages
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder
+from storage_core.split.encode import ROWS_PER_PAGE, BloomFilters, FileWriter
 
 ORDER = SortOrder((OrderColumn("n", descending=False, nulls_first=False),), "n/V2")
 
@@ -85,7 +84,7 @@ def test_what_the_file_says_beside_its_indexes_stays() -> None:
     assert [each.column_index for each in group.sorting_columns] == [0]
     names = [footer.schema.column(each).path for each in range(footer.num_columns)]
     assert names == ["n", "x", "text", "at", "tags.list.element"]
-    filtered = thrift.struct(data.to_pybytes()[-8 - footer.serialized_size :], 0)[0][4][0][1][2][3]
+    filtered = parquet_footer.struct(data.to_pybytes()[-8 - footer.serialized_size :], 0)[0][4][0][1][2][3]
     assert 0 < filtered[14] < data.size - footer.serialized_size
 
 
@@ -100,19 +99,19 @@ def test_a_footer_that_leaves_nothing_out_stays_as_it_is() -> None:
     data = written(rows(100))
     end = data.to_pybytes()[-8 - pq.read_metadata(pa.BufferReader(data)).serialized_size :]
     assert of_single_pages(end) is None
-    copied, length = thrift.without(end, 0, {4: {1: {3: {12: {}}}}})
+    copied, length = parquet_footer.without(end, 0, {4: {1: {3: {12: {}}}}})
     assert (copied, length) == (bytes(end[:-8]), len(end) - 8)
 
 
 @given(st.lists(st.integers(0, 15), unique=True, max_size=10))
 def test_fields_are_left_out_and_others_keep_their_ids_and_values(left_out: list[int]) -> None:
     body = bytes([0x15, 2, 0x18, 1, 65, 0x11, 0x1C, 0x15, 4, 0x25, 6, 0, 0x29, 0x15, 8, 0])  # fields 1, 2, 3, 4 and 6
-    everything, end = thrift.struct(body, 0)
+    everything, end = parquet_footer.struct(body, 0)
     assert everything == {1: 1, 3: True, 4: {1: 2, 3: 3}, 6: [4]}
-    copied, same_end = thrift.without(body, 0, dict.fromkeys(left_out))
+    copied, same_end = parquet_footer.without(body, 0, dict.fromkeys(left_out))
     assert same_end == end == len(body)
-    found, _ = thrift.struct(copied, 0)
+    found, _ = parquet_footer.struct(copied, 0)
     assert found == {field: value for field, value in everything.items() if field not in left_out}
-    inner, _ = thrift.without(body, 0, {4: dict.fromkeys(left_out)})
+    inner, _ = parquet_footer.without(body, 0, {4: dict.fromkeys(left_out)})
     kept = {field: value for field, value in {1: 2, 3: 3}.items() if field not in left_out}
-    assert thrift.struct(inner, 0)[0] == everything | {4: kept}
+    assert parquet_footer.struct(inner, 0)[0] == everything | {4: kept}

@@ -1,4 +1,4 @@
-"""The first rows of many: which are held, and how far is searched for more."""
+"""The first rows of many: the rows that are kept, and how far the search for more goes."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.keys import Positions
-from storage_core.search import first_of
-from storage_core.search.first_of import FirstRows, in_turns
+from storage_core.data.rows.keys import Positions
+from storage_core.read.search import order
+from storage_core.read.search.order import FirstRows, in_turns
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -18,7 +18,7 @@ def ascending(rows: pa.Table) -> Positions:
 
 
 def test_the_first_rows_are_held_however_many_are_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_of, "_SPARE_ROWS", 4)
+    monkeypatch.setattr(order, "_SPARE_ROWS", 4)
     numbers = np.random.default_rng(1).permutation(200)
     held = FirstRows(SCHEMA, 3, ascending)
     for part in np.split(numbers, 40):

@@ -1,4 +1,4 @@
-"""A table followed in steps: what lies between two positions, whatever is read at a time and however it came."""
+"""A follower finds the same rows between two positions for every step size and every history."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import pyarrow as pa
 import pytest
 
 import tidemark as tm
-from storage_core.errors import InvalidInput, SnapshotExpired
-from storage_core.formats.keys import version_key
-from storage_core.gc.boundary import advance_boundary
-from storage_core.read.follow import BEGINNING, Change, Follower, Limit, Position, changed_rows
-from storage_core.read.portions import Wanted, rows_of
-from storage_core.rows.change_columns import CHANGE_TYPE
+from storage_core.base.errors import InvalidInput, SnapshotExpired
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import CHANGE_TYPE
+from storage_core.maintain.collect import advance_boundary
+from storage_core.read.follow import BEGINNING, Change, Follower, Limit, Position, Wanted, changed_rows, rows_of
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us", "UTC")), ("n", pa.int64())])
 HOUR = 3_600_000_000
 
 
 def table_at(folder: Path, commits: int) -> tm.Table:
-    """A table of so many appends, of four splits each."""
+    """Make a table of this many appends with four splits each."""
     table = tm.Table.create(str(folder / "t"), SCHEMA, time_column="ts", window="1h")
     for commit in range(commits):
         table.append(part(commit))
@@ -30,7 +29,7 @@ def table_at(folder: Path, commits: int) -> tm.Table:
 
 
 def part(commit: int) -> pa.Table:
-    """A row for each of four windows."""
+    """Return one row for each of four windows."""
     return pa.table(
         {"ts": [window * HOUR for window in range(4)], "n": [10 * commit + each for each in range(4)]}
     ).cast(SCHEMA)
@@ -41,7 +40,7 @@ def follower(table: tm.Table, *, as_changes: bool = False) -> Follower:
 
 
 def rows_between(following: Follower, start: Position, end: Position) -> list[int]:
-    """The numbers of the rows that tasks read between two positions."""
+    """Return the numbers of the rows that tasks read between two positions."""
     found: list[int] = []
     for each in following.work(start, end):
         batches = (
@@ -62,7 +61,7 @@ def test_every_row_lies_between_two_positions_once(tmp_path: Path, limit: Limit 
     found: list[int] = []
     steps = 0
     while True:
-        end = follower(table).advance(at, limit)  # another one each time, as after a restart
+        end = follower(table).advance(at, limit)  # a new follower each time, as after a restart
         if end == at:
             break
         read = rows_between(follower(table), at, end)
@@ -134,7 +133,7 @@ def test_a_table_whose_columns_change_is_followed_by_the_next_query(tmp_path: Pa
     assert running.advance(Position(1)) == Position(2)
     table.add_column("more", pa.string())
     table.append({"n": 99})
-    with pytest.raises(InvalidInput, match="the columns of the table changed: start the query again"):
+    with pytest.raises(InvalidInput, match=r"the columns of the table changed. Start the query again"):
         running.advance(Position(2))
     assert follower(table).advance(Position(1)) == Position(4)
     assert sorted(rows_between(follower(table), Position(1), Position(4))) == [0, 1, 2, 3, 99]
@@ -146,5 +145,5 @@ def test_a_version_that_is_collected_before_it_was_read_is_a_named_gap(tmp_path:
     advance_boundary(table.store, 2, nonce="n")
     table.store.delete([version_key(1)])
     assert follower(table).advance(Position(2)) == Position(4)
-    with pytest.raises(SnapshotExpired, match="version 1 is no longer retained, and was not read yet"):
+    with pytest.raises(SnapshotExpired, match="version 1 is no longer retained and was not read yet"):
         follower(table).advance(Position(1))

@@ -1,4 +1,4 @@
-"""States that others wrote open as well, whatever they leave out."""
+"""States that other systems wrote open, even without optional fields."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from typing import Any
 import fastavro
 import pytest
 
-from storage_core.errors import Corrupt, NotFound, Unsupported
-from storage_core.formats.avro_state import decode_state
-from storage_core.formats.keys import state_key, version_key
+from storage_core.base.errors import Corrupt, NotFound, Unsupported
+from storage_core.data.formats.avro_state import decode_state
+from storage_core.data.formats.keys import state_key, version_key
 from storage_core.log.actions import Metadata, Protocol
-from storage_core.log.checkpoints.root import read_state
-from storage_core.log.encoding.codec import encode_line, encode_version
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.log.checkpoint import read_state
+from storage_core.log.codec import encode_line, encode_version
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.foreign_logs import put_hint, put_state
 from tests.support.log_tables import log_on, metadata, split
 
@@ -29,7 +29,7 @@ def _bare_metadata() -> str:
 
 @pytest.fixture
 def foreign() -> MemoryStore:
-    """Return a table of others whose only version file is 0."""
+    """Return a foreign table whose only version file is version 0."""
     store = MemoryStore("foreign")
     store.put(version_key(0), encode_version([Protocol(), metadata()]), IfAbsent())
     return store
@@ -89,7 +89,7 @@ def test_opening_one_of_many_states_without_metadata_is_a_get_for_each_also_when
         metered = MeteredStore(foreign)
         found = log_on(metered).snapshot()
         assert (found.version, found.metadata) == (40, metadata())
-        # The hint that is not there, the state, those before it, version 0, and one that looks for the next version.
+        # The missing hint, the state, earlier states, version 0, and a probe for the next version.
         assert metered.requests["get"] <= 1 + 3 + 40 + 1 + 1
     foreign.delete([version_key(0)])
     metered = MeteredStore(foreign)
@@ -103,7 +103,7 @@ def test_a_state_of_others_that_was_dropped_is_not_retained_and_no_damage(foreig
     foreign.delete([state_key(version) for version in range(1, 8)])
     for dropped in (1, 5, 7):
         with pytest.raises(
-            NotFound, match=f"version {dropped} is no longer retained; the oldest state is that of version 8"
+            NotFound, match=f"version {dropped} is no longer retained. The oldest state is that of version 8"
         ):
             log_on(foreign).snapshot(version=dropped)
     assert log_on(foreign).snapshot(version=8).version == 8

@@ -1,4 +1,4 @@
-"""`fsck`: whatever is wrong with a table is found, named and told what to do about, and nothing is raised."""
+"""`fsck` finds and names every fault of a table, recommends an action, and raises no error."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.clock import Clock
-from storage_core.errors import NotFound, Unavailable
-from storage_core.formats.avro_state import decode_state, encode_state
-from storage_core.formats.keys import last_checkpoint_key, split_key, state_key, version_key
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import RULES, Kind, Report, Severity
+from storage_core.base.clock import Clock
+from storage_core.base.errors import NotFound, Unavailable
+from storage_core.data.formats.avro_state import decode_state, encode_state
+from storage_core.data.formats.keys import last_checkpoint_key, split_key, state_key, version_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, CommitInfo
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.encoding.codec import decode_version, encode_version
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.codec import decode_version, encode_version
+from storage_core.maintain.check import fsck
+from storage_core.maintain.findings import Kind, Report, Severity
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.log_tables import INDEX
@@ -43,7 +43,7 @@ def kinds(report: Report) -> set[tuple[Kind, str]]:
 
 
 def rewrite(table: SampleTable, version: int, *actions: Action, keep: bool = True) -> None:
-    """Replace a version file by the same with these actions behind, or by these actions only."""
+    """Append these actions to a version file, or replace its actions by these."""
     key = version_key(version)
     before = decode_version(table.store.get(key).data, key) if keep else []
     table.store.put(key, encode_version([*before, *actions]), Overwrite())
@@ -70,8 +70,8 @@ def test_requests_are_counted(table: SampleTable) -> None:
 
 
 def test_every_kind_of_finding_says_what_to_do() -> None:
-    assert RULES.keys() == set(Kind)
-    assert all(advice for _, advice in RULES.values())
+    assert {each.severity for each in Kind} == set(Severity)
+    assert all(each.advice for each in Kind)
 
 
 def test_a_gap_in_the_versions_is_named(table: SampleTable) -> None:
@@ -115,7 +115,7 @@ def test_a_file_in_the_place_of_another_version_is_named_and_no_other(table: Sam
 
 
 def test_a_copy_that_does_not_say_its_number_is_told_by_its_time(table: SampleTable) -> None:
-    """Files of early 0.1: the copied one and those between stay what they are."""
+    """With files of early 0.1, only the copy is reported, not the copied file or the files between."""
     for version in range(5):
         (info, *rest) = decode_version(table.store.get(version_key(version)).data, "any")
         assert isinstance(info, CommitInfo)
@@ -133,7 +133,7 @@ def test_a_version_file_that_was_doubled_is_named(table: SampleTable) -> None:
 
 
 def test_a_damaged_version_and_a_damaged_manifest_of_the_newest_state_are_both_named(table: SampleTable) -> None:
-    """Manifests are read when somebody looks, which is after the table has opened."""
+    """Manifests are read on first use, which is after the table has opened."""
     (manifest,) = manifest_keys(read_state(table.store, 4))
     for key in (version_key(3), manifest):
         data = table.store.get(key).data
@@ -206,7 +206,7 @@ def test_a_split_of_another_size_and_one_that_is_gone_are_named_with_their_rows(
 
 
 def test_a_split_that_is_no_parquet_is_found_deep(table: SampleTable) -> None:
-    """The splits of this table are placeholders, so a deep look finds every one of them."""
+    """The splits of this table are placeholders, so a deep check reports every split."""
     found = kinds(check(table, deep=True))
     assert found == {(Kind.SPLIT_DAMAGED, path) for path in table.log.snapshot().splits}
 
@@ -244,7 +244,7 @@ def test_foreign_and_unreferenced_objects_are_notes_and_stay(table: SampleTable)
 
 def test_where_nothing_lies_nothing_is_checked() -> None:
     clock: Clock = ManualClock()
-    with pytest.raises(NotFound, match="no table here"):
+    with pytest.raises(NotFound, match="no table and no object of a table exists here"):
         fsck(MemoryStore("empty"), clock=clock)
 
 

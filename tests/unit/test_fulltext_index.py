@@ -1,4 +1,4 @@
-"""Full-text segments: composed segments answer as one index would (docs/architecture/indexes.md)."""
+"""Several full-text segments answer as one index would (docs/architecture/indexes.md)."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import pyarrow.compute as pc
 import pytest
 import tantivy
 
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
 from storage_core.index.fulltext import Hit
-from storage_core.index.text_composed import open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.text_files import open_searcher
 
 DEFINITION = IndexDefinition("text", "fulltext", ("request", "agent"))
 WORDS = ("get", "post", "kibana", "logstash", "puppet", "png", "css", "html", "robot", "search")
@@ -63,7 +63,7 @@ def hits(directories: list[Path], query: str, limit: int, definition: IndexDefin
 
 
 def single_index_answers(rows: pa.Table, query: str) -> list[tuple[float, int]]:
-    """One plain tantivy index over all rows, built without any of our code."""
+    """Return the answers of one plain tantivy index over all rows, built without our code."""
     builder = tantivy.SchemaBuilder().add_text_field("request").add_text_field("agent")
     schema = builder.build()
     index = tantivy.Index(schema)
@@ -210,12 +210,12 @@ def test_a_text_that_is_no_query_is_refused_with_the_reason_where_syntax_is_stri
     [
         ("", "it is empty"),
         ("  ", "it is empty"),
-        ("request:*", "does not know which rows have a value"),
-        ("get AND NOT request:*", "does not know which rows have a value"),
-        ("get AND NOT k*", "stands for too many words"),
+        ("request:*", "cannot find the rows that have a value"),
+        ("get AND NOT request:*", "cannot find the rows that have a value"),
+        ("get AND NOT k*", "matches too many words"),
         ("kib-ana*", "is not one word by the tokenizer 'default'"),
         ("+get +(post OR status:kib*)", "no column 'status'"),
-        ('"get kib"*', "a phrase has no prefixes"),
+        ('"get kib"*', "a phrase cannot contain a prefix"),
     ],
 )
 def test_a_query_that_cannot_be_answered_exactly_is_refused_where_syntax_is_strict(query: str, reason: str) -> None:
@@ -267,7 +267,7 @@ def test_a_text_that_is_no_query_asks_for_any_of_its_words(tmp_path: Path, query
 
 @pytest.mark.parametrize("syntax", ["Strict", "", None, 1])
 def test_a_syntax_is_one_of_two(syntax: object) -> None:
-    with pytest.raises(InvalidInput, match="ask for one of lenient, strict"):
+    with pytest.raises(InvalidInput, match="must be one of lenient, strict"):
         fulltext.parse("get", DEFINITION, syntax=syntax)
 
 
@@ -318,8 +318,8 @@ def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:
     [
         (IndexDefinition("i", "fulltext", ("n",)), "needs string columns, 'n' is int64"),
         (IndexDefinition("i", "fulltext", ("_row",)), "reserved"),
-        (IndexDefinition("i", "fulltext", ("-v",)), "cannot be over a column named '-v'; take it out"),
-        (IndexDefinition("i", "fulltext", ("",)), "cannot be over a column named ''; take it out"),
+        (IndexDefinition("i", "fulltext", ("-v",)), "cannot contain a column named '-v'. Remove it"),
+        (IndexDefinition("i", "fulltext", ("",)), "cannot contain a column named ''. Remove it"),
         (IndexDefinition("i", "fulltext", ("s",), {"tokenizer": "klingon"}), "'klingon' is not one of default, raw"),
         (IndexDefinition("i", "fulltext", ("s",), {"stemmer": "en"}), "unknown option 'stemmer'"),
     ],
@@ -367,7 +367,7 @@ def test_scores_beside_superseded_rows_are_within_the_bound_of_decision_0100(tmp
 
 
 def most_dead(texts: list[str], live: list[int], word: str) -> float:
-    """The largest share that dead rows have: of the rows, of all words, and of the rows with this word."""
+    """Return the largest share of dead rows: by rows, by words, or by rows with this word."""
 
     def share(sizes: list[int]) -> float:
         return 1 - sum(sizes[row] for row in live) / max(sum(sizes), 1)

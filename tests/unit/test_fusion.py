@@ -1,4 +1,4 @@
-"""Fusion gives the sums that the formulas say, and refuses what weighs nothing."""
+"""Fusion returns the sums of its formulas, and refuses weights that sum to nothing."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.search.fusion import Fusion, Ranking, fuse, fusion_of, weights_of
+from storage_core.base.errors import InvalidInput
+from storage_core.read.search.question import Fusion, Ranking, fuse, fusion_of, weights_of
 
 ROWS = 12
 scores = st.lists(st.integers(-3, 3).map(float), max_size=ROWS).map(lambda each: sorted(each, reverse=True))
@@ -58,7 +58,7 @@ def test_a_weight_is_one_unless_given_and_may_be_any_kind_of_number() -> None:
 @pytest.mark.parametrize(
     ("weights", "why"),
     [
-        ({"a": -1}, "the weight of 'a' is -1; it is a number from 0"),
+        ({"a": -1}, "the weight of 'a' is -1. Give a number from 0"),
         ({"a": float("nan")}, "the weight of 'a' is nan"),
         ({"a": float("inf")}, "the weight of 'a' is inf"),
         ({"a": 10**400}, "the weight of 'a' is a whole number of 1329 bits"),
@@ -66,11 +66,11 @@ def test_a_weight_is_one_unless_given_and_may_be_any_kind_of_number() -> None:
         ({"a": True}, "the weight of 'a' is True"),
         ({"a": "2"}, "the weight of 'a' is '2'"),
         ({"a": None}, "the weight of 'a' is None"),
-        ({"c": 1}, "given for 'c'; this search asks a, b"),
-        ({1: 1}, "given for 1; this search asks a, b"),
+        ({"c": 1}, "given for 'c', but this search uses a, b"),
+        ({1: 1}, "given for 1, but this search uses a, b"),
         ({"a": 0, "b": 0.0}, "every weight is 0"),
         ([1, 2], "weights are a list of 2 values"),
-        ("a", "give a number by the name of an index"),
+        ("a", "Give a number for the name of an index"),
     ],
 )
 def test_a_weight_that_makes_no_sense_is_refused(weights: object, why: str) -> None:
@@ -80,5 +80,5 @@ def test_a_weight_that_makes_no_sense_is_refused(weights: object, why: str) -> N
 
 @pytest.mark.parametrize("given", ["RRF", "", None, 1, ["rrf"], "max"])
 def test_a_fusion_of_another_name_is_refused(given: object) -> None:
-    with pytest.raises(InvalidInput, match="ask for one of rrf, linear"):
+    with pytest.raises(InvalidInput, match="must be one of rrf, linear"):
         fusion_of(given)

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from storage_core.errors import Unsupported
-from storage_core.formats import keys
-from storage_core.gc.named_keys import ALL_FIELDS, NOT_KEEPING, named_keys
+from storage_core.base.errors import Unsupported
+from storage_core.data.formats import keys
 from storage_core.log.actions import (
     Action,
     Add,
@@ -30,6 +29,7 @@ from storage_core.log.actions import (
     Translation,
     Txn,
 )
+from storage_core.maintain.walk import ALL_FIELDS, NOT_KEEPING, named_keys
 
 ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 SPLIT = keys.split_key(None, False, ID)
@@ -56,7 +56,7 @@ def fields_that_can_hold_a_key() -> list[tuple[type[Action], str, Any]]:
 
 
 def planted(annotation: Any) -> list[object]:
-    """Return values of the annotated type that hold the planted key, at every depth that the type allows."""
+    """Return values of the annotated type that contain the planted key, at every depth that the type allows."""
     text = str(annotation)
     if "Mapping" in text:
         values: list[object] = [{"name": PLANTED}]
@@ -114,5 +114,5 @@ def test_the_fields_that_keep_nothing_are_these_and_no_others() -> None:
     ],
 )
 def test_a_live_split_whose_path_is_not_our_key_stops_the_collection(path: str) -> None:
-    with pytest.raises(Unsupported, match="nothing is collected"):
+    with pytest.raises(Unsupported, match="Nothing is collected"):
         list(named_keys(Add(path=path, size=1, modificationTime=1)))

@@ -1,4 +1,4 @@
-"""Index segments of generations: written by flushes and distributors, used by searches, never needed (0056)."""
+"""Index segments of generations: written by flushes and distributors, used by searches, and never required."""
 
 from __future__ import annotations
 
@@ -12,31 +12,28 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.definition import check_definition
-from storage_core.errors import Corrupt, InvalidInput, Unavailable
-from storage_core.formats import generation_manifest, keys
-from storage_core.formats.generation_manifest import Generation
-from storage_core.formats.keys import KeyKind
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
+from storage_core.change.definition import check_definition
+from storage_core.data.formats import keys, region_manifest
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.formats.region_manifest import Generation
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.index import fulltext
-from storage_core.index.text_composed import open_searcher
+from storage_core.index.text_files import open_searcher
 from storage_core.log.actions import Metadata
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import distributor, generation, sorting, unmerged
-from storage_core.region.generation_segments import of_base
-from storage_core.region.manifest import read_latest
-from storage_core.region.options import SEGMENT_ROWS, WriterOptions
-from storage_core.region.progress import list_regions
-from storage_core.region.records import RecordBuilder
-from storage_core.region.sorting import SortingTerms, SortingWork
-from storage_core.region.spec import whole_table
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
 from storage_core.split.context import context_of
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import generation, generation_write, router, unmerged
+from storage_core.write.region.generation_write import SortingTerms, SortingWork, of_base
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.records import SEGMENT_ROWS, RecordBuilder, WriterOptions
+from storage_core.write.region.spec import list_regions, whole_table
 from tests.support.clock import ManualClock
 from tests.support.damage import Damage, damage
 from tests.support.fault_store import FaultStore
@@ -85,7 +82,7 @@ def generations(table: KeyedTable) -> list[Generation]:
 
 
 def segment_keys(table: KeyedTable) -> list[str]:
-    """The keys of the segments that unmerged generations name, in their order."""
+    """Return the keys of the segments that unmerged generations name, in order."""
     merged = max(table.snapshot.merged_generations.values(), default=0)
     waiting = [each for each in generations(table) if each.generation > merged]
     return [of_base(each, own).path for each in waiting for own in each.segments]
@@ -99,7 +96,7 @@ def define(table: KeyedTable, *indexes: IndexDefinition) -> None:
 
 
 def two_generations(table: KeyedTable) -> KeyedTable:
-    """A base row, and above it a generation whose rows the next one and the log change in part."""
+    """Make a base row, and a generation whose rows are partly changed by a second generation and the log."""
     with table.writer(EVERY_GENERATION) as writer:
         writer.put([row(1, "ebb ebb"), row(2, "flood")])
         writer.flush()
@@ -124,7 +121,7 @@ def test_a_flush_writes_one_segment_per_index_before_the_manifest_that_names_the
     names = [each.key.rpartition("/")[2] for each in requests if "_gen_" in each.key]
     assert [each.key for each in requests[:2]] == segment_keys(table)
     assert names == ["bloom_filter.bin", "key_index.arrow", "_manifest.json"]
-    assert len(requests) == 2 + len(names) + 2  # the region's manifest and its hint
+    assert len(requests) == 2 + len(names) + 2  # plus the region's manifest and its hint
     assert [(each.index, each.rows) for each in generations(table)[0].segments] == [("words", 1), ("tags", 1)]
 
 
@@ -155,7 +152,7 @@ def test_a_search_answers_from_segments_and_builds_nothing(tmp_path: Path, monke
     assert [each["id"] for each in found(table, "ebb", "words", tmp_path / "cache")] == [0, 1, 2]
     with pytest.raises(
         Unavailable, match="No such file or directory"
-    ):  # without a segment and without a copy of one it has to build
+    ):  # without a segment and a copy, it must build one
         found(table, "ebb", "words", tmp_path / "empty")
 
 
@@ -182,7 +179,7 @@ def test_a_search_fetches_a_segment_once_and_opens_splits_with_hits_only(tmp_pat
 
     assert sorted(requests("neap")) == [("get", merged), ("get", segment)], "side by side, so in any order"
     assert requests("neap") == []
-    assert requests("ebb") == [("get", moved), ("get", split), ("get", split)]  # its keys, for what is newer; its rows
+    assert requests("ebb") == [("get", moved), ("get", split), ("get", split)]  # the split's keys, then its rows
 
 
 @pytest.mark.parametrize("kind", [Damage.MISSING, Damage.TRUNCATION, Damage.BIT_FLIP], ids=lambda each: each.name)
@@ -204,7 +201,7 @@ def test_a_segment_that_is_lost_or_damaged_costs_time_and_no_answer(
 def test_scores_are_those_of_one_index_over_all_rows_of_the_base_of_generations_and_of_the_rest(tmp_path: Path) -> None:
     table = two_generations(new_table(WORDS))
     base, first = ["ebb ebb", "flood"], ["ebb", "ebb tide", "ebb", "neap tide"]
-    rest = ["spring tide", "ebb"]  # row 4 as the patch makes it, and the log
+    rest = ["spring tide", "ebb"]  # row 4 after the patch, and the row in the log
     corpus = pa.table({"text": pa.array([*base, *first, *rest])})
     (tmp_path / "one").mkdir()
     for name, data in fulltext.build(corpus, WORDS).items():
@@ -249,7 +246,7 @@ def test_an_index_that_is_added_or_changed_between_generations_answers_for_all_o
     ]
     with caplog.at_level(logging.WARNING):
         assert [each["id"] for each in found(table, "x", "tags")] == [0, 1, 2]
-        assert [each["id"] for each in found(table, "tide", "words")] == [0, 1, 2]  # `tides` without stemming
+        assert [each["id"] for each in found(table, "tide", "words")] == [0, 1, 2]  # `tides` is not stemmed
     assert caplog.text == ""
 
 
@@ -275,17 +272,17 @@ def test_distributed_and_sorted_generations_of_many_rows_have_segments_too(tmp_p
             pa.table([pa.array(range(size)), pa.nulls(size, pa.string()), pa.array(["x"] * size)], schema=SCHEMA)
         )
         region = whole_table(table.snapshot.table_id)
-        turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-        written = distributor.write(
+        turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+        written = router.write_distributed(
             table.store, records, ("id",), turn=turn, clock=table.clock, ids=table.ids, context=context
         )
-        distributor.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
+        router.finish(table.store, turn, written.path, [], clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [[], ["tags"]]
     before = found(table, "x", "tags", tmp_path)
-    (planned,) = sorting.plan(table.store, table.snapshot, terms=SortingTerms(generations=1))
+    (planned,) = generation_write.plan_sort(table.store, table.snapshot, terms=SortingTerms(generations=1))
     work = SortingWork.from_json(planned.to_json())
-    result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
-    sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
+    result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
+    generation_write.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
     assert [[each.index for each in one.segments] for one in generations(table)] == [["tags"]]
     assert found(table, "x", "tags", tmp_path) == before
     assert len(before) == 100
@@ -320,7 +317,7 @@ def test_a_generation_that_names_a_segment_that_cannot_be_is_damaged(change: dic
     found = generations(two_generations(new_table(WORDS)))[1]
     wrong = replace(found, segments=(replace(found.segments[0], **change),))
     with pytest.raises(Corrupt, match="not a generation manifest"):
-        generation_manifest.decode(generation_manifest.encode(wrong), "m.json")
+        region_manifest.decode_generation(region_manifest.encode_generation(wrong), "m.json")
 
 
 def test_a_table_says_which_of_its_indexes_generations_have_segments_of() -> None:
@@ -335,7 +332,7 @@ def test_a_table_says_which_of_its_indexes_generations_have_segments_of() -> Non
         writer.flush()
     assert [each.index for each in generations(table)[0].segments] == ["tags"]
     assert table.snapshot.config.maintained_indexes == ("tags",)
-    with pytest.raises(InvalidInput, match="maintained_indexes names the index 'x'; the table has words, tags"):
+    with pytest.raises(InvalidInput, match=r"maintained_indexes: unknown index 'x'\. The table has .'words', 'tags'"):
         check_definition(SCHEMA, replace(config, maintained_indexes=("x",)))
 
 

@@ -1,4 +1,4 @@
-"""Landed files that are gone are pruned but for their content, and none that comes back gives a row twice."""
+"""Records of removed landed files are pruned except for the content, and a returning file adds no row twice."""
 
 from __future__ import annotations
 
@@ -9,29 +9,34 @@ from typing import get_args
 import pyarrow as pa
 import pytest
 
-from jobs.collect import run
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.alteration import add_column, change_column, rename_column
-from storage_core.declaration import load
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.content import as_hex, from_hex
-from storage_core.ingest.gone_files import PrunedFiles, prune_gone_files
-from storage_core.ingest.landing import LandedFile, LandingSpec, content_of, discover
-from storage_core.ingest.progress import file_app, path_of, progress, pruned_app, window_app
-from storage_core.ingest.work import IngestResult, IngestWork
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.change.creation import add_column, change_column, rename_column
+from storage_core.change.declaration import load
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import CheckpointFormat, TableConfig
+from storage_core.data.steps import Collect
 from storage_core.log.actions import PRUNED_FEATURE, Action, Metadata, RemoveTxn, Txn
-from storage_core.log.conflicts.requirements import PRUNING, pruning
+from storage_core.log.job_run import run
 from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import PRUNING, pruning
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import CheckpointFormat, TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
+from storage_core.write.ingest.batch import IngestResult, IngestWork, execute, plan
+from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex, content_of, discover, from_hex
+from storage_core.write.ingest.progress import (
+    PrunedFiles,
+    file_app,
+    path_of,
+    progress,
+    prune_gone_files,
+    pruned_app,
+    window_app,
+)
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
@@ -46,7 +51,7 @@ HOUR = 3_600
 
 @dataclass(slots=True)
 class Bench:
-    """One table, and a landing place."""
+    """One table and one landing location."""
 
     folder: Path
     log: TransactionLog
@@ -60,7 +65,7 @@ class Bench:
         return Bench(self.folder, TransactionLog(store, clock=self.clock, ids=SeededIds(9)), self.clock)
 
     def land(self, *ids: int, name: str = FILE) -> LandedFile:
-        """Put a file there: one row per hour from 1970 on."""
+        """Land a file with one row per hour from 1970 on."""
         rows = [f'{{"at": "1970-01-01T{hour:02}:00:00Z", "id": {number}}}\n' for hour, number in enumerate(ids)]
         (self.folder / name).write_text("".join(rows))
         return next(file for file in discover(self.spec) if file.path == name)
@@ -247,7 +252,7 @@ def test_of_a_file_with_two_contents_or_none_everything_stays(bench: Bench) -> N
 
 
 def test_work_planned_before_files_were_pruned_records_nothing(bench: Bench) -> None:
-    """Else a run that stalls until its file was ingested by another, went away, and was pruned adds it again."""
+    """Otherwise a stalled run could add a file again that another run ingested and that was then removed and pruned."""
     bench.land(1, 2)
     stalled = bench.log.snapshot()
     results = bench.execute(stalled)
@@ -369,7 +374,7 @@ def test_the_collectors_job_prunes_and_says_how_many_files(tmp_path: Path) -> No
     result = execute(table.store, work, context=context_of(table.snapshot), ids=SeededIds(3), now_ms=1)
     table.log.commit(table.snapshot, result.actions, operation="INGEST")
     (landing / "a.ndjson").unlink()
-    request = JobRequest(table_uri=table.uri)
+    request = Collect(table_uri=table.uri)
     with Spark(request.master) as spark:
         planned = run(replace(request, dry_run=True), spark)
         assert (planned.details["pruned_files"], planned.details["pruned_transactions"]) == (1, 2)

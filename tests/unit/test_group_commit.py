@@ -1,4 +1,7 @@
-"""Calls of many threads in one entry, rows that nobody waits for, and bounds on both."""
+"""Group commit: calls of many threads share one WAL entry.
+
+The tests also cover rows without a waiting call, and the limits of both.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +14,25 @@ from functools import partial
 
 import pytest
 
-from storage_core.errors import CommitUnknown, InvalidInput, Overloaded, TidemarkError, Unavailable, WriterFenced
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import wal
-from storage_core.region.manifest import region_of
-from storage_core.region.options import WriterOptions
-from storage_core.region.progress import list_regions
-from storage_core.region.writer import RegionWriter
+from storage_core.base.errors import CommitUnknown, InvalidInput, Overloaded, TidemarkError, Unavailable, WriterFenced
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import wal
+from storage_core.write.region.manifest import region_of
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.spec import list_regions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.fault_store import Crash, FaultStore, PutFault
 from tests.support.keyed_table import KeyedTable
 
 WAL = "/wal/"
 LATER = WriterOptions(durable=False, linger_ms=3_600_000)
-"""Nothing is written before somebody asks for it."""
+"""No entry is written before a call requests the write."""
 
 
 class Gate:
-    """Lets puts of WAL entries through one by one, or all of them."""
+    """A gate that lets puts of WAL entries pass one by one or all at once."""
 
     def __init__(self) -> None:
         self.arrived = threading.Semaphore(0)
@@ -51,7 +54,7 @@ class Gate:
 
 
 class Callers:
-    """Calls in threads of their own, each known to be waiting before the next begins."""
+    """Calls in separate threads, each of which waits before the next call begins."""
 
     def __init__(self, gate: Gate) -> None:
         self.gate = gate
@@ -106,7 +109,7 @@ def test_sixteen_threads_share_their_puts() -> None:
     at_work: set[int] = set()
 
     def until_all_have_come(kind: str, _key: str) -> None:
-        """A put takes until every thread is there with a call, however busy the machine is."""
+        """Delay a put until every thread has a waiting call, even on a busy machine."""
         if kind == "put" and at_work:
             until(lambda: waiting(writer) >= len(at_work))
 
@@ -153,7 +156,7 @@ def test_every_call_of_an_entry_learns_that_the_writer_is_fenced(gate: Gate, cal
         calls += [callers.join(partial(writer.put, plane(name)), writer) for name in "bc"]
         KeyedTable(table.store._store).writer()  # type: ignore[attr-defined]  # claims past the gate
     for call in calls:
-        with pytest.raises(WriterFenced, match="another writer claimed"):
+        with pytest.raises(WriterFenced, match="Another writer claimed"):
             call.result()
     assert table.rows() == {}
 
@@ -165,12 +168,12 @@ def test_every_call_of_an_entry_learns_that_its_outcome_is_unknown(gate: Gate, c
     with gate.closed():
         calls = [callers.start(lambda: writer.put(plane("a")))]
         calls += [callers.join(partial(writer.put, plane(name)), writer) for name in "bc"]
-        # The step of the request at the gate is looked up when it is let through.
+        # The step for the request at the gate is looked up when the gate opens.
         store.on_put(WAL, *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     for call in calls:
         with pytest.raises(CommitUnknown):
             call.result()
-    with pytest.raises(CommitUnknown, match="open a new writer"):
+    with pytest.raises(CommitUnknown, match="Open a new writer"):
         writer.put(plane("d"))
     store.deliver()
     assert set(table.rows()) == {"a"}, "the others were never sent"
@@ -242,7 +245,7 @@ def test_rows_are_written_when_the_oldest_has_waited_long_enough_by_the_clock() 
 
     table = KeyedTable(FaultStore(MemoryStore("planes"), watch=note)).create()
     with table.writer(WriterOptions(durable=False, linger_ms=20)) as writer:
-        given = table.clock.now  # which moves by a millisecond with each look at it
+        given = table.clock.now  # every reading advances the clock by a millisecond
         writer.put(plane("a"))
         until(lambda: set(table.rows()) == {"a"})
     assert written_at[1] > given + 20
@@ -254,7 +257,7 @@ def test_an_old_memtable_is_flushed_without_a_call(gate: Gate) -> None:
         writer.put(plane("a"))
         table.clock.now += 50
         until(lambda: [each.current_generation for each in list_regions(table.store, table.snapshot)] == [2])
-        until(lambda: writer.unflushed().num_rows == 0)  # the manifest is there before the memtable is another
+        until(lambda: writer.unflushed().num_rows == 0)  # the manifest exists before the memtable is replaced
         writer.put(plane("b"))
     with table.writer(WriterOptions(flush_age_ms=50)) as reopened:
         table.clock.now += 50
@@ -356,7 +359,7 @@ def test_a_call_above_the_second_bound_is_refused_and_nothing_of_it_is_written(
         gate.arrived.acquire()
         with gate.closed():
             first = callers.start(lambda: writer.put([plane("a"), plane("b"), plane("c")]))
-            with pytest.raises(Overloaded, match=rf"refuse_{bound} .*nothing of this call was written") as caught:
+            with pytest.raises(Overloaded, match=rf"refuse_{bound} .*Nothing of this call was written") as caught:
                 writer.put(plane("d"))
         first.result()
         assert caught.value.context["bound"] == "refuse"
@@ -394,7 +397,7 @@ def test_a_closed_writer_takes_nothing_and_closes_twice(gate: Gate) -> None:
 
 @pytest.mark.parametrize(
     ("metrics", "message"),
-    [({"linger_ms": -1}, "linger_ms is -1"), ({"wait_rows": 5, "refuse_rows": 4}, "below the bound that waits")],
+    [({"linger_ms": -1}, "linger_ms is -1"), ({"wait_rows": 5, "refuse_rows": 4}, "below the limit to wait")],
 )
 def test_options_that_cannot_be_meant_are_refused(metrics: dict[str, int], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
@@ -425,7 +428,7 @@ def wal_puts(store: FaultStore) -> int:
 
 
 def waiting(writer: RegionWriter) -> int:
-    """How many rows are given and not durable."""
+    """Return the number of rows that are not durable yet."""
     return writer._group.look(lambda tables: sum(int(each.num_rows) for each in tables))
 
 
@@ -442,6 +445,6 @@ def failing(call: Callable[[], object]) -> TidemarkError | None:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """Return when the condition holds. The time limit of the test ends one that never does."""
+    """Return when the condition holds. The time limit of the test ends an endless wait."""
     while not condition():
         time.sleep(0.002)

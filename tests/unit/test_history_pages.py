@@ -1,4 +1,4 @@
-"""A table read in pages: of any size, from any place, by any process, at one moment."""
+"""A table read in pages: of any size, from any position, by any process, at one version."""
 
 from __future__ import annotations
 
@@ -10,26 +10,25 @@ from itertools import islice
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.compaction import execute as compaction
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
-from storage_core.formats import keys, wal_entry
-from storage_core.formats.history_token import InBase, InGenerations, InTail, decode
-from storage_core.formats.wal_entry import WalEntry
-from storage_core.gc.collect import collect
-from storage_core.history.tagging import set_tag
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.compact import execute as compaction
+from storage_core.data.formats import arrow_files, keys
+from storage_core.data.formats.arrow_files import WalEntry
+from storage_core.data.formats.history_token import InBase, InGenerations, InTail, decode
+from storage_core.data.rows.fold import FIELDS, OPERATION, record_schema
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.history_pages import HistoryPage, read_pages
-from storage_core.read.history_sources import ReadPosition
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.spec import first_specs
-from storage_core.region.writer import RegionWriter
-from storage_core.rows.fold import FIELDS, OPERATION, record_schema
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.maintain.history import set_tag
+from storage_core.read.history import HistoryPage, ReadPosition, read_pages
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.spec import first_specs
+from storage_core.write.region.writer import RegionWriter
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.ids import SeededIds
@@ -54,7 +53,7 @@ def make(config: TableConfig = CONFIG) -> KeyedTable:
 
 
 def filled(config: TableConfig = CONFIG) -> KeyedTable:
-    """Two splits, one with a deletion vector, two generations of several entries, and a log tail of two claims."""
+    """Make two splits, one with a deletion vector, two generations of several entries, and a log tail of two claims."""
     table = make(config)
     with table.writer() if len(config.region_specs) == 0 else table.routing_writer() as writer:
         for first in (0, 5):
@@ -86,7 +85,7 @@ def compact(table: KeyedTable) -> None:
 
 
 def collect_all(table: KeyedTable) -> None:
-    """Let everything that only an older version needs be collected, numbered objects included."""
+    """Collect everything that only an older version needs, including numbered objects."""
     table.log.checkpoint(table.snapshot)
     for _ in range(3):
         table.clock.sleep_ms(2 * HOUR_MS)
@@ -128,7 +127,7 @@ def test_the_records_fold_to_the_rows_and_come_in_the_order_base_generations_tai
     table = filled()
     records = page_of(table.log).records
     assert folded(records, table.snapshot) == table.rows()
-    # The live rows of both splits; four and four records of two generations; two records of each claim.
+    # The live rows of both splits, four records of each of two generations, and two records of each claim.
     base = [row["tailnum"] for row in table.base_rows()]
     names = records.column("tailnum").to_pylist()
     assert sorted(names[: len(base)], key=str) == sorted(base, key=str)
@@ -143,7 +142,7 @@ def test_a_history_goes_on_from_every_record_in_every_kind_of_place() -> None:
     for done, page in enumerate(pages_of(table.log, page_bytes=1), start=1):
         if page.token is not None:
             kinds.add(type(decode(page.token).place))
-            for _ in range(2):  # a token is not used up
+            for _ in range(2):  # a token can be used repeatedly
                 assert page_of(table.log, page.token).records.equals(whole.slice(done))
     assert kinds == {InBase, InGenerations, InTail}
 
@@ -296,9 +295,9 @@ def test_entries_that_were_never_acknowledged_are_left_out_wherever_the_history_
     whole = page_of(table.log).records
     region = region_of(table.snapshot.table_id)
     last = decode(page_of(table.log, page_bytes=1).token or "").regions[0].last
-    # What a fenced writer would have put behind the sentinel of the one that fenced it.
+    # The entry that a fenced writer would have put after the sentinel of its successor.
     stray = WalEntry(writer_epoch=1, generation=5, writer_id="w", seq=1, records=whole.slice(0, 1), number=last + 1)
-    table.store.put(keys.wal_entry_key(region, last + 1), wal_entry.encode(stray), IfAbsent())
+    table.store.put(keys.wal_entry_key(region, last + 1), arrow_files.encode_wal_entry(stray), IfAbsent())
     pages = [*pages_of(table.log, page_bytes=1)]
     assert pa.concat_tables([page.records for page in pages]).equals(whole)
 
@@ -393,17 +392,17 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
         token = page.token
         if token is None:
             break
-    # Beginning: hint and manifest of the region, HEADs for its tail, two looks for a newer version, and the
-    # first split.
+    # First page: hint and manifest of the region, HEADs for its tail, two requests for a newer version, and the first
+    # split.
     assert spent[0] == {"get": 5, "head": 6}
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
     assert gets == {
-        # The split; and what shows that it was its last row: the next one, or manifest, generation and entry.
+        # The split, and the proof that this was its last row: the next split, or manifest, generation and entry.
         "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
-        # Manifest, generation, entry; and the next entry, with its generation where that is another.
+        # Manifest, generation and entry. Then the next entry, with its generation if it differs.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],
-        # The entry and the next one, past the sentinel of the second claim.
+        # The entry and the next entry, past the sentinel of the second claim.
         "InTail": [2, 3, 2, 1],
     }
 
@@ -453,7 +452,7 @@ def test_an_append_table_is_read_in_pages_by_the_table_itself() -> None:
     assert older.version == 1
     assert Table.open(uri).read_history(token=older.token).records.num_rows == 50 - older.records.num_rows
     latest = table.read_history(page_bytes=1000).token
-    with pytest.raises(InvalidInput, match="cannot go on with 'snapshot'"):
+    with pytest.raises(InvalidInput, match="cannot continue with 'snapshot'"):
         Table.open(uri, at=1).read_history(token=latest)
 
 

@@ -1,4 +1,4 @@
-"""Tokens: what was encoded comes back, and everything else is refused by a typed error."""
+"""Tokens: an encoded token decodes to the same value, and any other text causes a typed error."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput, Unsupported
-from storage_core.formats.history_token import (
+from storage_core.base.errors import InvalidInput, Unsupported
+from storage_core.data.formats.history_token import (
     HistoryToken,
     InBase,
     InGenerations,

@@ -1,4 +1,4 @@
-"""Version files written by somebody who means harm: a typed error that names key and line, within bounded memory.
+"""Forged version files cause a typed error that names key and line, within bounded memory.
 
 Design lessons 80 and 82.
 """
@@ -20,19 +20,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import Corrupt, InvalidInput, TidemarkError, Unsupported
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.sort_order import SortOrder
+from storage_core.log import codec
 from storage_core.log.actions import Action, Add, Protocol
-from storage_core.log.deletion_vector import VectorStorage, encode, from_json, inline, rows_of, stored, to_json
-from storage_core.log.encoding import codec
-from storage_core.log.encoding.safe_path import is_safe_path
-from storage_core.log.files.columns import conform, table_of
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.sort_order import SortOrder
+from storage_core.log.deletion_vector import (
+    VectorStorage,
+    encode,
+    from_json,
+    inline,
+    is_safe_path,
+    rows_of,
+    stored,
+    to_json,
+)
+from storage_core.log.split_columns import conform, table_of
 from storage_core.split.context import SplitContext
 from storage_core.split.read import open_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
 from tests.support.ids import SeededIds
 from tests.support.log_tables import log_on, metadata, split
 
@@ -79,7 +87,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "removeTranslation": {"path": PATH},
 }  # fmt: skip
 
-# By the JSON type of a field: values that it cannot hold, however little a careless reader would mind.
+# By the JSON type of a field: values that the field cannot hold, even if a careless reader would accept them.
 WRONG: Mapping[type, list[object]] = {
     str: [1, True, 1.5, [], {}, ["a"]],
     int: ["1", True, 1.0, 1e300, [], {}, 2**63, -(2**63) - 1, 10**4000],
@@ -166,7 +174,7 @@ def test_a_null_is_a_field_that_is_left_out(name: str) -> None:
 
 
 def _read(line: str) -> Action | str:
-    """The action, or what is wrong with it."""
+    """Return the action, or the error text."""
     try:
         return codec.decode_line(line, WHERE)
     except Corrupt as error:
@@ -186,8 +194,8 @@ def test_a_null_inside_a_map_is_an_entry_that_is_left_out() -> None:
         ('{"txn":{"appId":"a","appId":"b","version":1}}', "'appId' occurs twice"),
         ('{"txn":{"appId":"a","version":1},"txn":{"appId":"a","version":2}}', "'txn' occurs twice"),
         ('{"txn":{"appId":"a","version":1,"later":{"x":1,"x":2}}}', "'x' occurs twice"),
-        ('{"commitInfo":{"commitId":"c","operation":"o","timestamp":NaN}}', "NaN is no JSON number"),
-        ('{"txn":{"appId":"a","version":Infinity}}', "Infinity is no JSON number"),
+        ('{"commitInfo":{"commitId":"c","operation":"o","timestamp":NaN}}', "NaN is not a JSON number"),
+        ('{"txn":{"appId":"a","version":Infinity}}', "Infinity is not a JSON number"),
         ('{"txn":{"appId":"a","version":1e999}}', "txn.version is inf"),
         ('{"commitInfo":{"commitId":"c","operation":"o","timestamp":1,"metrics":{"a":[-1e999]}}}', "not finite"),
         ('{"txn":{"appId":"a\\ud800","version":1}}', "surrogates not allowed"),
@@ -232,7 +240,7 @@ def test_an_unknown_kind_of_vector_needs_a_newer_release() -> None:
         codec.decode_line(json.dumps({"add": body}), WHERE)
 
 
-# --- paths ------------------------------------------------------------------------------------------------------------
+# Paths.
 
 
 @pytest.mark.parametrize(
@@ -294,11 +302,11 @@ def test_a_path_that_is_read_stays_inside_whoever_decodes_it(path: str) -> None:
         path = unquote(path)
 
 
-# --- size -------------------------------------------------------------------------------------------------------------
+# Size.
 
 
 def _peak(read: Callable[[], object]) -> int:
-    """Bytes that Python held at most while `read` ran to its `Corrupt`."""
+    """Return the most bytes that Python held while `read` ran to its `Corrupt`."""
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt) as caught:
@@ -382,13 +390,13 @@ def test_a_line_at_the_cap_is_read_across_chunks(monkeypatch: pytest.MonkeyPatch
         codec.decode_version(line.encode(), WHERE)
 
 
-# --- anything ---------------------------------------------------------------------------------------------------------
+# Random changes.
 
 Read = TypeVar("Read")
 
 
 def _typed(read: Callable[[], Read]) -> Read | str:
-    """What was read, or the message of the typed error; any other error fails the test."""
+    """Return the result or the message of the typed error. Any other error fails the test."""
     try:
         return read()
     except (Corrupt, Unsupported) as error:
@@ -460,7 +468,7 @@ def test_a_table_whose_metadata_nobody_can_read_is_refused_before_anything_is_wr
     assert sound.snapshot().version == 0
 
 
-# --- deletion vectors -------------------------------------------------------------------------------------------------
+# Deletion vectors.
 
 
 @given(st.sets(st.integers(0, 2**32 - 1), max_size=50) | st.integers(0, 200_000).map(lambda n: set(range(n))))
@@ -494,7 +502,7 @@ def test_the_bytes_of_a_vector_are_compared_with_everything_it_says() -> None:
     for end in range(len(data)):
         with pytest.raises(Corrupt, match=f"expected {len(data)} bytes, found {end}"):
             rows_of(vector, data[:end], "here")
-    with pytest.raises(InvalidInput, match="stored at '_vectors/a'; read it first"):
+    with pytest.raises(InvalidInput, match=r"stored at '_vectors/a'\. Read it first"):
         rows_of(vector, None, "here")
     with pytest.raises(InvalidInput, match="leaves the table"):
         stored("../a", data)

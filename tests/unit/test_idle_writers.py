@@ -1,6 +1,6 @@
-"""A merge takes over what a silent writer left. One that is alive after all goes on; nothing is lost, nothing double.
+"""A merge takes over the rows of a silent writer. A writer that is still alive continues without loss or duplicates.
 
-Silence is by the clock of the store. Nobody sleeps: the clock is moved.
+The store's clock measures silence. No test sleeps: the tests advance the clock.
 """
 
 from __future__ import annotations
@@ -11,22 +11,21 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Corrupt, WriterFenced
-from storage_core.formats import keys
-from storage_core.fsck.check import fsck
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributor, idle
-from storage_core.region.manifest import read_latest
-from storage_core.region.options import WriterOptions
-from storage_core.region.registry import known_manifests
-from storage_core.region.repartition import change_regions
-from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import DeclaredField, first_specs, only_region
-from storage_core.region.writer import RegionWriter
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitUnknown, Corrupt, WriterFenced
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.local import LocalStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import idle, router
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.repartition import change_regions
+from storage_core.write.region.router import RoutingWriter
+from storage_core.write.region.spec import DeclaredField, first_specs, known_manifests, only_region
+from storage_core.write.region.writer import RegionWriter
 from tests.support.clock import ManualClock
 from tests.support.fault_store import Crash, CrashFault, FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -40,7 +39,7 @@ LATER = WriterOptions(durable=False, linger_ms=10**12)
 
 
 class World:
-    """One table, the clock of its store, and processes that reach it each through a store of its own."""
+    """One table, the clock of its store, and processes that each have their own store object."""
 
     def __init__(self, buckets: int = 0) -> None:
         self.clock = ManualClock()
@@ -57,14 +56,14 @@ class World:
         self.clock.now += duration_ms
 
     def upkeep(self) -> None:
-        """The next merge, of a process of its own, after a silence."""
+        """Merge in a new process after a silence."""
         self.wait()
         merger = self.process()
         merger.flush_idle()
         merger.merge_all()
 
     def check(self, expected: Mapping[str, int]) -> None:
-        """Each acknowledged row is there once, now and when the writers have been silent for a while."""
+        """Check that each acknowledged row is there once, now and after a silence of the writers."""
         assert seats(self.table) == expected
         self.upkeep()
         assert base_seats(self.table) == expected
@@ -150,7 +149,7 @@ def test_regions_without_unflushed_rows_cost_one_head_each_and_those_of_live_wri
 def test_a_region_without_rows_in_its_log_is_left_to_who_claimed_it() -> None:
     world = World()
     region = only_region(world.table.snapshot.table_id, world.table.snapshot.config.region_spec)
-    turn = distributor.take_turn(world.memory, world.table.snapshot, region, clock=world.clock, ids=world.table.ids)
+    turn = router.take_turn(world.memory, world.table.snapshot, region, clock=world.clock, ids=world.table.ids)
     world.wait()
     assert world.table.flush_idle() == 0
     manifest = read_latest(world.memory, region.id)
@@ -165,7 +164,7 @@ def test_a_writer_whose_region_another_one_claimed_is_fenced_also_when_a_merge_c
     second = world.process().writer()
     second.put(planes(2))
     world.upkeep()
-    with pytest.raises(WriterFenced, match="another writer claimed the region"):
+    with pytest.raises(WriterFenced, match="Another writer claimed the region"):
         first.put(planes(3))
     second.put(planes(4, NAMES[:1]))
     world.check(dict.fromkeys(NAMES, 2) | {NAMES[0]: 4})
@@ -177,7 +176,7 @@ def test_a_writer_whose_region_is_claimed_after_a_merge_took_it_is_fenced() -> N
     first.put(planes(1))
     world.upkeep()
     second = world.process().writer()
-    with pytest.raises(WriterFenced, match="another writer claimed the region"):
+    with pytest.raises(WriterFenced, match="Another writer claimed the region"):
         first.put(planes(3))
     with pytest.raises(WriterFenced):
         first.flush()
@@ -206,7 +205,7 @@ def test_a_writer_that_cannot_claim_again_says_that_the_outcome_is_unknown_and_a
     store.on_put("/manifest/", *[PutFault.DELAYED_THEN_UNKNOWN] * 4)
     with pytest.raises(CommitUnknown):
         writer.put(planes(2))
-    with pytest.raises(CommitUnknown, match="open a new writer"):
+    with pytest.raises(CommitUnknown, match="Open a new writer"):
         writer.put(planes(2))
     store.deliver()
     with world.process().writer() as following:
@@ -393,7 +392,7 @@ def test_a_merge_after_a_merge_that_was_killed_still_lets_the_writer_go_on() -> 
 
 
 def test_rows_are_not_flushed_into_a_generation_that_is_merged_already() -> None:
-    """Only a manifest that was lost leaves this behind: who reads such a generation takes its rows for merged ones."""
+    """Only a lost manifest causes this state. A reader would treat the rows of this generation as merged."""
     world = World()
     with world.table.writer() as writer:
         writer.put(planes(1))

@@ -9,23 +9,22 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.errors import CommitConflict, InvalidInput
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandingSpec, discover
-from storage_core.ingest.lines import BLOCK_BYTES
-from storage_core.ingest.progress import pending, progress, window_app
-from storage_core.ingest.tally import MOST_REASONS, OTHERS, tally
-from storage_core.ingest.work import IngestResult, IngestWork
+from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.audit import audit
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.local import LocalStore
+from storage_core.write.ingest.batch import IngestResult, IngestWork, execute, plan
+from storage_core.write.ingest.convert import BLOCK_BYTES, MOST_REASONS, OTHERS, tally
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.ingest.progress import pending, progress, window_app
 from tests.support.ids import SeededIds
 from tests.support.rejected_lines import rejected_lines
 
@@ -41,7 +40,7 @@ HOUR = 3600
 
 @dataclass
 class Bench:
-    """One table, one landing place."""
+    """One table, one landing location."""
 
     root: Path
     log: TransactionLog
@@ -91,7 +90,7 @@ class Bench:
 
 
 def landed(result: IngestResult) -> list[str]:
-    """The records that say which rows are in, without those of the content they were read from."""
+    """Return the records of ingested files, without the records of their content."""
     return [txn.appId for txn in result.txns if not txn.appId.startswith("content:")]
 
 
@@ -242,7 +241,7 @@ def test_a_changed_file_is_rejected_unread_once_and_others_go_on(bench: Bench) -
     (entry,) = bench.quarantine()
     assert entry[:2] == ("a.ndjson", None)
     assert f"was {size} bytes, is {2 * size}" in entry[2]
-    assert "land it under a new name" in entry[2]
+    assert "Land it under a new name" in entry[2]
     assert bench.plan() == []
 
 
@@ -265,7 +264,7 @@ def test_an_unreadable_file_is_rejected_until_it_changes(bench: Bench) -> None:
     assert [txn.appId for txn in broken.txns] == ["rejected:a.ndjson.gz"]
     assert (bench.rows(), bench.plan()) == ([2], [])
     path.write_bytes(whole[:-12])
-    assert bench.ingest()[0].actions == []  # rejected at a smaller size: looked at by every run, recorded by none
+    assert bench.ingest()[0].actions == []  # rejected at a smaller size: every run checks it, no run records it
     path.write_bytes(whole)
     bench.ingest()
     assert (bench.rows(), bench.plan()) == ([1, 1, 1, 2], [])

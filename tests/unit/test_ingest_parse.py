@@ -26,19 +26,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core import declaration
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.base.limits import QueryLimits
+from storage_core.change import declaration
 from storage_core.engine.session import session
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
-from storage_core.ingest import line_files, time_format
-from storage_core.ingest.convert import RowFormat, convert
-from storage_core.ingest.csv_files import csv_blocks
-from storage_core.ingest.landing import LandedFile, LandingSpec, discover
-from storage_core.ingest.lines import read_lines
-from storage_core.ingest.parquet_files import parquet_blocks
-from storage_core.ingest.parse import parse, parse_blocks
-from storage_core.ingest.rejection import Parsed
-from storage_core.ingest.time_format import check_time_format
-from storage_core.settings.query import QueryLimits
+from storage_core.write.ingest import landing, text_files
+from storage_core.write.ingest.batch import parse_blocks, parse_file
+from storage_core.write.ingest.convert import Parsed, RowFormat, convert, read_lines
+from storage_core.write.ingest.landing import Expansion, LandedFile, LandingSpec, check_time_format, discover
+from storage_core.write.ingest.parquet_files import parquet_blocks
+from storage_core.write.ingest.text_files import csv_blocks
 from tests.support.invalid_values import numbers_of, text_of
 from tests.support.memory import grown_bytes
 from tests.support.steps import steps_of
@@ -61,7 +58,7 @@ def landed(folder: Path, name: str, data: bytes | str) -> LandedFile:
 
 def parsed(folder: Path, name: str, data: bytes | str, schema: pa.Schema = SCHEMA, **settings: Any) -> Parsed:
     file = landed(folder, name, data)
-    return parse(file, LandingSpec(uri=file.uri, **settings), schema, "at")
+    return parse_file(file, LandingSpec(uri=file.uri, **settings), schema, "at")
 
 
 def reasons(result: Parsed) -> list[tuple[int | None, str]]:
@@ -74,7 +71,7 @@ def parquet(table: pa.Table) -> bytes:
     return sink.getvalue()
 
 
-# --- lines -----------------------------------------------------------------------------------------------------------
+# Lines.
 
 
 @pytest.mark.parametrize("block_bytes", [3, 7, 1000])
@@ -86,14 +83,14 @@ def test_lines_are_numbered_whatever_the_block_size(block_bytes: int) -> None:
     assert [bad for block in blocks for bad in block.not_text] == [(3, b"two\xff")]
 
 
-# --- pattern: the access log -----------------------------------------------------------------------------------------
+# Pattern: the access log.
 
 
 def access_log(folder: Path, lines: str) -> Parsed:
     table = declaration.load(ROOT / "tables" / "access_log.yaml")
     spec = table.landing_spec()
     assert spec is not None
-    return parse(landed(folder, "access.log", lines), spec, table.schema(), table.time_column)
+    return parse_file(landed(folder, "access.log", lines), spec, table.schema(), table.time_column)
 
 
 def line(request: str = "GET /a HTTP/1.1", status: str = "200", size: str = "12", agent: str = "curl") -> str:
@@ -105,11 +102,11 @@ def test_every_line_of_the_real_log_is_a_row_or_a_rejection_with_a_reason() -> N
     spec = table.landing_spec()
     assert spec is not None
     (file,) = discover(LandingSpec(uri=str(ROOT / "examples" / "data"), format="ndjson", suffix="access.log.gz"))
-    result = parse(file, spec, table.schema(), table.time_column)
+    result = parse_file(file, spec, table.schema(), table.time_column)
     raw = gzip.decompress((ROOT / "examples" / "data" / "apache_access.log.gz").read_bytes()).decode().splitlines()
     assert len(raw) == 10_000
     assert result.rows.num_rows + len(result.rejected) == len(raw)
-    # The one line that was cut while it was written: its last field never ends.
+    # The only line that was truncated when it was written: its last field has no end.
     assert reasons(result) == [(8899, "the line does not match the pattern")]
     assert result.rejected[0].text == raw[8898]
     del raw[8898]
@@ -187,7 +184,7 @@ def test_a_column_may_have_any_name(name: str) -> None:
 
 
 def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_the_spec(tmp_path: Path) -> None:
-    with pytest.raises(InvalidInput, match="other is not a column"):
+    with pytest.raises(InvalidInput, match="unknown column 'other'"):
         parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<other>\S+)$")
     with pytest.raises(InvalidInput, match="time_format '%Q' is not usable"):
         parsed(tmp_path, "a.log", "x\n", format="pattern", pattern=r"^(?P<at>\S+)$", time_format="%Q")
@@ -196,7 +193,7 @@ def test_a_group_that_is_no_column_and_a_time_format_that_is_none_are_errors_of_
         parsed(tmp_path, "a.log", "x\n", binary, format="pattern", pattern=r"^(?P<raw>\S+)$")
 
 
-# --- times -----------------------------------------------------------------------------------------------------------
+# Times.
 
 MOMENT = datetime(2024, 3, 9, 5, 6, 7, tzinfo=UTC)
 
@@ -274,7 +271,7 @@ def test_every_accepted_time_format_gives_the_day_that_was_written(most: int, mo
     named = list(ordered if most == 3 else combinations(NAMES_OF_DAYS, most))
     formats = [" ".join(f"%{each}" for each in names) + " %H" for names in named]
     with session(threads=1) as one:
-        monkeypatch.setattr(time_format, "session", lambda **_: nullcontext(one))
+        monkeypatch.setattr(landing, "session", lambda **_: nullcontext(one))
         accepted = [each for each in formats if not is_refused(each)]
     assert len(accepted) > 50
     query = "SELECT max(CAST(try_strptime(strftime(day, ?), ?) AS DATE) IS DISTINCT FROM CAST(day AS DATE)) FROM days"
@@ -330,7 +327,7 @@ def test_times_that_are_numbers_or_have_nanoseconds_are_rejected_with_that_reaso
     assert reasons(result) == [(1, number), (2, number), (3, nanoseconds)]
 
 
-# --- NDJSON ----------------------------------------------------------------------------------------------------------
+# NDJSON.
 
 
 def test_json_lines_become_rows_and_bad_ones_are_named(tmp_path: Path) -> None:
@@ -546,9 +543,9 @@ def test_text_that_a_type_would_have_to_guess_at_is_rejected(tmp_path: Path, col
 def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error_that_names_its_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(line_files, "CONVERSION", QueryLimits(memory_bytes=16 * 2**20))
+    monkeypatch.setattr(text_files, "CONVERSION", QueryLimits(memory_bytes=16 * 2**20))
     line = json.dumps({"text": "x" * 16 * 2**20, "level": 1})
-    with pytest.raises(Unavailable, match=r"a\.ndjson: to read it takes more memory"):
+    with pytest.raises(Unavailable, match=r"a\.ndjson: too large for the available memory"):
         parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
 
 
@@ -564,7 +561,7 @@ def test_a_long_text_in_json_takes_memory_in_proportion(tmp_path: Path) -> None:
     assert grown_bytes(read) < 300 * 2**20, "a regular expression that steps back takes 1.2 GB"
 
 
-# --- CSV -------------------------------------------------------------------------------------------------------------
+# CSV.
 
 
 def test_csv_records_become_rows_and_bad_ones_are_numbered(tmp_path: Path) -> None:
@@ -616,7 +613,7 @@ def test_misshapen_csv_records_are_work_in_proportion_to_their_number(tmp_path: 
         return result
 
     assert steps_of(partial(of, 4_000)).count < 100 * 4_000
-    of(50_000)  # comparing each with each, in C as well, takes minutes
+    of(50_000)  # comparing all pairs takes minutes, even in C
 
 
 def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
@@ -628,7 +625,7 @@ def test_a_csv_record_that_is_not_utf8_is_rejected(tmp_path: Path) -> None:
 
 
 CAFE = b"caf\xe9"
-UNCLOSED = "a quote that opens in the record is never closed; the rest of the file is in it"
+UNCLOSED = "a quote that opens in the record is never closed, so the record contains the rest of the file"
 
 
 def test_a_misshapen_csv_record_that_is_not_utf8_is_the_only_one_rejected(tmp_path: Path) -> None:
@@ -686,7 +683,7 @@ def test_a_csv_file_whose_header_is_not_of_the_table_is_rejected_whole(tmp_path:
     assert (result.unreadable, result.rows.num_rows, result.rejected[0].line) == (True, 0, None)
 
 
-# --- Parquet ---------------------------------------------------------------------------------------------------------
+# Parquet.
 
 
 def table(rows: int = 3) -> pa.Table:
@@ -742,7 +739,7 @@ def test_a_parquet_file_cut_anywhere_is_rejected_whole(tmp_path: Path, kept: flo
 def test_a_parquet_file_with_another_schema_is_rejected_whole(tmp_path: Path) -> None:
     other = table().append_column("more", pa.array([1, 2, 3]))
     result = parsed(tmp_path, "a.parquet", parquet(other), format="parquet")
-    assert "unknown columns ['more']" in result.rejected[0].reason
+    assert "unknown column 'more'" in result.rejected[0].reason
     wrong = table().set_column(1, "level", pa.array(["a", "b", "c"]))
     assert (
         "column 'level' has type string"
@@ -751,7 +748,7 @@ def test_a_parquet_file_with_another_schema_is_rejected_whole(tmp_path: Path) ->
 
 
 class _Threads(io.BytesIO):
-    """Bytes that know which threads read them."""
+    """A stream of bytes that records which threads read from it."""
 
     def __init__(self, data: bytes) -> None:
         super().__init__(data)
@@ -763,7 +760,7 @@ class _Threads(io.BytesIO):
 
 
 def test_a_stream_is_read_by_no_thread_that_may_outlive_its_reader() -> None:
-    # One that holds a Python object when Python ends aborts the process, whose work was done.
+    # A thread that holds a Python object when Python ends aborts the process after its work.
     csv = _Threads(b"level,text\n" + b"1,one\n" * 50_000)
     table = pa.table({"level": pa.array([1] * 50_000, pa.int32()), "text": ["one"] * 50_000})
     file = _Threads(parquet(table))
@@ -796,14 +793,14 @@ def test_the_text_of_a_csv_file_has_no_name_on_the_disk_while_it_is_read(
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
     spec = LandingSpec(uri=file.uri, format="csv")
     with pytest.raises(Unavailable, match=r"temporary.*TMPDIR"):
-        parse(file, spec, SCHEMA.remove(0), None)
+        parse_file(file, spec, SCHEMA.remove(0), None)
     folder.mkdir()
     blocks = parse_blocks(file, spec, SCHEMA.remove(0), None, block_bytes=1_000)
     assert next(blocks).rows.num_rows > 0
     assert list(folder.iterdir()) == []
 
 
-# --- whole files -----------------------------------------------------------------------------------------------------
+# Whole files.
 
 
 def test_a_gzipped_file_reads_as_plain_whatever_its_name(tmp_path: Path) -> None:
@@ -827,7 +824,7 @@ def test_a_damaged_gzip_file_is_rejected_whole(tmp_path: Path, name: str) -> Non
     spec = LandingSpec(uri=file.uri, format="ndjson")
     *_, last = parse_blocks(file, spec, SCHEMA, "at", block_bytes=50_000)
     assert last.unreadable
-    result = parse(file, spec, SCHEMA, "at")
+    result = parse_file(file, spec, SCHEMA, "at")
     assert (result.rows.num_rows, [each.line for each in result.rejected]) == (0, [None])
     assert "under a new name" in result.rejected[0].reason
 
@@ -836,10 +833,10 @@ def test_a_file_that_is_gone_is_not_found(tmp_path: Path) -> None:
     file = landed(tmp_path, "a.ndjson", "{}")
     (tmp_path / "a.ndjson").unlink()
     with pytest.raises(NotFound):
-        parse(file, LandingSpec(uri=file.uri, format="ndjson"), SCHEMA, "at")
+        parse_file(file, LandingSpec(uri=file.uri, format="ndjson"), SCHEMA, "at")
 
 
-# --- nothing vanishes, nothing changes -------------------------------------------------------------------------------
+# Nothing is lost or changed.
 
 
 def test_a_csv_record_of_empty_fields_is_a_record_and_an_empty_line_is_none(tmp_path: Path) -> None:
@@ -900,7 +897,7 @@ def test_landed_int96_timestamps_are_instants_or_local_times_as_the_table_has_th
 
 def test_instants_of_parquet_are_not_taken_for_local_times() -> None:
     data = parquet(pa.table({"at": pa.array([datetime(2026, 1, 1, tzinfo=UTC)], pa.timestamp("us", "UTC"))}))
-    with pytest.raises(Corrupt, match="only one of them names an instant"):
+    with pytest.raises(Corrupt, match="Only one of them names an instant"):
         list(parquet_blocks("a", io.BytesIO(data), pa.schema([("at", pa.timestamp("us"))])))
 
 
@@ -957,3 +954,11 @@ def test_a_compressed_parquet_file_is_one_rejection_that_says_so(
     [(line, reason)] = reasons(result)
     assert line is None
     assert "it is compressed with" in reason
+
+
+@pytest.mark.parametrize("size", [1, 2**24])
+def test_a_landed_file_expands_to_one_gibibyte_or_to_two_hundred_times_its_size(size: int) -> None:
+    expansion = Expansion(size)
+    expansion.add(max(2**30, 200 * size))
+    with pytest.raises(Corrupt, match="it expands to more than"):
+        expansion.add(1)

@@ -1,7 +1,7 @@
-"""What claim, append, flush, merge and `get` cost in requests: exact, in one table, for a table of one region.
+"""The exact requests of claim, append, flush, merge and `get`, in one table, for a table of one region.
 
-A change here is a change of what users pay; docs/architecture/object-store.md, "Request budgets". Opening the log is
-not part of any of it.
+A change here changes the cost for users (docs/architecture/object-store.md, "Request budgets"). The counts do not
+include opening the log.
 """
 
 from __future__ import annotations
@@ -10,23 +10,23 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import merge
-from storage_core.region.writer import RegionWriter
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.region import merge
+from storage_core.write.region.writer import RegionWriter
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
 
 Cost = dict[str, int]
 NEVER_THERE = "N1x"
-"""A key that lies within the bounds of everything, and that no bloom filter here admits."""
+"""A key within all bounds that no Bloom filter here admits."""
 
 BEYOND = "Z"
 
 
 class Costly:
-    """A table whose requests are counted; generation `g` holds the planes N0 to N9, with `g` seats."""
+    """A table with counted requests. Generation `g` holds the planes N0 to N9 with `g` seats."""
 
     def __init__(self, generations: int = 0) -> None:
         self.store = MeteredStore(MemoryStore("planes"))
@@ -40,7 +40,7 @@ class Costly:
         return self.table.writer()
 
     def cost(self, act: Callable[[], object]) -> Cost:
-        """The requests of an act, by kind, those that it made."""
+        """Return the requests of an act by kind, without kinds that it did not use."""
         before = self.store.requests
         act()
         return {kind: count - before[kind] for kind, count in self.store.requests.items() if count > before[kind]}
@@ -100,17 +100,20 @@ def test_a_merge_costs_three_gets_per_generation_and_one_per_small_split_that_it
 
 
 PER_GENERATION = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
-"""Where its bounds and its Bloom filter admit the key its entry; the region's manifest has copies of both."""
+"""GETs per generation: its entry, if bounds and Bloom filter admit the key.
+
+The region's manifest has copies of both.
+"""
 
 PER_SPLIT = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
-"""Where its bounds and its expression admit the key; what is read with the footer of a small file is all of it."""
+"""GETs per split: one, if its bounds and its expression admit the key, because a small file is read whole."""
 
 
 @pytest.mark.parametrize("key", ["N1", NEVER_THERE, BEYOND])
 @pytest.mark.parametrize("generations", [1, 4])
 def test_a_get_pays_for_what_admits_its_key(key: str, generations: int) -> None:
     costly = Costly(generations)
-    # The newest record of N1 tells its whole row: the generations before it are not asked.
+    # The newest record of N1 has its whole row, so earlier generations are not requested.
     gets = PER_GENERATION[key]
     assert costly.get(key, "latest") == {"get": 6 + gets, "head": 1}
     assert costly.get(key, "committed") == {"get": 4 + gets, "head": 1}

@@ -1,10 +1,9 @@
-"""What several texts about a run share."""
+"""Helpers that several texts about a run share."""
 
 from __future__ import annotations
 
-from jobs.reports.metrics import Metrics
-from jobs.reports.report import JobReport
-from storage_core.wording import MOST_LISTED, first_of, listed
+from storage_core.base.text import MOST_LISTED, first_of, listed
+from storage_core.log.job_run import JobReport, Metrics
 
 
 def test_an_error_names_the_first_and_counts_the_others() -> None:

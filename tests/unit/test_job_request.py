@@ -1,15 +1,37 @@
-"""Which windows a job is asked for, and what it is told when there are none such."""
+"""The windows that a job is requested for, and its result without such windows."""
 
 from __future__ import annotations
 
 import pytest
 
-from jobs.requests.request import JobRequest, parse, parser, to_argv
-from jobs.requests.window_range import WindowRange, window_name, window_range
-from jobs.running.shared_place import require_shared
+from jobs.command import from_arguments, to_arguments
 from pipelines.commands.arguments import duration_ms
-from storage_core.compaction.policy import Mode
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.window_range import WindowRange, window_name, window_range
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import (
+    STEPS,
+    Audit,
+    CatchUp,
+    Checkpoint,
+    Collect,
+    CollectRaw,
+    Compact,
+    Distribute,
+    Expire,
+    Forget,
+    HealRaw,
+    Ingest,
+    Merge,
+    Publish,
+    RefreshCatalog,
+    RunOptions,
+    Sort,
+    Step,
+    described,
+    step_of,
+)
+from storage_core.log.job_run import require_shared
 
 HOUR = 3600
 TEN = 1767261600  # 2026-01-01T10:00
@@ -24,7 +46,7 @@ def test_a_window_is_named_by_its_start() -> None:
 
 @pytest.mark.parametrize("text", ["2026-01-01T10:07", str(TEN + 420), "2026-01-01T11:07+01:00"])
 def test_a_time_inside_a_window_is_refused_with_the_window_that_holds_it(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"starts at 2026-01-01T10:07; .* is 2026-01-01T10:00: windows"):
+    with pytest.raises(InvalidInput, match=r"starts at 2026-01-01T10:07. .* is 2026-01-01T10:00: windows"):
         window_range(text).require_fits(HOUR)
 
 
@@ -49,32 +71,42 @@ def test_nothing_is_a_duration_without_a_unit_and_every_other_needs_one() -> Non
 
 
 @pytest.mark.parametrize(
-    "request_",
+    "options",
     [
-        JobRequest(table_uri="t"),
-        JobRequest(
-            table_uri="t",
-            windows=WindowRange(TEN, TEN + HOUR),
-            index="words",
-            declaration="tables/a b.yaml",
-            dry_run=True,
-            horizon_ms=0,
-            run_id="run",
-            master="local[1]",
-            wait_ms=1,
-            mode=Mode.POLICY,
-            quarantine=True,
-            compact_state=True,
-        ),
-        JobRequest(table_uri="-t", index="finalize", windows=WindowRange(null_only=True)),
+        Merge(table_uri="t"),
+        Ingest(table_uri="t", windows=WindowRange(TEN, TEN + HOUR), declaration="tables/a b.yaml", dry_run=True),
+        Compact(table_uri="t", mode=Mode.POLICY, windows=WindowRange(TEN, TEN + HOUR), most_bytes=1, by_window=True),
+        Collect(table_uri="t", horizon_ms=0, run_id="run", master="local[1]", wait_ms=1),
+        Merge(table_uri="t", quarantine=True),
+        Checkpoint(table_uri="t", compact_state=True),
+        CatchUp(table_uri="-t", index="finalize", retrain=True),
+        Compact(table_uri="-t", windows=WindowRange(null_only=True)),
+        Audit(table_uri="t", commits=2),
+        Forget(table_uri="t", where="a = '--x'", raw_logs=("a", "b=c"), report=True),
+        Distribute(raw_log="r", tables=("a", "b"), root="x", skip_gaps=("w:1", "v:2"), dry_run=True),
+        HealRaw(raw_log="r", verify=True),
+        CollectRaw(raw_log="r", horizon_ms=0),
+        RefreshCatalog(tables=("a=b=c",), url="sqlite:///x"),
+        *(Sort(table_uri="t"), Expire(table_uri="t", dry_run=True), Publish(table_uri="t")),
     ],
-    ids=["defaults", "all", "odd"],
+    ids=lambda options: step_of(options).name,
 )
-def test_a_request_travels_as_arguments(request_: JobRequest) -> None:
-    assert parse(parser("merge", "").parse_args(to_argv(request_))) == request_
+def test_options_travel_as_arguments(options: RunOptions) -> None:
+    assert from_arguments(step_of(options).name, to_arguments(options)) == options
+
+
+@pytest.mark.parametrize("step", STEPS.values(), ids=lambda step: step.name)
+def test_every_option_is_explained(step: Step) -> None:
+    for each in described(step.options):
+        assert each.about.help.endswith("."), each.name
+
+
+def test_a_step_takes_no_option_of_another() -> None:
+    with pytest.raises(SystemExit):
+        from_arguments("sort", ["--table-uri", "t", "--quarantine"])
 
 
 def test_a_place_in_the_memory_of_one_process_is_refused_for_jobs() -> None:
     assert require_shared("file:///lake/t") == "file:///lake/t"
-    with pytest.raises(InvalidInput, match="memory://t: what is in memory lives in one process"):
+    with pytest.raises(InvalidInput, match="memory://t: a store in memory is visible to one process only"):
         require_shared("memory://t")

@@ -1,4 +1,4 @@
-"""The process that runs the jobs of several tables: what it writes to the terminal."""
+"""The process that runs the jobs of several tables: its terminal output."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from io import StringIO
 
 import pytest
 
-from jobs.requests.request import JobRequest, to_argv
-from jobs.running.job_server import Answers, serve
-from storage_core.errors import NotFound
+from jobs.command import to_arguments
+from jobs.job_server import Answers, serve
+from storage_core.base.errors import NotFound
+from storage_core.data.steps import Checkpoint
 
 
 @pytest.mark.parametrize("error", [NotFound("no \x1b[31mtable"), RuntimeError("no \x1b[31mtable")])
@@ -20,9 +21,9 @@ def test_an_error_sends_no_control_characters_to_the_terminal(
     def run(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr("jobs.checkpoint.run", run)
+    monkeypatch.setattr("storage_core.maintain.steps.run_checkpoint", run)
     reading, writing = os.pipe()
-    line = json.dumps({"job": "checkpoint", "argv": to_argv(JobRequest(table_uri="/nowhere"))})
+    line = json.dumps({"job": "checkpoint", "argv": to_arguments(Checkpoint(table_uri="/nowhere"))})
     os.write(writing, f"{line}\n".encode())
     os.close(writing)
     with os.fdopen(reading) as requests:

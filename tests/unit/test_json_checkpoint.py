@@ -1,4 +1,4 @@
-"""Legacy JSON checkpoints: ours open to the same snapshot, those of others open too, damage costs time only."""
+"""Legacy JSON checkpoints, ours and foreign ones, open to the same snapshot, and damage costs only time."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from typing import Literal
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import Corrupt
-from storage_core.formats.keys import KeyKind, json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
-from storage_core.gc.collect import collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.keys import json_checkpoint_key, last_checkpoint_key, parse, state_key, version_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import CheckpointFormat, TableConfig
+from storage_core.log import checkpoint
 from storage_core.log.actions import Action, Fence, MergedGenerations, Protocol, Txn
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.encoding.codec import encode_line, encode_version
-from storage_core.log.interop import json_checkpoint
-from storage_core.log.interop.json_checkpoint import part_keys, write_json_checkpoint
+from storage_core.log.checkpoint import manifest_keys, part_keys, read_state, write_json_checkpoint
+from storage_core.log.codec import encode_line, encode_version
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import CheckpointFormat, TableConfig
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
@@ -36,7 +36,7 @@ FORMS: tuple[Form, ...] = ("json", "json-multipart")
 
 
 def _table(form: Form) -> tuple[MemoryStore, Snapshot]:
-    """Return a table of four versions whose third is checkpointed as JSON; version files before it are gone."""
+    """Return a table of four versions with a JSON checkpoint of the third and no version files before it."""
     store = MemoryStore("t")
     log = log_on(store)
     head = log.create(metadata(TableConfig(checkpoint_interval=0, checkpoint_format=form, indexes=(INDEX,))))
@@ -55,7 +55,7 @@ def _table(form: Form) -> tuple[MemoryStore, Snapshot]:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_table_opens_from_its_json_checkpoint_as_it_was(form: Form, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 2)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 2)
     store, head = _table(form)
     hint = json.loads(store.get(last_checkpoint_key()).data)
     assert (hint["format"], hint["version"]) == (form, 2)
@@ -71,14 +71,14 @@ def test_a_table_opens_from_its_json_checkpoint_as_it_was(form: Form, monkeypatc
 def test_a_checkpoint_in_parts_is_its_parts_and_their_list(
     form: Form, objects: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 5)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 5)
     store, _ = _table(form)
     kinds = [parsed.kind for info in store.list("") if (parsed := parse(info.key))]
     written = [kind for kind in kinds if kind in (KeyKind.JSON_CHECKPOINT, KeyKind.JSON_CHECKPOINT_PART)]
     assert len(written) == objects
     metered = MeteredStore(store)
     log_on(metered).snapshot()
-    # The hint, the checkpoint, version 3, and the probe that finds no 4.
+    # The hint, the checkpoint, version 3, and the probe that finds no version 4.
     assert metered.requests["get"] == 3 + objects
     assert metered.requests["list"] == 1, "of what lies beyond the head"
 
@@ -93,7 +93,7 @@ def test_a_json_checkpoint_is_idempotent_and_follows_from_its_version(form: Form
 
 
 def test_a_part_that_is_lost_or_damaged_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 5)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 5)
     store, _ = _table("json-multipart")
     listed = json.loads(store.get(json_checkpoint_key(2)).data)["parts"]
     key = "_transaction_log/" + listed[1]
@@ -102,7 +102,7 @@ def test_a_part_that_is_lost_or_damaged_is_named(monkeypatch: pytest.MonkeyPatch
         with pytest.raises(Corrupt, match=r"checkpoint|neither version 0 nor an intact state"):
             log_on(store).snapshot()
         with pytest.raises(Corrupt, match=key):
-            json_checkpoint.load_json_checkpoint(store, 2)
+            checkpoint.load_json_checkpoint(store, 2)
 
 
 @pytest.mark.parametrize("named", ["../../etc/passwd", "00000000000000000001.json", "manifests/manifest-a.avro", 7])
@@ -111,7 +111,7 @@ def test_a_list_of_parts_that_names_anything_else_is_refused(named: object) -> N
     body = {"version": 2, "checkpointId": "x", "parts": [named], "createdTime": 0}
     store.put(json_checkpoint_key(2), json.dumps(body).encode(), Overwrite())
     with pytest.raises(Corrupt, match="part"):
-        json_checkpoint.load_json_checkpoint(store, 2)
+        checkpoint.load_json_checkpoint(store, 2)
 
 
 @pytest.mark.parametrize("hint", [{"version": 5}, {"version": 5, "format": "json"}, None])
@@ -172,7 +172,7 @@ def test_a_damaged_manifest_hides_no_json_checkpoint_of_the_same_version(
 
 
 def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:
-    """An Avro state outlived by JSON checkpoints; its manifests go before each single request of the next state."""
+    """JSON checkpoints outlive an Avro state. Its manifests are removed before each request of the next state."""
     for instant in count():
         clock = ManualClock()
         store = MemoryStore("t", clock=clock)
@@ -211,7 +211,7 @@ def _keys(store: ObjectStore) -> set[str]:
 
 
 def _two_checkpoints(form: Form) -> tuple[MemoryStore, Snapshot]:
-    """A table with JSON checkpoints of versions 2 and 4, and with every version file."""
+    """Make a table with JSON checkpoints of versions 2 and 4, and with every version file."""
     store = MemoryStore("two")
     log = log_on(store)
     head = log.create(metadata(TableConfig(checkpoint_interval=2, checkpoint_format=form)))
@@ -229,7 +229,7 @@ def _root(store: ObjectStore, version: int) -> bytes:
 def test_a_checkpoint_in_the_place_of_another_one_is_not_answered_from(
     form: Form, hinted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 3)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 3)
     for there, instead in ((4, 2), (2, 4)):
         store, head = _two_checkpoints(form)
         store.put(json_checkpoint_key(there), _root(store, instead), Overwrite())
@@ -238,7 +238,7 @@ def test_a_checkpoint_in_the_place_of_another_one_is_not_answered_from(
         assert log_on(store).snapshot() == head
         assert log_on(store).snapshot(version=3).version == 3
         with pytest.raises(Corrupt, match=f"{there:020}"):
-            json_checkpoint.load_json_checkpoint(store, there)
+            checkpoint.load_json_checkpoint(store, there)
 
 
 def test_a_version_file_in_the_place_of_a_checkpoint_is_not_answered_from() -> None:
@@ -248,7 +248,7 @@ def test_a_version_file_in_the_place_of_a_checkpoint_is_not_answered_from() -> N
 
 
 def test_a_part_in_the_place_of_another_one_is_not_answered_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 4)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 4)
     store, head = _two_checkpoints("json-multipart")
     own, older = (part_keys(_root(store, version), json_checkpoint_key(version)) or () for version in (4, 2))
     store.put(own[0], store.get(older[0]).data, Overwrite())
@@ -258,7 +258,7 @@ def test_a_part_in_the_place_of_another_one_is_not_answered_from(monkeypatch: py
 def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_checksum(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(json_checkpoint, "ACTIONS_PER_PART", 4)
+    monkeypatch.setattr(checkpoint, "ACTIONS_PER_PART", 4)
     store, head = _two_checkpoints("json-multipart")
     root = _root(store, 4)
     checksum = range(root.index(b"xxh3") * 8, root.index(b"xxh3") * 8 + 32)
@@ -266,12 +266,12 @@ def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_
         flipped = bytearray(root)
         flipped[bit // 8] ^= 1 << bit % 8
         store.put(json_checkpoint_key(4), bytes(flipped), Overwrite())
-        if bit in checksum:  # a list of another release, which has no checksum: its parts still have to be all of them
+        if bit in checksum:  # reads as a list of another release, without a checksum
             with suppress(Corrupt):
-                assert json_checkpoint.load_json_checkpoint(store, 4) == head
+                assert checkpoint.load_json_checkpoint(store, 4) == head
             continue
         with pytest.raises(Corrupt):
-            json_checkpoint.load_json_checkpoint(store, 4)
+            checkpoint.load_json_checkpoint(store, 4)
 
 
 @pytest.mark.parametrize("names", [[1, 1], [2, 1], [2]], ids=["doubled", "out of order", "not from the first"])
@@ -312,7 +312,7 @@ def test_a_checkpoint_in_parts_of_others_opens(which: str, seen: str, *, packed:
 def test_an_id_of_parts_that_is_neither_a_uuid_nor_twelve_hex_digits_is_refused(which: str) -> None:
     name = f"{5:020}.checkpoint.{which}.00001.json"
     root = json.dumps({"version": 5, "checkpointId": which, "parts": [name]}).encode()
-    with pytest.raises(Corrupt, match="is no part of a checkpoint"):
+    with pytest.raises(Corrupt, match="is not a part of a checkpoint"):
         part_keys(root, json_checkpoint_key(5))
 
 

@@ -1,4 +1,4 @@
-"""The table of the specification that says what a JSON value of a landed line becomes, row by row."""
+"""The specification's table of JSON values in landed lines, row by row."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.ingest.landing import LandedFile, LandingSpec
-from storage_core.ingest.parse import parse
-from storage_core.rows.vectors import vector_type
+from storage_core.data.rows.vectors import vector_type
+from storage_core.write.ingest.batch import parse_file
+from storage_core.write.ingest.landing import LandedFile, LandingSpec
 
 SPEC = Path(__file__).parents[2] / "docs" / "spec.md"
 REJECTED = "rejected"
@@ -31,7 +31,7 @@ TYPES = {
 
 
 def written() -> Iterator[tuple[str, str, str]]:
-    """Type, value and what is stored, for every example of the table."""
+    """Return type, value and stored value of every example in the table."""
     section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].split("\n## ")[0]
     for line in section.splitlines():
         if not line.startswith("| `"):
@@ -46,11 +46,11 @@ EXAMPLES = list(written())
 
 
 def landed(folder: Path, lines: Sequence[str], type_: pa.DataType) -> list[str]:
-    """What becomes of each line, as the table writes it."""
+    """Return the result of each line, in the table's notation."""
     data = "\n".join(lines)
     (folder / "a.ndjson").write_text(data, encoding="utf-8")
     spec = LandingSpec(uri=str(folder), format="ndjson")
-    found = parse(LandedFile("a.ndjson", len(data.encode()), spec.uri), spec, pa.schema([("c", type_)]), None)
+    found = parse_file(LandedFile("a.ndjson", len(data.encode()), spec.uri), spec, pa.schema([("c", type_)]), None)
     rejected = {each.line for each in found.rejected}
     values = iter(found.rows.column("c").to_pylist())
     return [REJECTED if number in rejected else shown(next(values)) for number in range(1, len(lines) + 1)]

@@ -1,4 +1,4 @@
-"""What a Java writes to standard error reaches the person, but for the JDK's warnings."""
+"""The standard error of Java reaches the user, except for the JDK's warnings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 
 PROGRAM = """
 import subprocess, sys, threading
-from jobs.spark.jvm_messages import without_warnings
+from jobs.spark.session import without_warnings
 said = "import sys; sys.stderr.write(sys.argv[1]); sys.stderr.flush(); sys.stdin.read()"
 with without_warnings():
     java = subprocess.Popen([sys.executable, "-c", said, sys.argv[1]], stdin=subprocess.PIPE)

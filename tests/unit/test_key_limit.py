@@ -1,4 +1,4 @@
-"""Keys have a stated limit at every door, and a region that early 0.1 let a longer one into goes on."""
+"""Every write path has the same key limit, and a region with a longer key from early 0.1 keeps working."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, RegionClosed, Unavailable
-from storage_core.formats import generation_manifest, keys, wal_entry
-from storage_core.formats.quarantine_entry import QuarantinedRows
-from storage_core.fsck.check import fsck
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.quarantine import read_entries
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed_records
-from storage_core.region import generation, merge, records, repartition, wal
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.refused import naming_works, refused
-from storage_core.region.spec import first_specs
-from storage_core.region.writer import RegionWriter
-from storage_core.rows.key_limit import MAX_KEY_BYTES
+from storage_core.base.errors import Corrupt, InvalidInput, RegionClosed, Unavailable
+from storage_core.data.formats import arrow_files, keys, region_manifest
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.rows.keys import MAX_KEY_BYTES
+from storage_core.maintain.check import fsck
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
+from storage_core.write.late_rows import read_entries
+from storage_core.write.raw_log.read import typed_records
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation, merge, records, repartition, wal
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.merge_work import naming_works, refused
+from storage_core.write.region.spec import first_specs
+from storage_core.write.region.writer import RegionWriter
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable, seats
 from tests.unit import lenient_writer
@@ -31,7 +31,9 @@ from tests.unit import lenient_writer
 LONG = "k" * (MAX_KEY_BYTES + 1)
 LONGEST = "k" * MAX_KEY_BYTES
 HUGE = "é" * 300_000
-REFUSED = f"column 'tailnum': a value of {MAX_KEY_BYTES + 1} bytes; in the key at most {MAX_KEY_BYTES} are kept"
+REFUSED = (
+    f"column 'tailnum': a value of {MAX_KEY_BYTES + 1} bytes is too long for a key, which holds at most {MAX_KEY_BYTES}"
+)
 
 
 def _row(key: str) -> dict[str, object]:
@@ -39,7 +41,7 @@ def _row(key: str) -> dict[str, object]:
 
 
 def _doors(table: KeyedTable) -> tuple[dict[str, Callable[[str], object]], Callable[[], None]]:
-    """The ways in, and what closes them."""
+    """Return the write paths by name, and the function that closes the writer."""
     writer = table.writer()
     doors: dict[str, Callable[[str], object]] = {
         "put": lambda key: writer.put([_row("short"), _row(key)]),
@@ -69,10 +71,10 @@ def test_a_key_beyond_the_limit_is_refused_at_every_door_before_anything_is_writ
 def test_a_key_of_the_raw_log_beyond_the_limit_is_refused_or_goes_to_quarantine() -> None:
     store = MemoryStore("raw")
     log = RawLog([store])
-    with pytest.raises(InvalidInput, match=f"record 0: a key of {MAX_KEY_BYTES + 1} bytes; at most {MAX_KEY_BYTES}"):
+    with pytest.raises(InvalidInput, match=f"record 0: the key has {MAX_KEY_BYTES + 1} bytes, at most {MAX_KEY_BYTES}"):
         log.append("planes", _row(LONG), key="tailnum")
     arrow = pa.Table.from_pylist([_row(LONG)] * 3)
-    with pytest.raises(InvalidInput, match="record 0: a key of"):
+    with pytest.raises(InvalidInput, match="record 0: the key has"):
         log.append("planes", arrow, key="tailnum")
     log.append("planes", _row(LONGEST), key="tailnum")
     log.append("planes", _row(LONG), key="tailnum", operation="delete")
@@ -99,7 +101,7 @@ def test_distribution_rejects_a_row_with_a_key_beyond_the_limit_and_takes_its_de
 
 @pytest.fixture
 def old_table(monkeypatch: pytest.MonkeyPatch) -> KeyedTable:
-    """A table into which a release without the limit let a key of 600 KB."""
+    """Make a table with a key of 600 KB from a release without the limit."""
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:
         before.setattr(records, "require_short_keys", lambda *_: None)
@@ -194,7 +196,7 @@ def lenient(table: KeyedTable) -> RegionWriter:
 
 @pytest.fixture
 def stuck() -> KeyedTable:
-    """A table whose region holds patches of rows that are not there and lack what is required."""
+    """Make a table whose region holds patches of missing rows without the required columns."""
     table = KeyedTable(MemoryStore("planes")).create(REQUIRED)
     with lenient(table) as writer:
         writer.put([_row("a"), _row("b")])
@@ -295,7 +297,7 @@ def test_a_record_without_a_key_is_named_and_quarantined() -> None:
     held = wal.read(table.store, work.region, opened.entries[0])
     rows = held.entry.records
     rows = rows.set_column(rows.schema.get_field_index("tailnum"), "tailnum", pa.array(["a", None]))
-    broken = wal_entry.encode(replace(held.entry, records=rows))
+    broken = arrow_files.encode_wal_entry(replace(held.entry, records=rows))
     table.store.put(keys.wal_entry_key(work.region, held.id), broken, Overwrite())
     with pytest.raises(InvalidInput, match="generation 1, record 1, key tailnum=None"):
         table.merge()
@@ -304,7 +306,7 @@ def test_a_record_without_a_key_is_named_and_quarantined() -> None:
 
 
 def test_a_closed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As early 0.1 left it: the bounds of its generation uncut, and the region closed before it was merged."""
+    """Early 0.1 left its generation with full-length bounds, and closed the region before its merge."""
     key = "k" * 17_000_000
     table = KeyedTable(MemoryStore("planes")).create()
     with monkeypatch.context() as before, table.writer() as writer:
@@ -317,7 +319,7 @@ def test_a_closed_region_with_a_key_of_17_mb_from_before_the_limit_is_merged(mon
     (flushed,) = manifest.flushed_generations
     uncut = replace(generation.read(table.store, region, flushed), max_key={"tailnum": key})
     where = keys.generation_file_key(region, flushed.path, "_manifest.json")
-    table.store.put(where, generation_manifest.encode(uncut), Overwrite())
+    table.store.put(where, region_manifest.encode_generation(uncut), Overwrite())
     repartition.close_regions(table.store, table.snapshot, successor=2, clock=table.clock, ids=table.ids)
     repartition.change_regions(table.log, TWO)
     assert set(seats(table)) == {"a", key}

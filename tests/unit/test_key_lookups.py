@@ -1,4 +1,4 @@
-"""The newest record of a key, from a memtable and from a generation, without looking at all."""
+"""The newest record of a key, from a memtable and from a generation, without a full scan."""
 
 from __future__ import annotations
 
@@ -13,19 +13,18 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt
-from storage_core.formats import key_index, keys
-from storage_core.formats.generation_manifest import INDEX_FILE, MANIFEST_FILE, Generation
-from storage_core.formats.key_hash import key_hashes
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import generation, key_lookup
-from storage_core.region.key_runs import KeyRuns
-from storage_core.region.manifest import read_latest
-from storage_core.region.memtable import Memtable
-from storage_core.region.records import RecordBuilder
-from storage_core.rows.fold import record_schema
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import key_hashes as key_index
+from storage_core.data.formats import keys
+from storage_core.data.formats.key_hashes import key_hashes
+from storage_core.data.formats.region_manifest import INDEX_FILE, MANIFEST_FILE, Generation
+from storage_core.data.rows.fold import record_schema
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import generation, unmerged
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.records import KeyRuns, Memtable, RecordBuilder
 from tests.support.keyed_table import PLANES, KeyedTable
 
 BUILDER = RecordBuilder(PLANES, ("tailnum",))
@@ -65,7 +64,7 @@ def test_lookups_among_many_entries_search_few_runs() -> None:
 
 
 def flushed(table: KeyedTable, *, entries: int = 5, rows: int = 20) -> Generation:
-    """A generation of `entries` entries; key `N<i>` is in entry i % entries, `all` in each of them."""
+    """Flush a generation of `entries` entries. Key `N<i>` is in entry i % entries, `all` in each entry."""
     with table.writer() as writer:
         for entry in range(entries):
             names = [f"N{number}" for number in range(entry, rows, entries)]
@@ -77,7 +76,7 @@ def flushed(table: KeyedTable, *, entries: int = 5, rows: int = 20) -> Generatio
 
 
 def found(table: KeyedTable, held: Generation, *names: str) -> list[tuple[object, object]]:
-    return [pair for part in key_lookup.find(table.store, [held], wanted(*names)) for pair in pairs(part)]
+    return [pair for part in unmerged.find(table.store, [held], wanted(*names)) for pair in pairs(part)]
 
 
 @pytest.fixture
@@ -140,7 +139,7 @@ def test_a_damaged_index_costs_time_and_denies_nothing(
     if damage == "absent":
         table.store.delete([where])
     else:
-        other = key_index.build(np.zeros(1, np.uint64), [2], [1])
+        other = key_index.build_key_index(np.zeros(1, np.uint64), [2], [1])
         flipped = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
         table.store.put(where, {"empty": b"", "another": other, "flipped": flipped}[damage], Overwrite())
     assert found(table, held, "N7") == [("N7", 2)]
@@ -156,7 +155,7 @@ def test_an_index_that_names_what_is_not_there_is_corrupt(
 ) -> None:
     held = flushed(table)
     entries = [held.entries[0]] if lengths != [1] else entries
-    forged = key_index.build(np.repeat(key_hashes(wanted("N7"), ["tailnum"]), lengths), entries, lengths)
+    forged = key_index.build_key_index(np.repeat(key_hashes(wanted("N7"), ["tailnum"]), lengths), entries, lengths)
     where = keys.generation_file_key(held.region, held.path, INDEX_FILE)
     table.store.put(where, forged, Overwrite())
     with pytest.raises(Corrupt, match=f"{INDEX_FILE}: the key index of generation 1 names {named}"):
@@ -164,10 +163,10 @@ def test_an_index_that_names_what_is_not_there_is_corrupt(
 
 
 def test_any_arrow_reader_opens_a_key_index() -> None:
-    data = key_index.build(np.array([9, 4, 9], np.uint64), [11, 12], [2, 1])
+    data = key_index.build_key_index(np.array([9, 4, 9], np.uint64), [11, 12], [2, 1])
     with pa.ipc.open_stream(data) as reader:
         assert reader.read_all().to_pydict() == {"hash": [4, 9, 9], "entry": [11, 11, 12], "row": [1, 0, 0]}
-    index = key_index.decode(data, "k")
+    index = key_index.decode_key_index(data, "k")
     assert {entry: rows.tolist() for entry, rows in index.find(np.array([9], np.uint64)).items()} == {
         11: [0], 12: [0],
     }  # fmt: skip
@@ -186,4 +185,4 @@ def other_columns() -> bytes:
 @pytest.mark.parametrize("data", [b"", b"no arrow at all", other_columns()], ids=["empty", "text", "other columns"])
 def test_bytes_that_are_no_key_index_are_corrupt_and_named(data: bytes) -> None:
     with pytest.raises(Corrupt, match="the-index"):
-        key_index.decode(data, "the-index")
+        key_index.decode_key_index(data, "the-index")

@@ -4,9 +4,10 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.formats import keys
-from storage_core.formats.keys import KeyKind, ParsedKey
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats import keys
+from storage_core.data.formats.keys import ParsedKey
+from storage_core.data.formats.kinds import OF_TABLES, KeyKind
 
 UUID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 ONE = "1" + "0" * 63
@@ -144,7 +145,7 @@ def test_every_kind_of_key_is_spelled_as_the_specification_says(built: str, spel
 
 
 def test_every_kind_of_key_has_a_spelling_in_this_test() -> None:
-    assert {kind for _, _, kind in SPELLINGS} == set(KeyKind)
+    assert {kind for _, _, kind in SPELLINGS} == set(OF_TABLES)
 
 
 @pytest.mark.parametrize("key", NOT_OURS)

@@ -1,4 +1,4 @@
-"""Memory that is lacking is one thing to the caller, whoever says so: `Unavailable`, with what to do."""
+"""A lack of memory is always `Unavailable` with advice, whichever library reports it."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.headroom import require_headroom
-from storage_core.system_errors import of_the_system, out_of_memory, typed
+from storage_core.base.errors import InvalidInput, Unavailable, of_the_system, out_of_memory, typed
+from storage_core.base.process import require_headroom
 
 TOO_MUCH = 2**60
 QUOTED = "Out of Memory Error (os error 12) memory allocation of 8 bytes"
@@ -38,7 +37,7 @@ def _rust(size: int) -> None:
     ids=["Python", "Arrow", "the system", "DuckDB", "a thread", "Rust"],
 )
 def test_whoever_lacks_memory_the_error_is_one(ask: Callable[[int], object]) -> None:
-    with pytest.raises(Unavailable, match=r"^t: Cannot allocate memory; give the process more memory"), typed("t"):
+    with pytest.raises(Unavailable, match=r"^t: Cannot allocate memory. Give the process more memory"), typed("t"):
         ask(TOO_MUCH)
 
 
@@ -65,7 +64,7 @@ def test_what_is_wrong_with_the_bytes_is_no_lack_of_memory(error: Exception) -> 
 @pytest.mark.parametrize("text", ['Io(Os { code: 24, kind: Uncategorized, message: "x" })', "Open: (os error 24)"])
 def test_what_rust_has_as_text_only_is_typed_by_its_number(text: str) -> None:
     assert not out_of_memory(Exception(text))
-    with pytest.raises(Unavailable, match="Too many open files; raise the number of files") as raised, typed("t"):
+    with pytest.raises(Unavailable, match=r"Too many open files\. Raise the number of files") as raised, typed("t"):
         raise Exception(text)  # noqa: TRY002  # DataFusion's own class
     assert raised.value.context["errno"] == errno.EMFILE
 

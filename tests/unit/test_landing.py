@@ -7,9 +7,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound
-from storage_core.formats.raw_keys import ChunkKey, chunk_key
-from storage_core.ingest.landing import (
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.data.formats.keys import ChunkKey, raw_chunk_key
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.resolve import open_store
+from storage_core.write.ingest.landing import (
     LandedFile,
     LandingSpec,
     captured_columns,
@@ -18,8 +20,6 @@ from storage_core.ingest.landing import (
     open_text,
     survey,
 )
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.resolve import open_store
 from tidemark import Table
 
 
@@ -128,10 +128,10 @@ def test_what_cannot_be_read_is_named_and_counted_and_neither_followed_nor_opene
         "no-utf8-\\xff.log": "its name is not UTF-8",
         "sub/bell\\x07.log": "its name has a control character in it",
         "odd\\nfolder": "its name has a control character in it",
-        "link.log": "it is a symlink, and none is followed",
-        "linked": "it is a symlink, and none is followed",
-        "pipe.log": "it is no regular file",
-        "socket.log": "it is no regular file",
+        "link.log": "it is a symlink, which is not followed",
+        "linked": "it is a symlink, which is not followed",
+        "pipe.log": "it is not a regular file",
+        "socket.log": "it is not a regular file",
     }
     assert found.not_read == 10
     assert "".join(found.not_read_names).isprintable()
@@ -167,7 +167,7 @@ def test_a_landing_place_that_contains_a_table_is_refused_before_a_file_is_read(
 
 
 def test_a_landing_place_that_contains_a_raw_log_is_refused(tmp_path: Path) -> None:
-    key = chunk_key(ChunkKey(segment_ms=1, writer="01234567-89ab-cdef-0123-456789abcdef", number=1))
+    key = raw_chunk_key(ChunkKey(segment_ms=1, writer="01234567-89ab-cdef-0123-456789abcdef", number=1))
     open_store(str(tmp_path / "landing/raw")).put(key, b"chunk", IfAbsent())
     with pytest.raises(InvalidInput, match="the landing place contains a raw log in its folder 'raw'"):
         survey(LandingSpec(uri=str(tmp_path / "landing"), format="ndjson"))

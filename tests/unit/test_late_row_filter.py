@@ -1,4 +1,4 @@
-"""Late rows on every way in: accepted, quarantined or dropped before anything is acknowledged."""
+"""Late rows on every write path: accepted, quarantined or dropped before any acknowledgement."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
-from storage_core.formats import quarantine_entry
-from storage_core.formats.keys import quarantine_key
-from storage_core.formats.quarantine_entry import QuarantinedRows, RejectedLines
-from storage_core.late_row_filter import LateRowFilter, Origin
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
+from storage_core.data.formats.keys import quarantine_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.windows import LateMetrics, LateRule
+from storage_core.data.settings.table import LateData, LatePolicy, TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.quarantine import keep, read_entries, read_entry
-from storage_core.rows.late import LateMetrics, LateRule
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.late_data import LateData, LatePolicy
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.late_rows import LateRowFilter, Origin, keep, read_entries, read_entry
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.keyed_table import KeyedTable
@@ -52,7 +50,7 @@ def rows_of(*minutes: int | None) -> list[dict[str, object]]:
 
 
 def table_of(policy: LatePolicy) -> Table:
-    """An append table whose clock stands still."""
+    """Make an append table whose clock stands still."""
     config = TableConfig(time_column="at", window_seconds=900, late_data=LateData(policy=policy))
     store = MeteredStore(MemoryStore("late"))
     log = TransactionLog(store, clock=ManualClock())
@@ -148,7 +146,7 @@ def test_nothing_is_acknowledged_when_late_rows_cannot_be_kept(fault: PutFault) 
             writer.put(rows_of(0, 61))
         assert writer.metrics == LateMetrics()
         assert table.rows() == {}
-        writer.put(rows_of(0, 61))  # the writer is as good as before
+        writer.put(rows_of(0, 61))  # the writer still works
         assert writer.metrics == LateMetrics(quarantined=1)
 
 
@@ -231,8 +229,8 @@ def test_lines_and_rows_are_told_apart() -> None:
 def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
     store = MemoryStore("late")
     entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
-    harmed = json.dumps({**json.loads(quarantine_entry.encode(entry)), **harm}).encode()
-    for key in (keep(store, entry).key, quarantine_key("writer", quarantine_entry.id_of(harmed))):
+    harmed = json.dumps({**json.loads(arrow_files.encode_quarantine(entry)), **harm}).encode()
+    for key in (keep(store, entry).key, quarantine_key("writer", arrow_files.id_of(harmed))):
         store.put(key, harmed, Overwrite())
         with pytest.raises(Corrupt, match=key):
             read_entry(store, key)

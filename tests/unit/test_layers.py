@@ -1,10 +1,13 @@
-"""The layers of docs/architecture/README.md: imports go down only. The syntax tree is read, nothing is imported."""
+"""The layers of docs/architecture/README.md: imports only go down (checked in the syntax tree, without imports)."""
 
 from __future__ import annotations
 
 import ast
+import textwrap
 import tomllib
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -15,97 +18,51 @@ PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 PROGRAMS = ("examples", "benchmarks", "scripts")
 SUPPORT = "tests.support"
 
-# From the highest to the lowest. A module may import its own layer and every layer below; names that share a line are
-# one height and know nothing of each other.
+# From the highest to the lowest layer. A module may import its own layer and every lower layer. Names in one line have
+# the same height and must not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
-    ("tidemark.__main__", "tidemark.dagster"),
-    ("pipelines",),
-    ("pipelines.alerts", "pipelines.processes"),
-    ("pipelines.report",),
-    ("pipelines.status",),
-    ("pipelines.upkeep",),
-    ("pipelines.runs",),
-    ("pipelines.automation", "pipelines.instance", "pipelines.jobs"),
-    ("pipelines.postgres_history", "pipelines.tables"),
-    ("pipelines.environment", "pipelines.quantities", "pipelines.whole_file"),
-    ("assets",),
-    ("tidemark.spark",),
-    ("jobs",),
-    ("jobs.compacting", "jobs.delta"),
-    ("jobs.running",),
-    ("jobs.requests",),
-    ("jobs.spark",),
-    ("jobs.process", "jobs.reports"),
     ("tidemark",),
-    ("storage_core.catalog",),
-    ("storage_core.table", "storage_core"),
-    ("storage_core.delta_source",),
-    ("storage_core.forget", "storage_core.importing", "storage_core.cloning", "storage_core.publishing"),
-    ("storage_core.dml",),
-    ("storage_core.creation", "storage_core.append"),
-    ("storage_core.alteration", "storage_core.raw_declaration"),
-    ("storage_core.declaration",),
-    ("storage_core.declaration_automation",),
-    ("storage_core.declaration_file",),
-    ("storage_core.declaration_upkeep",),
-    ("storage_core.declaration_parts",),
-    ("storage_core.named_settings",),
-    ("storage_core.search",),
-    ("storage_core.read", "storage_core.definition"),
-    ("storage_core.repair",),
-    ("storage_core.fsck",),
-    ("storage_core.history",),
-    ("storage_core.gc", "storage_core.audit"),
-    ("storage_core.compaction",),
-    ("storage_core.distribution",),
-    ("storage_core.region", "storage_core.ingest", "storage_core.raw_log"),
+    ("pipelines",),
+    ("assets",),
+    ("jobs",),
+    ("storage_core.catalog", "storage_core.raw_log_steps"),
+    ("storage_core", "storage_core.table"),
+    ("storage_core.interop", "storage_core.maintain"),
+    ("storage_core.change",),
+    ("storage_core.read",),
+    ("storage_core.compact",),
+    ("storage_core.write",),
     ("storage_core.index",),
     ("storage_core.split",),
-    ("storage_core.leases",),
     ("storage_core.log",),
-    ("storage_core.late_row_filter",),
-    ("storage_core.quarantine",),
-    ("storage_core.rows",),
-    ("storage_core.formats",),
-    ("storage_core.objectstore", "storage_core.engine", "storage_core.cache"),
-    ("storage_core.settings",),
-    ("storage_core.arguments", "storage_core.headroom", "storage_core.private_folder", "storage_core.scratch"),
-    (
-        "storage_core.clock",
-        "storage_core.ids",
-        "storage_core.process",
-        "storage_core.repeated",
-        "storage_core.seekable",
-        "storage_core.system_errors",
-        "storage_core.extras",
-    ),
-    ("storage_core.foreign_text",),
-    ("storage_core.wording",),
-    ("storage_core.errors",),
+    ("storage_core.data",),
+    ("storage_core.engine", "storage_core.store"),
+    ("storage_core.base",),
 )
 HEIGHT = {layer: -index for index, line in enumerate(LAYERS) for layer in line}
 
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
 DEVELOPMENT = frozenset(Requirement(each).name for each in EXTRAS["dev"])
 
-# What a folder never imports, by the first word of the module.
+# Packages that a folder must not import. The longest name in the table that is a parent of the module counts.
 FORBIDDEN: Mapping[str, frozenset[str]] = {
     "storage_core": frozenset({"pyspark", "delta", "dagster", "dagster_pipes", "dagster_webserver", "dagster_graphql"}),
     "jobs": frozenset({"dagster", "dagster_webserver", "dagster_graphql"}),
     "assets": frozenset({"boto3", "pyspark", "pyarrow", "duckdb"}),
+    "assets.io_manager": frozenset({"boto3", "duckdb"}),
 }
 
 
 def layer_of(module: str) -> str | None:
-    """The layer that a module belongs to: the longest name of the table that is the module or a parent of it."""
+    """Return the layer of a module: the longest name in the table that is the module or a parent of it."""
     parts = module.split(".")
-    # `storage_core` itself is the façade and no parent of layers: an unknown `storage_core.x` has no layer.
+    # `storage_core` itself is the facade and not a parent of layers: an unknown `storage_core.x` has no layer.
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in HEIGHT and (name != "storage_core" or module == name)), None)
 
 
 def imports_of(source: str, module: str, *, is_package: bool, known: frozenset[str]) -> Iterator[tuple[int, str]]:
-    """Line and full name of every module that `source` imports, wherever in the file, for types only or not."""
+    """Return line and full name of every import in `source`, wherever it is, including imports for types."""
     package = module if is_package else module.rpartition(".")[0]
     for node in ast.walk(ast.parse(source)):
         match node:
@@ -128,7 +85,7 @@ def _absolute(package: str, target: str | None, level: int) -> str:
 
 
 def violations(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
-    """What breaks the table in `sources` (module name to its text and whether it is a package), one sentence each."""
+    """Return the violations in `sources` (module name to its text and whether it is a package) as sentences."""
     known = frozenset(sources)
     found = []
     for module, (source, is_package) in sorted(sources.items()):
@@ -148,15 +105,16 @@ def _objection(module: str, target: str) -> str | None:
         return "the product does not need its programs"
     if top in PRODUCT and target_top in DEVELOPMENT:
         return f"{target_top} comes with the extra dev, which no user has"
-    if target_top in FORBIDDEN.get(top, ()):
-        return f"{top} never imports {target_top}"
+    folder = max((each for each in FORBIDDEN if f"{module}.".startswith(f"{each}.")), key=len, default="")
+    if target_top in FORBIDDEN.get(folder, ()):
+        return f"{folder} never imports {target_top}"
     if top in PRODUCT and target_top in PRODUCT:
         return _climbs(module, target)
     return None
 
 
 def _climbs(module: str, target: str) -> str | None:
-    """Why an import between two of our own modules is none that goes down, or None where it does."""
+    """Return the reason why an import between our modules does not go down, or None if it does."""
     ours, theirs = layer_of(module), layer_of(target)
     if ours is None or theirs is None:
         return f"{module if ours is None else target} is in no layer: give it its place in LAYERS"
@@ -169,7 +127,7 @@ def _climbs(module: str, target: str) -> str | None:
 
 
 def _sources() -> dict[str, tuple[str, bool]]:
-    """Every module of the product and its programs by name; `storage_core/__init__.py` is the module `storage_core`."""
+    """Return every module of product and programs. `storage_core/__init__.py` is the module `storage_core`."""
     sources = {}
     for folder in (*PRODUCT, *PROGRAMS):
         for path in sorted((ROOT / folder).rglob("*.py")):
@@ -183,12 +141,25 @@ def test_imports_go_down_only() -> None:
     assert violations(_sources()) == []
 
 
+def test_no_module_imports_what_imports_it() -> None:
+    """The rule covers imports at the top, inside a function, and for types only."""
+    sources = {name: each for name, each in _sources().items() if name.partition(".")[0] in PRODUCT}
+    packages = {name for name, (_, is_package) in sources.items() if is_package}
+    known = frozenset(sources)
+    graph = {
+        name: {target for _, target in imports_of(source, name, is_package=is_package, known=known)} & known - packages
+        for name, (source, is_package) in sources.items()
+        if not is_package
+    }
+    tuple(TopologicalSorter(graph).static_order())  # raises CycleError, which names the cycle
+
+
 def test_every_module_of_storage_core_has_a_layer() -> None:
     assert [name for name in _sources() if name.startswith("storage_core.") and layer_of(name) is None] == []
 
 
 def _speakers_of(package: str) -> set[str]:
-    """The modules of the jobs that import a package."""
+    """Return the modules of the jobs that import a package."""
     return {
         module
         for module, (source, is_package) in _sources().items()
@@ -199,7 +170,7 @@ def _speakers_of(package: str) -> set[str]:
 
 
 def test_dagster_pipes_is_known_to_one_job_module_only() -> None:
-    assert _speakers_of("dagster_pipes") == {"jobs.reports.pipes"}
+    assert _speakers_of("dagster_pipes") == {"jobs.process"}
 
 
 def test_spark_is_known_to_one_folder_of_the_jobs_only() -> None:
@@ -218,15 +189,19 @@ def test_one_module_of_the_product_opens_duckdb() -> None:
         ("storage_core.log.commit", "from storage_core.table import Table", "storage_core.table is above"),
         ("storage_core.log.commit", "from storage_core import Table", "storage_core is above"),
         ("storage_core.log.commit", "from ..read import scan", "storage_core.read is above"),
-        ("storage_core.log.commit", "def f():\n    import storage_core.gc.plan", "storage_core.gc is above"),
+        (
+            "storage_core.log.commit",
+            "def f():\n    import storage_core.maintain.walk",
+            "storage_core.maintain is above",
+        ),
         ("storage_core.log.commit", "if TYPE_CHECKING:\n    from jobs import merge", "jobs is above"),
-        ("storage_core.ingest.batch", "import storage_core.region.wal", "do not know each other"),
-        ("storage_core.region.wal", "import storage_core.ingest.batch", "do not know each other"),
-        ("storage_core.raw_log.writer", "import storage_core.region.wal", "do not know each other"),
-        ("storage_core.rows.fold", "import pyspark.sql", "storage_core never imports pyspark"),
-        ("storage_core.rows.fold", "import dagster_pipes as dp", "storage_core never imports dagster_pipes"),
-        ("jobs.compact", "from dagster import asset", "jobs never imports dagster"),
-        ("jobs.compact", "import assets.factory", "assets is above jobs"),
+        ("storage_core.interop.importing", "import storage_core.maintain.walk", "do not know each other"),
+        ("storage_core.maintain.walk", "import storage_core.interop.importing", "do not know each other"),
+        ("storage_core.store.local", "import storage_core.engine.session", "do not know each other"),
+        ("storage_core.data.rows.fold", "import pyspark.sql", "storage_core never imports pyspark"),
+        ("storage_core.data.rows.fold", "import dagster_pipes as dp", "storage_core never imports dagster_pipes"),
+        ("jobs.ingest", "from dagster import asset", "jobs never imports dagster"),
+        ("jobs.ingest", "import assets.factory", "assets is above jobs"),
         ("assets.factory", "import pyarrow.parquet as pq", "assets never imports pyarrow"),
         ("assets.factory", "from pipelines.definitions import defs", "pipelines is above assets"),
         ("pipelines.cli", "import tests.unit.test_layers", "nothing imports other tests"),
@@ -234,11 +209,11 @@ def test_one_module_of_the_product_opens_duckdb() -> None:
         ("storage_core.table", "from tests.support import clock", "only benchmarks import tests.support"),
         ("benchmarks.merging", "from tests.simulation import seeds", "nothing imports other tests"),
         ("storage_core.table", "import pytest", "comes with the extra dev"),
-        ("storage_core.attic.old", "from storage_core import errors", "storage_core.attic.old is in no layer"),
+        ("storage_core.attic.old", "from storage_core.base import errors", "storage_core.attic.old is in no layer"),
     ],
 )
 def test_a_planted_violation_is_found(module: str, source: str, complaint: str) -> None:
-    planted = {module: (source, False), "storage_core.errors": ("", False)}
+    planted = {module: (source, False), "storage_core.base.errors": ("", False)}
     found = violations(planted)
     assert len(found) == 1
     assert complaint in found[0]
@@ -247,22 +222,22 @@ def test_a_planted_violation_is_found(module: str, source: str, complaint: str) 
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("storage_core.log.commit", "from storage_core import errors"),
+        ("storage_core.log.commit", "from storage_core.base import errors"),
         ("storage_core.log.commit", "from storage_core.log import actions\nfrom . import snapshot"),
-        ("storage_core.region.merge", "from storage_core.split.write import write_split"),
-        ("storage_core.clock", "from storage_core.errors import InvalidInput"),
-        ("jobs.reports.pipes", "from dagster_pipes import open_dagster_pipes"),
-        ("jobs.compact", "from storage_core import Table\nfrom pyspark.sql import SparkSession"),
+        ("storage_core.write.region.merge", "from storage_core.split.writer import write_split"),
+        ("storage_core.base.clock", "from storage_core.base.errors import InvalidInput"),
+        ("jobs.process", "from dagster_pipes import open_dagster_pipes"),
+        ("jobs.ingest", "from storage_core import Table\nfrom pyspark.sql import SparkSession"),
         ("benchmarks.compaction", "import pyspark\nfrom storage_core import Table"),
         ("benchmarks.merging", "import polars\nfrom tests.support.clock import ManualClock"),
     ],
 )
 def test_an_import_that_goes_down_is_welcome(module: str, source: str) -> None:
-    assert violations({module: (source, False), "storage_core.errors": ("", False)}) == []
+    assert violations({module: (source, False), "storage_core.base.errors": ("", False)}) == []
 
 
 def test_temporary_files_have_one_home() -> None:
-    """Only `storage_core.scratch` makes them: in folders that are private, locked, and removed by the next process."""
+    """Only `storage_core.base.process` creates them: in private, locked folders that the next process removes."""
     reaching = {
         path.relative_to(ROOT).as_posix()
         for top in PRODUCT
@@ -271,4 +246,28 @@ def test_temporary_files_have_one_home() -> None:
         if (isinstance(node, ast.Import) and "tempfile" in {each.name for each in node.names})
         or (isinstance(node, ast.ImportFrom) and node.module == "tempfile")
     }
-    assert reaching == {"storage_core/scratch.py"}
+    assert reaching == {"storage_core/base/process.py"}
+
+
+def _programs(source: str) -> Iterator[str]:
+    """Return the texts in a source that are programs and import the product."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and "import" in node.value:
+            text = textwrap.dedent(node.value)
+            with suppress(SyntaxError):
+                ast.parse(text)
+                yield text
+
+
+def test_programs_in_texts_import_what_exists() -> None:
+    known = frozenset(_sources())
+    unknown = [
+        f"{path.relative_to(ROOT)}: {target}"
+        for top in ("tests", "benchmarks")
+        for path in sorted((ROOT / top).rglob("*.py"))
+        if path.name != Path(__file__).name
+        for text in _programs(path.read_text(encoding="utf-8"))
+        for _, target in imports_of(text, "program", is_package=False, known=known)
+        if target.partition(".")[0] in PRODUCT and target not in known
+    ]
+    assert unknown == []

@@ -1,4 +1,7 @@
-"""Leases: one holder at a time, tokens that only grow, and commits that no clock decides (lessons 01, 05, 07 to 10)."""
+"""Leases: one holder at a time, growing tokens, and commits that do not depend on a clock.
+
+See lessons 01, 05 and 07 to 10.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,26 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable, Unsupported
-from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import LeaseRecord, decode, encode
-from storage_core.gc.collect import collect
-from storage_core.leases.heartbeat import INTERVAL_MS, Heartbeat
-from storage_core.leases.lease import BEYOND_LOST, TTL_MS, Lease, acquire, break_lease
-from storage_core.leases.stored import stored_leases
+from storage_core.base.errors import CommitUnknown, Corrupt, Fenced, Held, NotFound, Unavailable, Unsupported
+from storage_core.data.formats.documents import LeaseRecord, decode_lease, encode_lease
+from storage_core.data.formats.keys import lock_key
 from storage_core.log.actions import Action, Fence
+from storage_core.log.lease import (
+    BEYOND_LOST,
+    INTERVAL_MS,
+    TTL_MS,
+    Heartbeat,
+    Lease,
+    acquire,
+    break_lease,
+    stored_leases,
+)
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, GetFault, PutFault
 from tests.support.ids import SeededIds
@@ -32,7 +42,7 @@ MINUTES = 60_000
 
 @pytest.fixture
 def store() -> MemoryStore:
-    """A table at version 1 with one split."""
+    """Make a table at version 1 with one split."""
     created = MemoryStore("table", clock=ManualClock())
     log = log_on(created, seed=1)
     log.commit(log.create(metadata()), [split("a")], operation="FIRST")
@@ -40,7 +50,7 @@ def store() -> MemoryStore:
 
 
 class Maintainer:
-    """A process with a clock, ids and a view of the store of its own."""
+    """A process with its own clock, ids and view of the store."""
 
     def __init__(self, store: ObjectStore, number: int, *, ahead_ms: int = 0) -> None:
         self.clock = ManualClock(START_MS + ahead_ms)
@@ -53,17 +63,17 @@ class Maintainer:
         return acquire(self.log, self.planned, RESOURCE, self.name, is_dead=is_dead)
 
     def commit(self, lease: Lease, name: str) -> int:
-        """Replace split a, as everybody here does."""
+        """Replace split a, as all processes of these tests do."""
         actions: list[Action] = [removal("a"), split(name), lease.fence]
         done = self.log.commit(self.planned, actions, operation="M", requirements=[lease.requirement])
         return done.version
 
 
 def record_in(store: ObjectStore) -> LeaseRecord:
-    return decode(store.get(KEY).data, KEY)
+    return decode_lease(store.get(KEY).data, KEY)
 
 
-# --- one holder at a time
+# One holder at a time.
 
 
 def test_a_first_lease_has_token_one_and_says_who_holds_what_until_when(store: MemoryStore) -> None:
@@ -166,7 +176,7 @@ def test_requests_are_pinned(store: MemoryStore) -> None:
     assert spent == [(1, 1), (0, 1), (1, 0), (0, 1), (1, 1)]
 
 
-# --- what a store may answer
+# Replies of a store.
 
 
 @pytest.mark.parametrize("fault", [each for each in PutFault if each is not PutFault.DELAYED_THEN_UNKNOWN])
@@ -225,7 +235,7 @@ def test_a_put_applied_after_its_client_gave_up_never_brings_an_old_lease_back(
         other.require_held()
     elif act == "renew":
         assert lease
-        lease.renew()  # its own late put is no other holder
+        lease.renew()  # its own late put does not count as another holder
         lease.require_held()
     assert record_in(store).fencing_token >= 1
     assert Maintainer(store, 3, ahead_ms=30 * MINUTES).acquire().token == (3 if other and act != "acquire" else 2)
@@ -270,7 +280,7 @@ def test_a_store_that_cannot_say_whether_the_lease_is_held_stops_the_commit(stor
     lease.require_held()
 
 
-# --- lost and damaged lease objects
+# Lost and damaged lease objects.
 
 
 def test_a_token_is_higher_than_every_recorded_one_and_jumps_where_the_last_one_is_lost(store: MemoryStore) -> None:
@@ -332,7 +342,7 @@ def test_the_lease_of_a_newer_release_is_left_alone(store: MemoryStore) -> None:
     store.put(KEY, store.get(KEY).data.replace(b'"format":1', b'"format":2'), Overwrite())
     before = store.get(KEY)
     for act in (Maintainer(store, 2).acquire, lambda: break_lease(Maintainer(store, 2).log, RESOURCE, "x")):
-        with pytest.raises(Unsupported, match=r"lease of format 2, .* upgrade"):
+        with pytest.raises(Unsupported, match=r"lease of format 2, .* Upgrade"):
             act()
     assert store.get(KEY) == before
 
@@ -341,7 +351,7 @@ def test_a_lease_is_read_as_it_was_written() -> None:
     record = LeaseRecord(
         resource="catch_up.ü", holder='a"b', fencing_token=2**62, acquired_at_ms=1, expires_at_ms=0, nonce="n.1"
     )
-    assert decode(encode(record), lock_key("catch_up.ü")) == record
+    assert decode_lease(encode_lease(record), lock_key("catch_up.ü")) == record
 
 
 def test_the_collector_keeps_leases(store: MemoryStore) -> None:
@@ -353,7 +363,7 @@ def test_the_collector_keeps_leases(store: MemoryStore) -> None:
     lease.require_held()
 
 
-# --- leases that are broken
+# Broken leases.
 
 
 def test_a_broken_lease_is_free_and_its_holder_commits_nothing_more(store: MemoryStore) -> None:
@@ -363,7 +373,7 @@ def test_a_broken_lease_is_free_and_its_holder_commits_nothing_more(store: Memor
     head = operator.log.snapshot()
     assert (head.version, dict(head.fences)) == (2, {RESOURCE: 2})
     with pytest.raises(Fenced):
-        holder.commit(lease, "b")  # it looked before the lease was broken, and not again
+        holder.commit(lease, "b")  # it checked the lease before the break and not again
     with pytest.raises(Fenced):
         lease.require_held()
     assert Maintainer(store, 3).acquire().token == 3
@@ -372,14 +382,14 @@ def test_a_broken_lease_is_free_and_its_holder_commits_nothing_more(store: Memor
 def test_only_a_lease_that_exists_can_be_broken(store: MemoryStore) -> None:
     maintainer = Maintainer(store, 1)
     maintainer.acquire()
-    with pytest.raises(NotFound, match=r"'mreg': no such lease in .*; there are: merge"):
+    with pytest.raises(NotFound, match=r"'mreg': no such lease in .*. There are: merge"):
         break_lease(maintainer.log, "mreg", "operator")
 
 
-# --- two layers
+# Two layers.
 
 
-# How far the clocks of the holder and of who takes over are ahead, and how far the holder's jumps before it wakes.
+# The clock lead of the holder and of its successor, and the jump of the holder's clock before it wakes.
 CLOCKS: dict[str, tuple[int, int, int]] = {
     "in step": (0, TTL_MS, 0),
     "the other ten minutes ahead": (0, 10 * MINUTES, 0),
@@ -397,7 +407,7 @@ def test_whoever_was_overtaken_is_fenced_whatever_the_clocks_say(
 ) -> None:
     ahead_ms, other_ahead_ms, jump_ms = clocks
     stalled = Maintainer(store, 1, ahead_ms=ahead_ms)
-    lease = stalled.acquire()  # and its clock stands still from here on
+    lease = stalled.acquire()  # its clock stands still from here on
     other = Maintainer(store, 2, ahead_ms=other_ahead_ms)
     taken = other.acquire()
     assert taken.token == 2
@@ -458,11 +468,11 @@ def test_tokens_survive_a_checkpoint(store: MemoryStore) -> None:
         holder.log.commit(holder.log.snapshot(), [split("d"), late], operation="M")
 
 
-# --- heartbeat
+# Heartbeat.
 
 
 class ScriptedStopEvent:
-    """Strikes so many times, each time letting something happen first, and then says that it was set."""
+    """An event whose waits first time out, each after one of the acts, and then report the event as set."""
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self._acts = list(acts)
@@ -493,7 +503,7 @@ def test_a_heartbeat_renews_at_a_third_of_the_time_until_its_block_ends(store: M
 
     stop = ScriptedStopEvent(later, later, later, later)
     with Heartbeat([lease], stop):
-        pass  # leaving waits for the thread, which ends when the bell says so
+        pass  # leaving waits for the thread, which ends when the bell reports the stop
     assert stop.waits == [100.0] * 5
     assert stop.was_set
     assert record_in(store).expires_at_ms == START_MS + 4 * INTERVAL_MS + TTL_MS

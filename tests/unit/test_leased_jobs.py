@@ -1,4 +1,4 @@
-"""Jobs under leases: who may work beside whom, what a run costs more, and that who lost a lease changes nothing."""
+"""Jobs under leases: which jobs may run concurrently, the extra cost of a run, and no changes after a lost lease."""
 
 from __future__ import annotations
 
@@ -12,26 +12,23 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs import checkpoint, collect, compact
-from jobs.process.holder import holder_of, is_dead
-from jobs.reports.metrics import Metrics
-from jobs.requests.request import JobRequest, parse, parser, to_argv
-from jobs.requests.window_range import WindowRange
-from jobs.running.command import table_command
-from jobs.running.run import POLL_MS, JobRun
+from jobs.command import from_arguments, main, to_arguments
 from jobs.spark.spark import Spark
 from pipelines.cli import main as tidemark
-from storage_core.errors import Fenced, Held
-from storage_core.formats.keys import lock_key
-from storage_core.formats.lease import decode
-from storage_core.gc.collect import collect as collect_garbage
-from storage_core.leases.lease import TTL_MS, acquire, break_lease
-from storage_core.leases.stored import stored_leases
+from storage_core.base.errors import Fenced, Held
+from storage_core.base.process import holder_of, is_dead
+from storage_core.compact import steps
+from storage_core.data.formats.documents import decode_lease
+from storage_core.data.formats.keys import lock_key
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.steps import Checkpoint, Merge
+from storage_core.log.job_run import POLL_MS, JobRun, Metrics, run
+from storage_core.log.lease import TTL_MS, acquire, break_lease, stored_leases
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.reading import exists
+from storage_core.maintain.collect import collect as collect_garbage
+from storage_core.store.contract import IfAbsent, ObjectStore, exists
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.log_tables import log_on, metadata, split
@@ -44,14 +41,14 @@ DAY = 24 * HOUR
 
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
-    """A table on disk with something to checkpoint."""
+    """Make a table on disk with something to checkpoint."""
     table = Table.create(str(tmp_path / "t"), SCHEMA)
     table.append([{"id": 1, "text": "a"}])
     return table.uri
 
 
 class ActingClock(ManualClock):
-    """A manual clock on which somebody acts during the first sleep."""
+    """A manual clock that runs an act during its first sleep."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +61,7 @@ class ActingClock(ManualClock):
 
 
 class Bench:
-    """A table in memory, the clock of the run on it, and somebody else who works on it too."""
+    """A table in memory, the clock of the run on it, and a second process on the same table."""
 
     def __init__(self, wrap: Callable[[MemoryStore], ObjectStore] = lambda store: store) -> None:
         self.store = MemoryStore("bench", clock=ManualClock())
@@ -75,12 +72,12 @@ class Bench:
         log = log_on(self.metered, clock=self.clock, seed=2)
         self.table = Table(self.metered, log, log.snapshot())
 
-    def job(self, *, wait_ms: int = 0, dry_run: bool = False) -> JobRun:
-        request = JobRequest(table_uri="test:", run_id="run-1", wait_ms=wait_ms, dry_run=dry_run)
-        return JobRun("merge", request, Spark(), self.table)
+    def job(self, *, wait_ms: int = 0, dry_run: bool = False) -> JobRun[Merge]:
+        request = Merge(table_uri="test:", run_id="run-1", wait_ms=wait_ms, dry_run=dry_run)
+        return JobRun(request, Spark(), self.table)
 
     def somebody_holds(self, resource: str) -> Callable[[], None]:
-        """Let somebody else take the lease; return what releases it."""
+        """Let another process take the lease, and return the function that releases it."""
         return acquire(self.other, self.other.snapshot(), resource, "somebody").release
 
     def somebody_commits(self, name: str) -> None:
@@ -88,7 +85,7 @@ class Bench:
 
     def released(self, resource: str) -> bool:
         key = lock_key(resource)
-        return not decode(self.store.get(key).data, key).is_live(0)
+        return not decode_lease(self.store.get(key).data, key).is_live(0)
 
 
 def one_thing(snapshot: Snapshot) -> list[Snapshot]:
@@ -108,7 +105,7 @@ def test_a_run_with_work_costs_two_gets_and_two_puts_more_and_its_commit_records
         done = job.commit([split("a")], operation="M", metrics=Metrics())
     after = bench.metered.requests
     assert (held["get"] - before["get"], held["put"] - before["put"]) == (2, 3)
-    # The look, and of the commit a HEAD and a PUT; then the release.
+    # The check, a HEAD and a PUT for the commit, then the release.
     assert {kind: after[kind] - held[kind] for kind in ("get", "head", "put", "list")} == {
         "get": 1,
         "head": 1,
@@ -185,7 +182,7 @@ def test_a_lease_that_is_broken_during_the_commit_fences_it_all_the_same(request
     bench = Bench(wrapped)
     job = bench.job()
     with job.leased(one_thing, ["merge"]):
-        # The look at the lease is the next request; then come the HEAD and the PUT of the commit.
+        # The next request is the check of the lease. Then come the HEAD and the PUT of the commit.
         faulty[0].at(len(faulty[0].trace) + 1 + request_number, lambda: break_lease(bench.other, "merge", "operator"))
         with pytest.raises(Fenced, match="merge: token 2 has committed, this one is 1"):
             job.commit([split("a")], operation="M", metrics=Metrics())
@@ -209,7 +206,7 @@ def test_a_collector_that_lost_its_lease_deletes_nothing_more() -> None:
     assert (requested, all(exists(bench.store, path) for path in orphans)) == ([1], True)
 
 
-# --- the jobs
+# The jobs.
 
 
 def test_a_job_under_a_held_lease_ends_with_three_and_another_kind_of_job_goes_on(
@@ -218,27 +215,27 @@ def test_a_job_under_a_held_lease_ends_with_three_and_another_kind_of_job_goes_o
     table = Table.open(uri)
     lease = acquire(table.log, table.snapshot, "checkpoint", "somebody")
     argv = ["--table-uri", uri, "--json"]
-    assert table_command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 3
+    assert main("checkpoint", argv) == 3
     failed = json.loads(capsys.readouterr().out)
     assert (failed["status"], failed["error"]) == ("failed", "held")
     assert Table.open(uri).snapshot.checkpoint_version is None
-    assert table_command("collect", collect.SUMMARY, collect.run, argv) == 0
+    assert main("collect", argv) == 0
     lease.release()
-    assert table_command("checkpoint", checkpoint.SUMMARY, checkpoint.run, argv) == 0
+    assert main("checkpoint", argv) == 0
     held = {each.resource: each.record and each.record.fencing_token for each in stored_leases(table.store)}
     assert held == {"checkpoint": 2, "collect": 1}
 
 
 def test_windows_that_start_apart_have_leases_of_their_own_and_a_table_has_few_of_them() -> None:
     def resource(start: int | None, end: int | None = None, window: int | None = HOUR) -> str:
-        return compact.resource_of(WindowRange(start, end), window)
+        return steps.resource_of(WindowRange(start, end), window)
 
     assert [resource(None), resource(None, DAY), resource(None, window=None)] == ["compact.all"] * 3
-    assert compact.resource_of(WindowRange(null_only=True), HOUR) == "compact.null"
+    assert steps.resource_of(WindowRange(null_only=True), HOUR) == "compact.null"
     assert resource(3 * HOUR, 3 * HOUR + 1) == resource(3 * HOUR + 5, DAY) == "compact.3"
     assert resource(-HOUR) == "compact.250"
     windows = {resource(number * HOUR) for number in range(100_000)}
-    assert len(windows) == compact.LANES == 251
+    assert len(windows) == steps.LANES == 251
     for length in (DAY // 900, 24, 7 * 24):
         assert len({resource(number * length * HOUR) for number in range(251)}) == 251, (
             "chunks of days run side by side"
@@ -246,15 +243,20 @@ def test_windows_that_start_apart_have_leases_of_their_own_and_a_table_has_few_o
 
 
 def test_a_request_says_how_long_to_wait() -> None:
-    request = JobRequest(table_uri="t", wait_ms=90_000)
-    assert parse(parser("merge", "").parse_args(list(to_argv(request)))) == request
-    assert parse(parser("merge", "").parse_args(["--table-uri", "t"])).wait_ms == 0
+    request = Merge(table_uri="t", wait_ms=90_000)
+    assert from_arguments("merge", to_arguments(request)) == request
+    assert from_arguments("merge", ["--table-uri", "t"]) == Merge(table_uri="t")
 
 
-# --- who holds
+# The holder.
 
 
-HOLDER = "import time\nfrom jobs.process.holder import holder_of\nprint(holder_of('r'), flush=True)\ntime.sleep(600)\n"
+HOLDER = """
+import time
+from storage_core.base.process import holder_of
+print(holder_of('r'), flush=True)
+time.sleep(600)
+"""
 
 
 def test_a_process_of_this_machine_that_was_killed_is_not_waited_for(uri: str) -> None:
@@ -265,13 +267,13 @@ def test_a_process_of_this_machine_that_was_killed_is_not_waited_for(uri: str) -
         acquire(table.log, table.snapshot, "checkpoint", holder)
         try:
             with pytest.raises(Held):
-                checkpoint.run(JobRequest(table_uri=uri), Spark())
+                run(Checkpoint(table_uri=uri), Spark())
             process.send_signal(signal.SIGSTOP)
             assert not is_dead(holder), "it may wake up"
         finally:
             process.kill()
         process.wait()
-    assert checkpoint.run(JobRequest(table_uri=uri), Spark()).status == "committed"
+    assert run(Checkpoint(table_uri=uri), Spark()).status == "committed"
 
 
 @pytest.mark.parametrize(
@@ -293,7 +295,7 @@ def test_a_process_id_that_was_given_to_another_process_is_another_holder() -> N
     assert is_dead(holder_of(None).rpartition("/")[0] + "/1")
 
 
-# --- the command
+# The command.
 
 
 def test_leases_are_listed_and_broken(uri: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -318,7 +320,7 @@ def test_leases_are_listed_and_broken(uri: str, capsys: pytest.CaptureFixture[st
     assert {each["resource"]: each["state"] for each in lines()}["merge"] == "released"
     assert dict(Table.open(uri).snapshot.fences) == {"merge": 2}
     assert tidemark(["leases", uri, "--break", "nobody"]) == 2
-    assert "there are: checkpoint, collect, compact.all, merge" in capsys.readouterr().err
+    assert "There are: checkpoint, collect, compact.all, merge" in capsys.readouterr().err
     assert tidemark(["leases", uri]) == 0
     assert "damaged" in capsys.readouterr().out
 

@@ -1,4 +1,4 @@
-"""Which splits are live when only the files say so: every way in which a rewrite and what it replaced can lie about."""
+"""Live splits computed from the files alone, for every combination of rewrites and replaced files that remain."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from itertools import permutations
 
 from storage_core.log.actions import Add
-from storage_core.repair.found_split import FoundSplit
-from storage_core.repair.lineage_replay import Choice, Evidence, choose
-from storage_core.split.lineage import Lineage, MergedRange, Operation, Origin
+from storage_core.maintain.found_splits import Choice, Evidence, FoundSplit, choose
+from storage_core.split.metadata import Lineage, MergedRange, Operation, Origin
 
 REGION = "00112233-4455-6677-8899-aabbccddeeff"
 
@@ -29,7 +28,7 @@ def rewritten(
 
 
 def live(*splits: FoundSplit, evidence: Evidence | None = None) -> set[str]:
-    """The live splits, found the same in whatever order the files are met."""
+    """Return the live splits, and check that they do not depend on the order of the files."""
     chosen: list[Choice] = [choose(order, evidence or Evidence()) for order in permutations(splits)]
     assert all(each.live.keys() == chosen[0].live.keys() for each in chosen)
     return set(chosen[0].live)
@@ -89,7 +88,7 @@ def test_a_merge_whose_generations_are_gone_counts() -> None:
 
 
 def test_a_merge_below_one_that_counts_is_not_put_off() -> None:
-    """Its generations would be skipped: progress is one number."""
+    """Otherwise its generations would be skipped, because progress is one number."""
     first = rewritten("new keys", 2, "1", {}, merged=(0, 1))
     second = rewritten("more keys", 2, "2", {}, merged=(1, 2))
     assert live(first, second, evidence=at_hand(1)) == {"new keys", "more keys"}

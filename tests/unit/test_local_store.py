@@ -9,16 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import InvalidInput, NotFound, Unavailable
-from storage_core.objectstore.contract import (
-    Committed,
-    IfAbsent,
-    IfMatch,
-    ObjectStore,
-    Overwrite,
-)
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.local_files import exclusive
+from storage_core.base.errors import InvalidInput, NotFound, Unavailable
+from storage_core.store.contract import Committed, IfAbsent, IfMatch, ObjectStore, Overwrite
+from storage_core.store.local import LocalStore, exclusive
 from tests.support.limits import limited, open_files
 from tests.support.store_conformance import StoreConformance, WriteNumberConformance
 
@@ -30,7 +23,7 @@ class ImpatientClock:
         return time.time_ns() // 1_000_000
 
     def sleep_ms(self, duration_ms: float) -> None:
-        """Wait for nothing: the store counts what it asked for."""
+        """Return at once. The store counts the requested pauses."""
         assert duration_ms > 0
 
 
@@ -214,8 +207,8 @@ def test_the_lock_of_a_killed_holder_is_taken_over_at_once(tmp_path: Path) -> No
     created = store.put("k", b"1", IfAbsent())
     assert isinstance(created, Committed)
     program = (
-        "import sys, time; from pathlib import Path; from storage_core.clock import SystemClock\n"
-        "from storage_core.objectstore.local_files import exclusive\n"
+        "import sys, time; from pathlib import Path; from storage_core.base.clock import SystemClock\n"
+        "from storage_core.store.local import exclusive\n"
         "with exclusive(Path(sys.argv[1]), 'k', SystemClock()):\n"
         "    print('held', flush=True); time.sleep(60)\n"
     )
@@ -234,8 +227,8 @@ def test_two_processes_swapping_one_object_lose_no_increment(tmp_path: Path) -> 
     store = LocalStore(tmp_path)
     store.put("counter", b"0", IfAbsent())
     program = (
-        "import sys; from storage_core.objectstore.contract import *\n"
-        "from storage_core.objectstore.local import LocalStore\n"
+        "import sys; from storage_core.store.contract import *\n"
+        "from storage_core.store.local import LocalStore\n"
         "store = LocalStore(sys.argv[1]); done = 0\n"
         "while done < 50:\n"
         "    blob = store.get('counter')\n"

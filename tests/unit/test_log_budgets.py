@@ -1,6 +1,7 @@
-"""What opening, committing and checkpointing cost in requests and bytes at versions 13, 1,003 and 10,003 of one log.
+"""Requests and bytes of opening, committing and checkpointing at versions 13, 1,003 and 10,003 of one log.
 
-The log has all of its version files, and a state every ten versions. Where a cost grows with history, the test says so.
+The log has all of its version files and a state every ten versions. Where a cost grows with history, the test states
+this.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from collections.abc import Callable, Iterable, Mapping
 
 import pytest
 
-from storage_core.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.data.formats.keys import LOG_PREFIX, VERSIONS_PREFIX
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.copies import copy_of
 from tests.support.log_tables import log_on, metadata, removal, split
 
 AGES = (13, 1_003, 10_003)
-"""Each three versions after a state, so that all that differs is what lies before."""
+"""Each age is three versions after a state, so that only the length of the history differs."""
 
 FILES = 20
 HINT = f"{LOG_PREFIX}_last_checkpoint"
@@ -30,7 +31,7 @@ Aged = Callable[[int], MemoryStore]
 
 @pytest.fixture(scope="module")
 def logs() -> Mapping[int, MemoryStore]:
-    """The log as it was at each age, committed version by version. Every commit replaces a split: 20 stay live."""
+    """Return the log at each age, committed version by version. Every commit replaces a split, and 20 stay live."""
     store = MemoryStore("aged")
     log = log_on(store)
     head = log.create(metadata(TableConfig(checkpoint_interval=0)))
@@ -40,7 +41,7 @@ def logs() -> Mapping[int, MemoryStore]:
         head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
         assert head.version == version
         if version % 10 == 0:
-            # shares nothing: no LIST, which is slow in memory
+            # the copy shares nothing: without a LIST, which is slow in memory
             head = write_checkpoint(store, head, log.ids.uuid, compact=True).snapshot
         if version in AGES:
             found[version] = copy_of(store)
@@ -53,7 +54,7 @@ def _replaced(version: int) -> str:
 
 @pytest.fixture
 def aged(logs: Mapping[int, MemoryStore]) -> Aged:
-    """A copy of the log at an age, to be changed at will."""
+    """Return a copy of the log at an age, which the test may change."""
     return lambda version: copy_of(logs[version])
 
 
@@ -96,7 +97,8 @@ def test_opening_a_version_behind_the_newest_state_costs_what_lies_between(aged:
 
 def test_opening_a_version_before_the_newest_state_lists_the_states_near_it_at_any_age(aged: Aged) -> None:
     for version in AGES:
-        # The hint, which names a later state; a state and six versions, or in the young log seven versions from 0 on.
+        # The hint, which names a later state, a state and six versions. The young log has seven versions from 0 on
+        # instead.
         cost = _cost(aged(version), lambda log, at=version - 7: log.snapshot(version=at))  # type: ignore[misc]
         assert cost == {"get": 1 + 7, "list": 1}
 
@@ -107,7 +109,7 @@ def test_opening_without_the_hint_lists_a_page_per_doubling_of_the_versions_and_
 ) -> None:
     store = aged(version)
     store.delete([HINT])
-    # The hint that is not there, the state, three versions and a probe: the GETs are the same at any age.
+    # The missing hint, the state, three versions and a probe: the number of GETs is the same at any age.
     assert _cost(store, lambda log: log.snapshot()) == {"get": 1 + 1 + 3 + 1, "list": lists}
 
 
@@ -117,7 +119,7 @@ def test_opening_without_any_checkpoint_is_a_list_and_a_get_per_version() -> Non
     log.create(metadata(TableConfig(checkpoint_interval=0)))
     for number in range(9):
         log.commit(log.snapshot(), [split(f"n{number}")], operation="APPEND")
-    # The hint that is not there, versions 0 to 9, and the probe for the one after.
+    # The missing hint, versions 0 to 9, and the probe for version 10.
     assert _cost(store, lambda log: log.snapshot()) == {"get": 1 + 10 + 1, "list": 1}
 
 
@@ -146,8 +148,8 @@ def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once(aged
 
 def test_a_checkpoint_costs_three_puts_at_any_age(aged: Aged) -> None:
     cost = _same_at_every_age(aged, lambda log: log.checkpoint(log.snapshot()))
-    # To open 6 and a LIST; the hint twice, and the manifest from which a split was removed; one new manifest, the state
-    # and the hint; a HEAD of the one manifest that could be shared.
+    # Opening takes 6 requests and a LIST. The rest are the hint twice, the manifest that lost a split, one new
+    # manifest, the state and the hint, and a HEAD of the only manifest that could be shared.
     assert cost == {"get": 6 + 2 + 1, "put": 3, "list": 1, "head": 1}
 
 

@@ -1,4 +1,4 @@
-"""The Avro state: same bytes every time, the ids of the source, and states that others wrote."""
+"""The Avro state: the same bytes every time, the ids of the source, and states of other writers."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.formats import avro_state, avro_state_schema, avro_writing
-from storage_core.formats.keys import last_checkpoint_key, state_key
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.data.formats import avro, avro_state
+from storage_core.data.formats.keys import last_checkpoint_key, state_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Txn
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.files.live import LiveFiles
-from storage_core.log.schema_registry import PREFIX, canonical
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.codec import PREFIX, canonical
+from storage_core.log.live_splits import LiveFiles
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Transactions
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
 from tests.support.foreign_logs import OWN_FIELD_IDS
 from tests.support.log_tables import full_split, log_on, metadata, removal, segment, split
 
@@ -103,7 +103,7 @@ def test_an_empty_table_has_a_state_without_manifests() -> None:
 
 
 def test_the_schema_keeps_the_field_ids_and_the_order_of_the_source() -> None:
-    declared = [(each["name"], each["field-id"]) for each in _fields(avro_state_schema.ENTRY_SCHEMA)]
+    declared = [(each["name"], each["field-id"]) for each in _fields(avro_state.ENTRY_SCHEMA)]
     assert declared[:18] == [
         ("path", 100), ("partitionValues", 101), ("size", 102), ("modificationTime", 103), ("dataChange", 104),
         ("stats", 110), ("minValues", 111), ("maxValues", 112), ("numRecords", 113), ("footerStartOffset", 120),
@@ -139,7 +139,7 @@ def test_a_torn_state_or_manifest_is_corrupt(cut: int) -> None:
 def test_a_manifest_of_more_entries_than_the_format_admits_is_refused() -> None:
     entry = {"path": "a", "partitionValues": {}, "size": 1, "modificationTime": 1, "dataChange": True,
              "hasFooterOffsets": False, "addedAtVersion": 0, "addedAtTimestamp": 0}  # fmt: skip
-    most = avro_writing.MAX_ENTRIES_PER_MANIFEST
+    most = avro.MAX_ENTRIES_PER_MANIFEST
     assert avro_state.decode_entries(avro_state.encode_entries([entry] * most), "somewhere").num_rows == most
     with pytest.raises(InvalidInput, match="at most 50,000 entries, found 50,001"):
         avro_state.encode_entries([entry] * (most + 1))
@@ -160,7 +160,7 @@ def _fields(schema: object) -> list[dict[str, Any]]:
 
 def test_more_than_five_schemas_are_renormalized_at_a_checkpoint_and_five_are_left_alone() -> None:
     fields = [[{"name": "a", "type": kind}, {"name": "b", "type": "text"}] for kind in ("text", "i64", "f64", "bool")]
-    # Each schema in two orders: two references that somebody hashed without the canonical form.
+    # Each schema in two field orders: two references from a hash without the canonical form.
     texts = [json.dumps(each) for pair in fields for each in (pair, pair[::-1])]
     for count in (5, 8):
         store = MemoryStore("t")
@@ -195,5 +195,5 @@ def test_no_flipped_bit_of_a_state_goes_unnoticed() -> None:
             found = avro_state.decode_state(bytes(flipped), "state")
         except Corrupt:
             continue
-        # In the name of the checksum: then it is a file without one, and still whole.
+        # If the bit is in the checksum's name, the file has no checksum and is still complete.
         assert found == expected, bit

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.log import codec
 from storage_core.log.actions import (
     Action,
     Add,
@@ -25,7 +26,6 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.deletion_vector import inline
-from storage_core.log.encoding import codec
 
 WHERE = "_transaction_log/00000000000000000007.json"
 EVERY_ACTION: list[Action] = [
@@ -105,8 +105,8 @@ def test_an_unknown_action_is_refused_with_its_name_and_line() -> None:
         (b"[]", "line 1: expected a JSON object"),
         (b'{"txn":{"appId":"a","version":1},"fence":{}}', "one action per line"),
         (b'{"txn":{"appId":"a"}}', "incomplete"),
-        (b'{"txn":{"appId":"a","version":"1"}}', "txn.version is '1'; expected int"),
-        (b'{"txn":{"appId":"a","version":true}}', "txn.version is True; expected int"),
+        (b'{"txn":{"appId":"a","version":"1"}}', "txn.version is '1'. Expected int"),
+        (b'{"txn":{"appId":"a","version":true}}', "txn.version is True. Expected int"),
         (b'{"add":{"path":"../x","size":1,"modificationTime":1}}', r"'\.\./x' leaves the table"),
         (b'{"add":{"path":"/etc/x","size":1,"modificationTime":1}}', "leaves the table"),
         (b'{"remove":{"path":"s3://other/x"}}', "leaves the table"),

@@ -1,4 +1,4 @@
-"""Committing: what lands at which cost, what no head could accept, races and time."""
+"""Commits: their cost, actions that no version accepts, races, and time."""
 
 from __future__ import annotations
 
@@ -7,31 +7,19 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import CommitConflict, InvalidInput, NotFound
-from storage_core.formats.keys import version_key
-from storage_core.log.actions import (
-    Action,
-    CommitInfo,
-    Metadata,
-    Protocol,
-    Txn,
-)
+from storage_core.base.errors import CommitConflict, InvalidInput, NotFound
+from storage_core.data.formats.keys import version_key
+from storage_core.data.settings.table import TableConfig
+from storage_core.log.actions import Action, CommitInfo, Metadata, Protocol, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore
-from tests.support.log_tables import (
-    log_on,
-    metadata,
-    removal,
-    segment,
-    split,
-)
+from tests.support.log_tables import log_on, metadata, removal, segment, split
 
 
 @pytest.fixture
@@ -107,7 +95,7 @@ def test_a_table_that_could_not_be_opened_is_not_created(store: MemoryStore) -> 
         log_on(store).snapshot()
 
 
-# --- what no head could accept ----------------------------------------------------------------------------------------
+# Actions that no version accepts.
 
 
 @pytest.mark.parametrize(
@@ -132,7 +120,7 @@ def test_a_commit_that_contradicts_itself_is_refused(
     assert log.snapshot().version == 0
 
 
-# --- racing and time --------------------------------------------------------------------------------------------------
+# Races and time.
 
 
 def test_a_commit_that_loses_every_race_says_so_and_backs_off_in_between(store: MemoryStore) -> None:
@@ -157,7 +145,7 @@ def test_a_commit_that_loses_every_race_says_so_and_backs_off_in_between(store: 
 
 
 def test_a_commit_that_paused_is_tried_behind_those_that_were_made_meanwhile(store: MemoryStore) -> None:
-    """Else nobody gets a turn beside one who commits faster than the others pause."""
+    """Otherwise a process that commits faster than the others pause would block the others."""
     other = log_on(store, seed=1)
     other.create(metadata(TableConfig(checkpoint_interval=0)))
 

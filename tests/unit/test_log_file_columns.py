@@ -1,4 +1,4 @@
-"""Live splits as columns: the schema is the Avro entry's, and actions survive the way there and back."""
+"""Live splits as columns: the schema is that of the Avro entry, and actions survive a round trip."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ import datafusion
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats.avro_state import encode_entries
-from storage_core.formats.avro_state_schema import ENTRY_SCHEMA
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.avro_state import ENTRY_SCHEMA, encode_entries
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import FILES_SCHEMA, adds_of, table_of
+from storage_core.log.split_columns import FILES_SCHEMA, adds_of, table_of
 from tests.support.log_tables import full_split
 
 BARE = Add(path="a.parquet", size=1, modificationTime=2)

@@ -1,4 +1,4 @@
-"""What a listing near a version or the head finds, whatever the ages, gaps and forms, and in how many pages."""
+"""Results and page counts of a listing near a version or the head, for all ages, gaps and formats."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import json_checkpoint_key, json_checkpoint_part_key, state_key, version_key
-from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.listing import has_log, list_head, list_log, list_near
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.data.formats.documents import CheckpointKind
+from storage_core.data.formats.keys import json_checkpoint_key, json_checkpoint_part_key, state_key, version_key
+from storage_core.log.listing import Checkpointed, has_log, list_head, list_log, list_near
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.scale import scaled
 
 AVRO, JSON = CheckpointKind.AVRO_STATE, CheckpointKind.JSON

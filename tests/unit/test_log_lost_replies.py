@@ -1,19 +1,18 @@
-"""Lessons 01 to 05, for version files and the checkpoint hint: what an unknown outcome may not do."""
+"""Lessons 01 to 05 for version files and the checkpoint hint: forbidden effects of an unknown outcome."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import CommitUnknown, InvalidInput, NotFound, Unavailable
-from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
-from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.checkpoints.hint import read_hint
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitUnknown, InvalidInput, NotFound, Unavailable
+from storage_core.data.formats.documents import CheckpointKind
+from storage_core.data.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.log.listing import Checkpointed, read_hint
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Conflict, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
+from storage_core.store.contract import Conflict, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -123,7 +122,7 @@ def test_lesson_03_a_retry_with_the_same_id_appends_nothing_however_many_commits
     faulty.deliver()
     commit_id = str(caught.value.context["commit_id"])
     other = log_on(faulty, seed=2)
-    # The split is even gone again: without the id, adding it anew would look harmless and double its rows.
+    # The split is already removed again. Without the id, a second add would look harmless and double its rows.
     other.commit(other.snapshot(), [removal("a"), split("compacted")], operation="COMPACT")
     for number in range(25):
         other.commit(other.snapshot(), [split(f"n{number}")], operation="APPEND")

@@ -1,4 +1,7 @@
-"""Opening: same answer whatever happened to hints and states (lessons 30, 32, 46, 47, 48), and what it costs."""
+"""Opening a log: the same answer in every state of hints and checkpoints, and its cost.
+
+See lessons 30, 32, 46, 47 and 48.
+"""
 
 from __future__ import annotations
 
@@ -7,30 +10,21 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, NotFound, Unavailable
-from storage_core.formats.hint import CheckpointKind
-from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable
+from storage_core.data.formats.documents import CheckpointKind
+from storage_core.data.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, Txn
-from storage_core.log.checkpoints.checkpointed import Checkpointed
-from storage_core.log.checkpoints.hint import read_hint
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.listing import list_log
+from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.listing import Checkpointed, list_log, read_hint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore
-from tests.support.log_tables import (
-    INDEX,
-    log_on,
-    metadata,
-    removal,
-    segment,
-    split,
-)
+from tests.support.log_tables import INDEX, log_on, metadata, removal, segment, split
 from tests.support.waves import WavesStore
 
 NEWEST = 12
@@ -58,7 +52,7 @@ def store() -> MemoryStore:
 
 
 def _replayed(store: MemoryStore, version: int | None = None) -> Snapshot:
-    """Return the snapshot by the version files alone, in a store that has nothing else."""
+    """Return the snapshot from the version files alone, in a store without other objects."""
     bare = MemoryStore("bare")
     for number in range(NEWEST + 1):
         bare.put(version_key(number), store.get(version_key(number)).data, IfAbsent())
@@ -172,9 +166,9 @@ def test_a_timestamp_opens_the_newest_version_committed_by_then(store: MemorySto
 
 def test_what_cannot_be_opened_is_named_with_what_can(store: MemoryStore) -> None:
     log = log_on(store)
-    with pytest.raises(NotFound, match="version 13 does not exist; the newest is 12"):
+    with pytest.raises(NotFound, match=r"version 13 does not exist\. The newest is 12"):
         log.snapshot(version=13)
-    with pytest.raises(NotFound, match="the oldest version is 0"):
+    with pytest.raises(NotFound, match="The oldest version is 0"):
         log.snapshot(timestamp_ms=START_MS - 1)
     with pytest.raises(NotFound, match="no table here"):
         log_on(MemoryStore("empty")).snapshot()
@@ -192,7 +186,7 @@ def test_a_version_whose_own_state_is_damaged_is_not_called_the_oldest_that_is_t
     damaged, later = states[0], states[1]
     store.put(state_key(damaged), b"junk", Overwrite())
     store.delete([version_key(version) for version in range(later + 1)])
-    with pytest.raises(NotFound, match=f"version {damaged} is no longer retained; the oldest is {later}$"):
+    with pytest.raises(NotFound, match=f"version {damaged} is no longer retained. The oldest is {later}$"):
         log.snapshot(version=damaged)
 
 
@@ -201,7 +195,7 @@ def test_versions_that_are_no_longer_retained_are_named(store: MemoryStore) -> N
     store.delete([version_key(version) for version in range(6)])
     log = log_on(store)
     assert [log.snapshot(version=version) for version in range(5, NEWEST + 1)] == expected[5:]
-    with pytest.raises(NotFound, match="version 4 is no longer retained; the oldest is 5"):
+    with pytest.raises(NotFound, match=r"version 4 is no longer retained\. The oldest is 5"):
         log.snapshot(version=4)
     with pytest.raises(NotFound, match="nothing is retained"):
         log.snapshot(timestamp_ms=START_MS + 4 * STEP_MS)
@@ -284,7 +278,7 @@ def test_lesson_48_a_clock_that_freezes_or_steps_loses_nothing(step: int) -> Non
         assert log.snapshot(timestamp_ms=entry.timestamp).version == entry.version
 
 
-# --- budgets ----------------------------------------------------------------------------------------------------------
+# Budgets.
 
 
 def _requests(store: MemoryStore, act: Callable[[TransactionLog], object]) -> dict[str, int]:
@@ -294,7 +288,7 @@ def _requests(store: MemoryStore, act: Callable[[TransactionLog], object]) -> di
 
 
 def test_opening_with_a_hint_lists_only_what_lies_beyond_the_head(store: MemoryStore) -> None:
-    # Hint, state, versions 11 and 12, and the probe that finds no 13.
+    # Hint, state, versions 11 and 12, and the probe that finds no version 13.
     assert _requests(store, lambda log: log.snapshot()) == {"get": 5, "list": 1}
 
 
@@ -349,8 +343,8 @@ def _waves(store: MemoryStore, work: Callable[[TransactionLog], object]) -> int:
 
 def test_a_checkpoint_is_three_puts_and_a_second_one_changes_nothing(store: MemoryStore) -> None:
     head = log_on(store).snapshot()
-    # The hint twice: whether the state behind the snapshot is the newest, and to replace it. The HEAD is of a manifest
-    # that is shared.
+    # The hint is read twice: to check if the snapshot's state is the newest, and to replace the hint. The HEAD is for a
+    # shared manifest.
     assert _requests(store, lambda log: log.checkpoint(head)) == {"get": 2, "put": 3, "head": 1}
     before = {info.key: info.etag for info in store.list("")}
     assert not log_on(store).checkpoint(head).written

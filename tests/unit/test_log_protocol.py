@@ -1,4 +1,4 @@
-"""Protocol versions and features: what this release may read, and what it may write."""
+"""Protocol versions and features that this release may read and may write."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats.keys import version_key
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.data.formats.keys import version_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Protocol
-from storage_core.log.encoding.codec import encode_version
+from storage_core.log.codec import encode_version
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.repartition import change_regions
-from storage_core.region.spec import declared_fields, first_specs
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.repartition import change_regions
+from storage_core.write.region.spec import declared_fields, first_specs
 from tests.support.log_tables import log_on, metadata, split
 
 

@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from storage_core.errors import Corrupt, Unsupported
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.log import live_splits
 from storage_core.log.actions import (
     Action,
     CommitInfo,
@@ -18,8 +19,7 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.deletion_vector import inline
-from storage_core.log.files import live
-from storage_core.log.files.live import FilesBuilder
+from storage_core.log.live_splits import FilesBuilder
 from storage_core.log.snapshot import Snapshot
 from tests.support.log_tables import INDEX, SCHEMA, metadata, removal, segment, split
 from tests.support.many_splits import snapshot_of_many
@@ -84,6 +84,12 @@ def test_a_version_that_does_not_follow_is_corrupt() -> None:
         Snapshot.apply(_created(), 2, [_info(20)])
 
 
+@pytest.mark.parametrize("timestamp", [9, 10])
+def test_a_version_that_is_no_later_than_the_one_before_it_is_corrupt(timestamp: int) -> None:
+    with pytest.raises(Corrupt, match=f"expected a commit after 10 ms, found one of {timestamp} ms"):
+        Snapshot.apply(_created(), 1, [_info(timestamp)])
+
+
 @pytest.mark.parametrize(("missing", "present"), [("metaData", Protocol()), ("protocol", metadata())])
 def test_a_log_without_protocol_or_metadata_is_corrupt(missing: str, present: Protocol | Metadata) -> None:
     with pytest.raises(Corrupt, match=missing):
@@ -126,7 +132,7 @@ def test_many_splits_are_found_at_once_as_they_are_found_one_by_one() -> None:
 def test_the_actions_at_places_are_those_of_their_paths_however_many_are_kept(
     most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(live, "_MOST_MADE", most)
+    monkeypatch.setattr(live_splits, "_MOST_MADE", most)
     builder = FilesBuilder(snapshot_of_many(10, 2).splits)
     builder.add(split("new"), 101, 1)
     files = builder.build()

@@ -1,11 +1,11 @@
-"""Lookups in map columns give what a loop over Python dictionaries gives, however the rows are laid out."""
+"""Lookups in map columns return the same as a loop over Python dictionaries, for every layout of the rows."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.map_lookup import map_column
+from storage_core.data.rows.keys import map_column
 
 TEXTS = pa.map_(pa.string(), pa.string())
 Rows = list[dict[str, str] | None]

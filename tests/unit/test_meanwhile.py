@@ -1,9 +1,9 @@
-"""An act that is repeated on equal stores leaves in each what it left in the first, ETags that change included."""
+"""An act repeated on equal stores leaves the same objects in each store, including changed ETags."""
 
 from __future__ import annotations
 
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.copies import contents, copy_of
 from tests.support.meanwhile import repeatable
 

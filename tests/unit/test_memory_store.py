@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.objectstore.contract import Committed, IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
+from storage_core.store.contract import Committed, IfAbsent, ObjectStore
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.store_conformance import StoreConformance, WriteNumberConformance
 

@@ -1,4 +1,4 @@
-"""The merge order, and the runs that hold it (docs/architecture/compaction.md, "Kernel")."""
+"""The merge order and its runs (docs/architecture/compaction.md, "Kernel")."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.columns import route, take_column
-from storage_core.compaction.kernel import MergeOrder, Runs, common_type, concatenated, merge_order
-from storage_core.rows.sort_order import OrderColumn, SortOrder
+from storage_core.compact.kernel import MergeOrder, Runs, common_type, concatenated, merge_order, route, take_column
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder
 
 METRICS = SortOrder(
     columns=(OrderColumn("metric", descending=False), OrderColumn("id", descending=False), OrderColumn("ts", True)),
@@ -27,7 +26,7 @@ def _metrics(*rows: tuple[str | None, int]) -> pa.Table:
 
 
 def _triples(order: MergeOrder) -> list[tuple[int, int, int]]:
-    """The runs as (input, start, count)."""
+    """Return the runs as (input, start, count)."""
     runs = order.runs
     return list(zip(runs.input.tolist(), runs.start.tolist(), runs.count.tolist(), strict=True))
 
@@ -88,7 +87,7 @@ def test_inputs_without_rows_take_no_part() -> None:
 
 
 def test_strings_are_ordered_by_utf8_bytes_across_dictionaries() -> None:
-    """Lesson 63: beyond U+FFFF, UTF-16 order is another one."""
+    """Lesson 63: beyond U+FFFF, UTF-16 has another order."""
     beyond, private = "\U0001f600", "\ue000"
     inputs = [_metrics((beyond, 1)), _metrics((private, 1))]
     coded = [table.set_column(0, "metric", table.column(0).dictionary_encode()) for table in inputs]
@@ -102,7 +101,7 @@ def test_positions_are_the_runs_written_out() -> None:
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.dictionary(pa.int32(), pa.string())])
 def test_a_column_that_an_input_lacks_is_null_for_its_rows(kind: pa.DataType) -> None:
-    """Lesson 69: several dictionaries, with nulls and duplicates, are the same as plain values."""
+    """Lesson 69: several dictionaries with nulls and duplicates are the same as plain values."""
     have = pa.chunked_array([pa.array(["b", None]).cast(kind), pa.array(["a", "b"]).cast(kind)])
     whole = concatenated([have, None, have.slice(1, 2)], [4, 2, 2], kind)
     assert whole.to_pylist() == ["b", None, "a", "b", None, None, None, "a"]

@@ -1,4 +1,4 @@
-"""Map columns whose entries patches merge: what each operation does to them."""
+"""Map columns whose entries are merged by patches: the effect of each operation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.definition import check_definition
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.writer import RegionWriter
-from storage_core.rows.map_union import union
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.change.definition import check_definition
+from storage_core.data.rows.keys import union
+from storage_core.data.settings.table import TableConfig
+from storage_core.store.memory import MemoryStore
 from storage_core.table import Table
+from storage_core.write.region.writer import RegionWriter
 from tests.support.keyed_table import KeyedTable
 
 MAP = pa.map_(pa.string(), pa.int64())
@@ -112,8 +112,8 @@ def test_a_table_keeps_what_its_maps_do(tmp_path: object) -> None:
 @pytest.mark.parametrize(
     ("schema", "modes", "message"),
     [
-        (SCHEMA, {"n": "merge"}, "'n', which is no map: int64"),
-        (SCHEMA, {"nobody": "replace"}, "no such column"),
+        (SCHEMA, {"n": "merge"}, "'n' is not a map, its type is int64"),
+        (SCHEMA, {"nobody": "replace"}, "unknown column 'nobody'"),
         (SCHEMA, {"attrs": "add"}, "'add' is not one of replace, merge"),
         (pa.schema([("k", pa.string()), ("m", pa.map_(pa.list_(pa.string()), MAP))]), {"m": "merge"}, "have no order"),
         (SCHEMA.append(pa.field("merge:attrs", MAP)), {"attrs": "merge"}, "also a column"),

@@ -1,4 +1,4 @@
-"""A merge that is too large for one task, in parts: each within its bounds, and together what one merge would write."""
+"""A merge that is too large for one task runs in bounded parts, whose joint result equals one merge."""
 
 from __future__ import annotations
 
@@ -11,22 +11,20 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from storage_core.audit.audit import audit
-from storage_core.compaction import work
-from storage_core.compaction.execute import execute
-from storage_core.compaction.merge_parts import bounds_of, is_too_large, require_whole
-from storage_core.compaction.policy import FINALIZED
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.compact import work
+from storage_core.compact.execute import bounds_of, execute, is_too_large, require_whole
+from storage_core.compact.policy import FINALIZED
+from storage_core.compact.work import CompactionTask
+from storage_core.data.settings.layout import CompactionSettings
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.compaction import CompactionSettings
-from storage_core.settings.table import TableConfig
-from storage_core.split.part import open_part
-from storage_core.split.read import open_split, read_split
-from storage_core.split.write import sort_and_write, write_split
+from storage_core.maintain.audit import audit
+from storage_core.split.read import open_part, open_split, read_split
+from storage_core.split.writer import sort_and_write, write_split
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.events import CONFIG, SCHEMA, context, snapshot
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable
@@ -42,7 +40,7 @@ def store() -> MemoryStore:
 
 
 def rows_of(seed: int, count: int, *, services: int = 7, columns: Sequence[str] = SCHEMA.names) -> pa.Table:
-    """Rows of one window, with nulls, of which many have equal sort keys."""
+    """Return rows of one window with nulls, many of which have equal sort keys."""
     random = np.random.default_rng(seed)
     service = pa.array([None if each == 0 else f"s{each}" for each in random.integers(0, services, count)], pa.string())
     host = pa.array([f"h{each}" for each in random.integers(0, 4, count)], pa.string())
@@ -70,7 +68,7 @@ def written(store: MemoryStore, adds: Sequence[Add]) -> pa.Table:
 
 
 def require_as_one(store: MemoryStore, task: CompactionTask) -> list[CompactionTask]:
-    """Execute the merge in parts and as one; require that each part is within the bounds, and the same rows."""
+    """Execute the merge in parts and as one, and check the bounds of each part and equal rows."""
     fresh = 10_000 * sum(1 for _ in store.list(""))
     parts = in_parts(store, task, ids=SeededIds(fresh))
     results = [execute(store, each, ids=SeededIds(fresh + number), now_ms=2) for number, each in enumerate(parts, 1)]
@@ -177,7 +175,7 @@ def test_parts_that_do_not_make_up_the_merge_are_refused(store: MemoryStore) -> 
     task = merge_of([split_of(store, rows_of(number, 600), seed=number) for number in range(3)])
     parts = in_parts(store, task, ids=SeededIds(7))
     results = [execute(store, each, ids=SeededIds(8 + number), now_ms=2) for number, each in enumerate(parts)]
-    with pytest.raises(Corrupt, match="MC-1: of 1800 rows of 3 splits"):
+    with pytest.raises(Corrupt, match="MC-1: the merge has 1800 rows in 3 splits"):
         require_whole(task, results[1:])
 
 

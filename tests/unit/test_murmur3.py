@@ -8,8 +8,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.murmur3 import murmur3
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.hashes import murmur3
 from tests.support.steps import steps_of
 
 NTZ = pa.timestamp("us")
@@ -78,7 +78,7 @@ def test_text_of_any_layout_and_any_slice_hashes_as_its_bytes() -> None:
 
 
 def test_a_long_text_costs_steps_by_its_length_and_not_by_its_words() -> None:
-    """A step over columns per word took two minutes for a text of 17 MB."""
+    """One step over all columns per word took two minutes for a text of 17 MB."""
     text = pa.array(["é" * 50_000])
     assert steps_of(lambda: murmur3([text])).count < 10 * 100_000 / 4
     many = pa.array(["é" * 50_000, *["a"] * 100, "xyz" * 70_000])
@@ -86,7 +86,7 @@ def test_a_long_text_costs_steps_by_its_length_and_not_by_its_words() -> None:
 
 
 def test_a_text_of_many_words_hashes_as_spark_does() -> None:
-    """Word by word, as the definition says it."""
+    """The expected hash is computed word by word, as defined."""
     for text in (b"0123456789" * 30_000, b"\xff\x80" * 3 + b"x" * 70_001, b"", b"abc"):
         found = 0
         whole = len(text) // 4 * 4

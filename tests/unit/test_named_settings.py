@@ -1,7 +1,8 @@
-"""Every setting that the log knows: set through every door, shown by `describe`, and in force."""
+"""Every setting in the log: set through every interface, shown by `describe`, and effective."""
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import fields
@@ -12,17 +13,22 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import yaml
+from jsonschema import Draft202012Validator  # type: ignore[import-untyped]  # it has no types
 
 from pipelines.cli import main
-from storage_core import declaration
-from storage_core.errors import InvalidInput
-from storage_core.log.checkpoints.root import read_state
+from storage_core.base.errors import InvalidInput
+from storage_core.change import declaration
+from storage_core.change.definition import AUTO
+from storage_core.data.settings.setting import Change
+from storage_core.data.settings.table import ALTERABLE, FIXED, GROUPS, SETTINGS, TableConfig, changed, shown
+from storage_core.log.actions import Metadata
+from storage_core.log.checkpoint import read_state
 from storage_core.log.log import TransactionLog
-from storage_core.named_settings import NAMED, changed, shown
-from storage_core.settings.table import CHANGEABLE, TableConfig
+from storage_core.log.sharing import _OF_SETTINGS, SOURCE, first_protocol
 from storage_core.table import Table
 from tests.support.ids import SeededIds
 
+ROOT = Path(__file__).parents[2]
 COLUMNS = {"at": "timestamp", "host": "string", "text": "string", "count": "long"}
 SCHEMA = pa.schema(
     [
@@ -74,7 +80,7 @@ OTHER: Mapping[str, object] = {
     "compaction.coarsen_to": "7d",
     "compaction.start": "2020-01-01T00:00",
 }
-"""A value of each setting that is not its default."""
+"""A value other than the default for each setting."""
 
 Door = Callable[[Path, str, object], Table]
 
@@ -110,7 +116,7 @@ def declare(place: Path, name: str, value: object) -> Table:
 
 
 @pytest.mark.parametrize("door", [create, alter, command, declare], ids=lambda door: door.__name__)
-@pytest.mark.parametrize("name", NAMED)
+@pytest.mark.parametrize("name", ALTERABLE)
 def test_every_setting_is_set_through_every_door_and_described(tmp_path: Path, name: str, door: Door) -> None:
     value = OTHER[name]
     assert shown(TableConfig())[name] != value
@@ -121,21 +127,69 @@ def test_every_setting_is_set_through_every_door_and_described(tmp_path: Path, n
     before = table.version
     assert table.alter(described).version == before, "what is described is taken back, and changes nothing"
     if name in ("window", "regions_by_hand"):
-        return  # a table that has windows keeps some, and one with regions by hand these
+        return  # a table with windows keeps windows, and a table with manual regions keeps them
     table.alter({"late_data" if name.startswith("late_data") else name: None})
     assert shown(table.config)[name] == shown(TableConfig())[name], "None is back to the default"
 
 
 def test_the_names_cover_every_setting_that_may_change() -> None:
-    assert {named.field for named in NAMED.values()} == CHANGEABLE
-    assert OTHER.keys() == NAMED.keys()
+    assert {each.record or each.field for each in ALTERABLE.values()} == _fields_of(TableConfig) - {*FIXED}
+    assert OTHER.keys() == ALTERABLE.keys()
     for record in ("compaction", "late_data"):
         kind = type(next(iter(_records(record))))
-        assert {named.part for named in NAMED.values() if named.field == record} == {each.name for each in fields(kind)}
+        assert {each.field for each in ALTERABLE.values() if each.record == record} == _fields_of(kind)
+
+
+def _fields_of(record: Any) -> set[str]:
+    return {each.name for each in fields(record)}
 
 
 def _records(name: str) -> Iterator[Any]:
     yield getattr(changed(TableConfig(), {name: {"policy": "drop"} if name == "late_data" else {}}), name)
+
+
+def test_create_names_settings_of_the_table_and_every_one_that_cannot_change_later() -> None:
+    parameters = dict(inspect.signature(Table.create).parameters)
+    usual = {name: each.default for name, each in parameters.items() if name not in ("uri", "schema", "settings")}
+    assert usual.keys() <= SETTINGS.keys() | GROUPS.keys()
+    fixed = {name for name, each in SETTINGS.items() if each.change in (Change.NEVER, Change.REGIONS)}
+    assert fixed <= usual.keys()
+    for name in usual.keys() - GROUPS.keys() - {"window", "regions"}:  # implied by the time column and by the columns
+        assert SETTINGS[name].read(usual[name]) == SETTINGS[name].default, name
+    assert usual["window"] == AUTO
+
+
+def test_a_setting_of_the_log_needs_the_feature_that_its_entry_names() -> None:
+    for entry in SETTINGS.values():
+        metadata = Metadata(id="t", schemaString="{}", partitionColumns=(), configuration={entry.key: "[]"})
+        needed = {*(first_protocol(metadata).readerFeatures or ())}
+        assert entry.feature is None or entry.feature in needed, entry.name
+    assert set(_OF_SETTINGS) - {SOURCE} == {entry.key for entry in SETTINGS.values() if entry.feature}
+
+
+def test_the_published_schema_takes_every_declaration_of_the_repository_and_refuses_what_is_wrong() -> None:
+    judge = Draft202012Validator(json.loads((ROOT / "tables" / "table.schema.json").read_text(encoding="utf-8")))
+    files = sorted((ROOT / "tables").glob("*.yaml"))
+    assert files
+    for file in files:
+        text = file.read_text(encoding="utf-8")
+        assert text.startswith("# yaml-language-server: $schema=table.schema.json\n")
+        judge.validate(yaml.safe_load(text))
+    body = {"name": "t", "uri": "t", "columns": COLUMNS, "time_column": "at", "window": "1h"}
+    for name, value in OTHER.items():
+        above, _, inner = name.partition(".")
+        judge.validate({**body, above: {inner: value} if inner else value})
+    wrong: list[dict[str, object]] = [
+        {"windw": "1h"},
+        {"window": "soon"},
+        {"gc": {"states": 1}},
+        {"splits": {"compression": "lzo"}},
+        {"indexes": [{**WORDS, "kind": "graph"}]},
+        {"raw_logs": [{"name": "raw"}]},
+        {"map_columns": {"m": "add"}},
+        {"partitions": {"start": "today"}},
+    ]
+    assert [each for each in wrong if judge.is_valid({**body, **each})] == []
 
 
 def test_settings_are_given_as_declarations_nest_them_and_only_these_change() -> None:
@@ -161,32 +215,38 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"splits.target_size": 0}, "splits.target_size: target_split_bytes is 0; it must be at least 1"),
+        ({"splits.target_size": 0}, "splits.target_size: target_split_bytes is 0. It must be at least 1"),
         ({"splits.target_size": "64M"}, "splits.target_size: '64M' is not a size"),
         ({"splits.compression": "lzo"}, "splits.compression: .* must be one of zstd, gzip, snappy, none"),
         ({"splits.compression_level": 23}, "zstd has levels from 1 to 22"),
         ({"splits": {"compression": "gzip", "compression_level": 10}}, "gzip has levels from 1 to 9"),
-        ({"splits": {"compression": "none", "compression_level": 1}}, "none has no levels; leave it out"),
-        ({"splits.string_cut": 1025}, "string_cut is 1025; it must be at most 1024"),
-        ({"checkpoint.interval": -1}, "checkpoint_interval is -1; it must be at least 0"),
+        ({"splits": {"compression": "none", "compression_level": 1}}, "none has no levels. Leave it out"),
+        ({"splits.string_cut": 1025}, "string_cut is 1025. It must be at most 1024"),
+        ({"checkpoint.interval": -1}, "checkpoint_interval is -1. It must be at least 0"),
         ({"checkpoint.interval": True}, "checkpoint.interval: True is not a whole number"),
         ({"checkpoint.format": "xml"}, "must be one of avro, json, json-multipart"),
-        ({"checkpoint.manifest_entries": 50_001}, "manifest_entries is 50001; it must be at most 50000"),
-        ({"gc.states": 1}, "retained_states is 1; it must be at least 2"),
+        ({"checkpoint.manifest_entries": 50_001}, "manifest_entries is 50001. It must be at most 50000"),
+        ({"gc.states": 1}, "retained_states is 1. It must be at least 2"),
         ({"gc.retention": "soon"}, "gc.retention: 'soon' is not a duration"),
-        ({"retention": "30d", "gc.retentions": 1}, "there is no setting 'gc.retentions'; there are sort_schema"),
-        ({"compaction.factor": 1}, "compaction factor is 1; it must be at least 2"),
+        (
+            {"retention": "30d", "gc.retentions": 1},
+            "unknown setting 'gc.retentions'. Did you mean 'gc.retention'?",
+        ),
+        ({"compaction.factor": 1}, "compaction factor is 1. It must be at least 2"),
         ({"compaction.start": "today"}, "compaction.start: 'today' is not a time like"),
-        ({"compaction": 3}, "compaction is several settings: compaction.factor"),
-        ({"bloom_filters": "hots"}, "bloom_filters names the column 'hots'"),
-        ({"bloom_filters": [1]}, r"bloom_filters: \[1\] is no list of names"),
+        ({"compaction": 3}, "compaction is a group of settings: compaction.factor"),
+        ({"bloom_filters": "hots"}, "bloom_filters: unknown column 'hots'"),
+        ({"bloom_filters": [1]}, r"bloom_filters: \[1\] is not a list of names"),
         ({"indexes": "words"}, "indexes are a JSON list"),
-        ({"indexes": [WORDS], "maintained_indexes": ["words"]}, "maintained_indexes names 'words', and is of keyed"),
+        (
+            {"indexes": [WORDS], "maintained_indexes": ["words"]},
+            "maintained_indexes names 'words', but an append table",
+        ),
         ({"sort_schema": "hots|timestamp/V2"}, "hots"),
-        ({"late_data.policy": "hold"}, "late_data policy 'hold' is not one of accept, quarantine, drop"),
-        ({"time_column": "at"}, "time_column stays what the table was created with"),
-        ({"regions": []}, "regions change by `Table.set_regions`"),
-        ({"landing": "here"}, "the landing place is declared in tables/NAME.yaml"),
+        ({"late_data.policy": "hold"}, "late_data policy is 'hold'. It must be one of accept, quarantine, drop"),
+        ({"time_column": "at"}, "time_column cannot be changed after the table was created"),
+        ({"regions": []}, "use `Table.set_regions`"),
+        ({"landing": "here"}, "the landing location is declared in tables/NAME.yaml"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_its_name_and_its_bounds(given: dict[str, object], message: str) -> None:
@@ -217,7 +277,7 @@ def test_the_command_says_what_it_changed_and_refuses_what_it_cannot(
     body = {"name": "declared", "uri": place, "columns": COLUMNS, "time_column": "at"}
     (tmp_path / "tables" / "declared.yaml").write_text(yaml.safe_dump(body), encoding="utf-8")
     assert main(["alter", "declared", "set", "gc.states=3"]) == 2
-    assert "change gc.states there, then run: tidemark init declared" in capfd.readouterr().err
+    assert "Change gc.states there, then run: tidemark init declared" in capfd.readouterr().err
 
 
 def _appended(table: Table, rows: int = 3) -> Mapping[str, Any]:
@@ -270,7 +330,7 @@ def test_a_level_is_the_one_that_pages_are_compressed_with(tmp_path: Path) -> No
 
 
 def test_strings_are_cut_where_the_table_says_and_an_audit_knows(tmp_path: Path) -> None:
-    from storage_core.audit.audit import audit
+    from storage_core.maintain.audit import audit
 
     table = Table.create(str(tmp_path / "t"), SCHEMA, time_column="at", window="1h")
     assert _appended(table)["min_values"]["host"] == "h" * 32
@@ -295,7 +355,7 @@ def test_a_checkpoint_follows_the_interval_the_form_and_the_size_of_manifests() 
 
 @pytest.mark.parametrize("states", [2, 4])
 def test_the_collector_keeps_as_many_states_as_the_table_retains(states: int) -> None:
-    from storage_core.gc.mark import mark
+    from storage_core.maintain.collect import mark
     from tests.support.clock import ManualClock
 
     table = Table.create(

@@ -1,4 +1,4 @@
-"""A compaction that may read so much only: it takes the newest pieces that fit, those that were seen before the run."""
+"""A compaction with a byte limit takes the newest pieces that fit and that were known before the run."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from jobs import compact
-from jobs.requests.request import JobRequest, parse, parser, to_argv
+from jobs.command import from_arguments, to_arguments
 from jobs.spark.spark import Spark
-from storage_core.compaction.next_run import Pieces, owed, within
-from storage_core.compaction.policy import Mode
+from storage_core.compact.debt import Pieces, owed, within
+from storage_core.data.settings.layout import Mode
+from storage_core.data.steps import Compact
+from storage_core.log.job_run import run
 from storage_core.log.snapshot import Snapshot
 from tests.support.events import CONFIG, HOUR_SECONDS, snapshot
 from tests.support.many_splits import SPLIT_BYTES, snapshot_of_many
@@ -28,7 +29,7 @@ def seen(held: Snapshot) -> Pieces:
 
 
 def read_by(held: Snapshot, most_bytes: int | None) -> list[tuple[int | None, int]]:
-    """The window and bytes of what a run reads."""
+    """Return the window and the bytes of each task of a run."""
     pieces = seen(held).within(most_bytes)
     begun = {add.windowStart for task in pieces.rewindowed for add in task.inputs}
     assert not begun.intersection(task.window for task in pieces.merges.tasks())
@@ -77,14 +78,14 @@ def test_the_job_plans_no_more_than_it_was_granted(tmp_path: Path) -> None:
     for number in range(10):
         table.append(pa.table({"at": hours, "n": [number] * 3}, schema))
     pieces = owed(table.snapshot, now_ms=table.log.clock.now_ms(), mode=Mode.POLICY).first()
-    request = JobRequest(table_uri=table.uri, mode=Mode.POLICY, dry_run=True)
+    request = Compact(table_uri=table.uri, mode=Mode.POLICY, dry_run=True)
     for most, windows in ((None, 3), (sum(pieces.bytes), 3), (sum(pieces.bytes[:2]), 2), (min(pieces.bytes) - 1, 0)):
-        report = compact.run(replace(request, most_bytes=most), Spark())  # which a plan does not start
+        report = run(replace(request, most_bytes=most), Spark())  # planning does not start it
         planned = report.metrics.bytes_in if report.status == "planned" else 0
         assert planned == sum(pieces.bytes[:windows])
 
 
 @pytest.mark.parametrize("most", [None, 7])
 def test_the_bound_travels_to_the_job(most: int | None) -> None:
-    request = JobRequest(table_uri="t", most_bytes=most)
-    assert parse(parser("compact", "").parse_args(to_argv(request))) == request
+    request = Compact(table_uri="t", most_bytes=most)
+    assert from_arguments("compact", to_arguments(request)) == request

@@ -4,11 +4,10 @@ import io
 
 import pytest
 
-from storage_core.errors import NotFound
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.reading import ObjectFile, exists
+from storage_core.base.errors import NotFound
+from storage_core.store.contract import IfAbsent, ObjectFile, exists
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 
 
 @pytest.fixture

@@ -1,19 +1,18 @@
-"""Offsets that the log has passed leave the manifests of regions, and no row is distributed twice for it."""
+"""Offsets that the log has passed are removed from the manifests of regions, and no row is distributed twice."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.gc.collect import collect
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.region import generation
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region import generation
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_by_crashes
@@ -24,7 +23,7 @@ DAY_MS = 86_400_000
 
 
 def given(writers: int) -> Board:
-    """A keyed table that has the one row of each of so many writers, which have ended."""
+    """Make a keyed table with the single row of each of `writers` ended writers."""
     board = Board([MemoryStore("raw")], {"users": MemoryStore("users", clock=ManualClock(LATER_MS))})
     board.create(users="n")
     for number in range(writers):

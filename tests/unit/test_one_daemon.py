@@ -1,4 +1,4 @@
-"""A home of Dagster has one daemon; whoever starts another is told which process keeps it."""
+"""A Dagster home has one daemon, and the start of a second daemon reports the process of the first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.processes.one_daemon import require_no_other_daemon
-from pipelines.processes.programs import Address, Service, command_of
-from storage_core.errors import Held
+from pipelines.processes.programs import Address, Service, command_of, require_no_other_daemon
+from storage_core.base.errors import Held
 
 KEEPER = """
 import os, sys
 from pathlib import Path
-from pipelines.processes.one_daemon import require_no_other_daemon
+from pipelines.processes.programs import require_no_other_daemon
 
 require_no_other_daemon(Path(sys.argv[1]))
 print("kept", flush=True)
@@ -34,7 +33,7 @@ def test_a_second_daemon_is_refused_until_the_program_that_the_first_became_has_
             process.stdin.write(data)
             process.stdin.flush()
             assert process.stdout.readline() == data, "it is another program now"
-            with pytest.raises(Held, match=rf"kept by process {process.pid}; "):
+            with pytest.raises(Held, match=rf"\(process {process.pid}\)\. "):
                 require_no_other_daemon(tmp_path)
     require_no_other_daemon(tmp_path)
 

@@ -1,4 +1,4 @@
-"""What `tidemark metrics` writes, read by a parser that is not ours."""
+"""The output of `tidemark metrics`, read by an independent parser."""
 
 from __future__ import annotations
 
@@ -10,10 +10,9 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families
 
 from pipelines.cli import main
-from pipelines.runs.failed import LastFailure
-from pipelines.status.open_metrics import metrics_text
-from pipelines.status.table_status import Place, State, look_at_all
-from storage_core.read.status import status
+from pipelines.failed import LastFailure
+from pipelines.status import Place, State, look_at_all, metrics_text
+from storage_core.maintain.status import status
 from storage_core.table import Table
 
 CANARY = "canary0"

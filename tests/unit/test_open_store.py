@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import open_store
+from storage_core.base.errors import InvalidInput
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import open_store
 
 
 def test_a_plain_path_and_its_file_uri_are_one_store(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Splits whose metadata is packed: what they cost, and that nothing that reads splits notices."""
+"""Splits with packed metadata: their size, and that readers of splits notice no difference."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.audit.audit import audit
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.fsck.check import fsck
+from storage_core.base.errors import Corrupt, Unsupported
 from storage_core.log import actions, snapshot
-from storage_core.objectstore.local import LocalStore
-from storage_core.split import packed_metadata
-from storage_core.split.packed_metadata import PACKED, entries_of, packed
+from storage_core.maintain.audit import audit
+from storage_core.maintain.check import fsck
+from storage_core.split import verification
 from storage_core.split.read import open_split
+from storage_core.split.verification import PACKED, entries_of, packed
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.ids import SeededIds
@@ -46,7 +46,7 @@ def rows(*numbers: int) -> pa.Table:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """A table of a plain split and two packed ones."""
+    """Make a table of a plain split and two packed splits."""
     table = Table.create(str(tmp_path / "t"), SCHEMA)
     table.append(rows(1, 2))
     table.alter(PACKED_SPLITS)
@@ -56,7 +56,7 @@ def table(tmp_path: Path) -> Table:
 
 
 def test_the_dictionary_is_part_of_the_format_and_never_changes() -> None:
-    words = packed_metadata._WORDS  # no other module may know it
+    words = verification._WORDS  # a name that no other module may use
     assert (len(words), xxhash.xxh3_64_hexdigest(words)) == (1534, "9fa17beb15a8b744")
 
 
@@ -77,7 +77,7 @@ def test_what_is_not_packed_is_left_as_it_is_and_others_stay() -> None:
     "text", ["", "~~~~~", base64.b85encode(b"nothing").decode(), packed({"a": "b"})[PACKED][:-5]], ids=range(4)
 )
 def test_what_cannot_be_unpacked_is_corrupt(text: str) -> None:
-    with pytest.raises(Corrupt, match=r"splits/all/x\.parquet: what the file says about itself"):
+    with pytest.raises(Corrupt, match=r"splits/all/x\.parquet: the metadata of the file"):
         entries_of(footer({"tidemark.format": "2", PACKED: text}), "splits/all/x.parquet")
 
 
@@ -123,7 +123,7 @@ def test_a_compaction_of_plain_and_packed_splits_writes_what_the_table_says(tabl
 
 
 def test_a_table_whose_log_is_lost_is_made_again_from_packed_splits(table: Table, tmp_path: Path) -> None:
-    from storage_core.repair.repair import repair
+    from storage_core.maintain.repair import repair
 
     for file in (tmp_path / "t" / "_transaction_log").rglob("*"):
         if file.is_file():
@@ -137,7 +137,7 @@ def test_a_table_whose_log_is_lost_is_made_again_from_packed_splits(table: Table
 def test_a_release_that_cannot_unpack_refuses_table_and_file(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
     assert actions.PACKED_METADATA_FEATURE in (table.snapshot.protocol.readerFeatures or ())
     packed_one = next(add for add in table.snapshot.splits.values() if add.numRecords == 1)
-    monkeypatch.setattr("storage_core.split.packed_metadata.PACKED", "tidemark.unknown")
+    monkeypatch.setattr("storage_core.split.verification.PACKED", "tidemark.unknown")
     with pytest.raises(Unsupported, match="split format '2', this release reads 1"):
         open_split(table.store, replace(packed_one, footerXxh3=None))
     monkeypatch.setattr(snapshot, "FEATURES", actions.FEATURES - {actions.PACKED_METADATA_FEATURE})

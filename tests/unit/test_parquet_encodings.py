@@ -1,4 +1,4 @@
-"""Parquet files in every encoding, codec and nesting that writers use are read, with the same values as Arrow reads."""
+"""Parquet files in every encoding, codec and nesting in use are read with the same values as by Arrow."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow.parquet import encryption
 
-from storage_core.errors import Corrupt
-from storage_core.ingest.parquet_files import footer_of, parquet_blocks, sound_batches
-from storage_core.ingest.parquet_pages import Chunk, check_pages
-from storage_core.rows.schema import conform
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.conform import conform
+from storage_core.write.ingest.parquet_files import Chunk, check_pages, footer_of, parquet_blocks, sound_batches
 
 ROWS = 700
 TEXTS = [None if row % 5 == 0 else f"value {row // 3}" for row in range(ROWS)]
@@ -104,7 +103,7 @@ def test_a_column_may_be_a_dictionary_in_one_row_group_and_delta_encoded_in_the_
 
 
 def test_int96_timestamps_are_read_beside_texts_in_several_row_groups() -> None:
-    days = [19_000, None, -135_000, 193_000]  # in 2022, 1600 and 2498
+    days = [19_000, None, -135_000, 193_000]  # days in 2022, 1600 and 2498
     moments = pa.array([None if day is None else day * 86_400_000_000 for day in days], pa.timestamp("us"))
     table = pa.table({"at": moments, "text": ["a", "b", "a", "c"], "texts": [["a"], ["b"], ["a"], ["c"]]})
     data = written(table, use_deprecated_int96_timestamps=True, row_group_size=2, store_schema=False)
@@ -138,7 +137,7 @@ STRING, ENUM, JSON = (b"\x4c\x1c", 0), (b"\x4c\x4c", 4), (b"\x4c\xcc", 19)
 
 
 def with_logical_type(data: bytes, logical: tuple[bytes, int]) -> bytes:
-    """A file of one text column, as a text of another logical type."""
+    """Return the file of one text column with another logical type."""
     old = b"\x25\x00" + STRING[0]
     assert data.count(old) == 1
     return data.replace(old, b"\x25" + bytes([2 * logical[1]]) + logical[0])
@@ -206,7 +205,7 @@ def test_types_that_no_table_has_are_refused_by_their_name(tmp_path: Path, query
 def test_a_map_whose_keys_may_be_null_is_refused_with_that_reason() -> None:
     map_ = pa.table({"m": pa.array([[("k", 1)]], pa.map_(pa.string(), pa.int64()))})
     data = written(map_, store_schema=False)
-    name = data.index(b"\x03key")  # behind the repetition of the key, which is REQUIRED
+    name = data.index(b"\x03key")  # after the repetition of the key, which is REQUIRED
     optional = data[: name - 2] + b"\x02" + data[name - 1 :]
     with pytest.raises(Corrupt, match="its schema allows null as a key of a map"):
         footer_of("a", io.BytesIO(optional))

@@ -1,4 +1,4 @@
-"""A footer that Arrow would not survive is an error; a sound one is taken, and no page is read for it."""
+"""A footer that would crash Arrow is an error, and a valid footer is accepted without reading a page."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats.parquet_footer import require_sound_chunks
-from storage_core.ingest.parquet_files import parquet_blocks
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.parquet_footer import require_sound_chunks
+from storage_core.write.ingest.parquet_files import parquet_blocks
 
 ROWS = pa.table({"a": [1, None, 3], "tags": [["x"], ["y", "z"], None]})
 
@@ -25,7 +25,7 @@ def written() -> bytes:
 
 
 def unsound() -> bytes:
-    """The file with the first flipped bit in its footer that makes a histogram another length than its column has."""
+    """Return the file with the first bit flip in its footer that gives a histogram a wrong length."""
     data = written()
     footer = range(len(data) - 8 - int.from_bytes(data[-8:-4], "little"), len(data) - 8)
     for bit in range(footer.start * 8, footer.stop * 8):

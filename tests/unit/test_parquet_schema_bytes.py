@@ -1,4 +1,4 @@
-"""Footers that begin alike are of the same columns; bytes that are no footer have no beginning."""
+"""Footers with the same beginning have the same columns, and bytes without a footer have no beginning."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from storage_core.formats.parquet_footer import schema_bytes
+from storage_core.data.formats.parquet_footer import schema_bytes
 
 NESTED = pa.struct([("x", pa.list_(pa.int32())), ("y", pa.map_(pa.string(), pa.float64()))])
 TYPES = st.sampled_from([pa.int32(), pa.int64(), pa.string(), pa.timestamp("us"), pa.timestamp("us", "UTC"), NESTED])

@@ -1,4 +1,4 @@
-"""What a table is partitioned by: fields and their texts, values by Iceberg's definitions, folders, keys."""
+"""Partitioning of a table: fields and their texts, values by Iceberg's definitions, folders, keys."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.formats.keys import KeyKind, folder_value, parse, partition_folder, split_key
-from storage_core.log.encoding.safe_path import is_data_path
-from storage_core.objectstore.key_safety import is_safe_key
-from storage_core.rows.iceberg_hash import iceberg_hashes
-from storage_core.rows.partitions import by_partition, check_partitions, range_keys, value_type
-from storage_core.rows.sortable import sortable
-from storage_core.settings.partition_fields import PartitionTransform, partition_field, partition_fields
+from storage_core.base.errors import InvalidInput
+from storage_core.data.formats.keys import folder_value, parse, partition_folder, split_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.rows.codes import sortable
+from storage_core.data.rows.hashes import iceberg_hashes
+from storage_core.data.rows.windows import by_partition, check_partitions, range_keys, value_type
+from storage_core.data.settings.layout import PartitionTransform, partition_field, partition_fields
+from storage_core.log.deletion_vector import is_data_path
+from storage_core.store.contract import is_safe_key
 
 UTC_TIME = pa.timestamp("us", tz="UTC")
 _NAIVE = dt.datetime(1, 1, 1, tzinfo=dt.UTC).replace(tzinfo=None)
@@ -50,7 +51,7 @@ def test_texts_hash_by_murmur3_in_its_standard_form(texts: list[str]) -> None:
 
 
 def _murmur3(data: bytes) -> int:
-    """Murmur3 as its author has it: x86, 32 bits, seed 0."""
+    """Compute Murmur3 as its author defines it: x86, 32 bits, seed 0."""
     hashed, whole = 0, len(data) // 4 * 4
     for at in range(0, whole, 4):
         hashed ^= _scrambled(int.from_bytes(data[at : at + 4], "little"))
@@ -218,15 +219,15 @@ def test_a_column_that_is_called_like_a_transform_can_be_named() -> None:
     [
         (
             ["days(ts)"],
-            r"partition_by has 'days\(ts\)'; expected the name of a column, or one of bucket\[n\]\(column\)",
+            r"partition_by has 'days\(ts\)'. Expected the name of a column, or one of bucket\[n\]\(column\)",
         ),
-        (["bucket(id)"], "expected the name of a column"),
-        (["bucket[0](id)"], "expected the name of a column"),
-        (["day[3](ts)"], "expected the name of a column"),
+        (["bucket(id)"], "Expected the name of a column"),
+        (["bucket[0](id)"], "Expected the name of a column"),
+        (["day[3](ts)"], "Expected the name of a column"),
         ([f"bucket[{2**31}](id)"], "n from 1 to"),
-        ([""], "expected the name of a column"),
-        (["a", "b", "c", "d", "e"], "has 5 fields .*; a table has at most 4"),
-        (["bucket[2](id)", "bucket[3](id)"], "names 'id_bucket' twice; name each field once"),
+        ([""], "Expected the name of a column"),
+        (["a", "b", "c", "d", "e"], "has 5 fields .*. A table has at most 4"),
+        (["bucket[2](id)", "bucket[3](id)"], "names 'id_bucket' twice. Name each field once"),
     ],
 )
 def test_what_is_no_field_is_refused_saying_what_there_is(texts: list[str], why: str) -> None:
@@ -242,13 +243,16 @@ _SCHEMA = pa.schema(
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("tenant", "names the column 'tenant'; the table has"),
-        ("x", "identity has no value for 'x' of type double; partition by another column, or by another transform"),
+        ("tenant", "partition_by: unknown column 'tenant'. The table has"),
+        ("x", "identity has no value for 'x' of type double. Partition by another column, or by another transform"),
         ("l", "identity has no value for 'l'"),
         ("hour(id)", "hour has no value for 'id'"),
         ("truncate[2](ts)", "truncate has no value for 'ts'"),
         ("bucket[2](x)", "bucket has no value for 'x'"),
-        ("day(ts)", r"day\(ts\) is called 'ts_day' in the log, which is a column of the table; rename that column"),
+        (
+            "day(ts)",
+            r"day\(ts\) has the name 'ts_day' in the log, but the table has a column of this name. Rename that column",
+        ),
     ],
 )
 def test_a_field_that_fits_no_column_is_refused_saying_what_to_do(text: str, why: str) -> None:
@@ -260,9 +264,7 @@ def test_a_keyed_table_is_partitioned_by_columns_of_its_key_only() -> None:
     fields = partition_fields(["bucket[4](id)", "day(ts)"])
     schema = pa.schema([("id", pa.int64()), ("ts", UTC_TIME)])
     check_partitions(fields, schema, ["ts", "id"])
-    with pytest.raises(
-        InvalidInput, match=r"day\(ts\): a keyed table is partitioned by columns of its key \['id'\] only"
-    ):
+    with pytest.raises(InvalidInput, match=r"day\(ts\): 'ts' is not a column of the key \['id'\], so one key"):
         check_partitions(fields, schema, ["id"])
 
 

@@ -1,13 +1,13 @@
-"""Pieces that are read by ranges: one range for those that lie near each other, and each piece verified."""
+"""Pieces read by ranges: one range for pieces close to each other, and a check of each piece."""
 
 from __future__ import annotations
 
 import pytest
 import xxhash
 
-from storage_core.cache.pieces import NOT_CACHED, Piece
-from storage_core.errors import Corrupt
-from storage_core.split.pieces import Pieces, near
+from storage_core.base.errors import Corrupt
+from storage_core.split.fetch import Pieces, near
+from storage_core.store.pieces import NOT_CACHED, Piece
 
 DATA = bytes(range(256)) * 4
 
@@ -39,5 +39,5 @@ def test_each_piece_has_its_bytes_and_ranges_are_fetched_once() -> None:
 
 def test_bytes_with_another_checksum_are_corrupt_and_the_error_says_where_and_what_to_do() -> None:
     pieces = Pieces("s3://b", "k", "1", NOT_CACHED, lambda start, end: bytes(end - start), advice="build it again")
-    with pytest.raises(Corrupt, match=r"k: expected xxh3-64 .* of the bytes 7 to 9, found .*; build it again"):
+    with pytest.raises(Corrupt, match=r"k: expected xxh3-64 .* of the bytes 7 to 9, found .*. Build it again"):
         pieces.read([piece(7, 9)], gap_bytes=0, at_once=1)

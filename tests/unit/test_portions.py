@@ -1,4 +1,4 @@
-"""Portions of a scan: together they have its rows, each once, and each portion is read by itself."""
+"""The read tasks of a scan together return each row once, and each task reads independently."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 
 import tidemark as tm
 from storage_core.log.actions import Add
-from storage_core.objectstore.resolve import open_store
-from storage_core.read import portions as divided
-from storage_core.read.portions import Wanted, groups, portions, rows_of
+from storage_core.read import follow as divided
+from storage_core.read.follow import Wanted, groups, portions, rows_of
 from storage_core.read.scan import Scan, wanted_filter
+from storage_core.store.resolve import open_store
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
@@ -24,7 +24,10 @@ CONDITIONS = (None, "id < 40", "s = 'b'", "ts >= '1970-01-01T02:00:00Z'", "id % 
 
 
 def read(scan: Scan, condition: str | None) -> tuple[list[dict[str, object]], int]:
-    """The rows of all portions, read from copies of them in any order, and the number of portions."""
+    """Return the rows of all read tasks and the number of tasks.
+
+    The tasks are read from copies, in random order.
+    """
     found = pickle.loads(pickle.dumps(portions(scan)))  # noqa: S301  # as to another process
     Random(1).shuffle(found)
     wanted = Wanted(columns=scan.columns, filter=wanted_filter(condition))
@@ -33,7 +36,7 @@ def read(scan: Scan, condition: str | None) -> tuple[list[dict[str, object]], in
 
 
 def part(random: Random, count: int) -> pa.Table:
-    """Rows of any ids, over four windows."""
+    """Return rows with these ids, over four windows."""
     ids = random.sample(range(100), count)
     texts = [random.choice(["a", "b", None]) for _ in ids]
     return pa.table({"id": ids, "ts": [each % 4 * HOUR for each in ids], "s": texts}).cast(SCHEMA)

@@ -1,4 +1,4 @@
-"""Reads side by side: the same results in the same order, never too many at a time, and none in vain after an error."""
+"""Concurrent reads: the same results in the same order, in bounded number, and no needless read after an error."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from threading import Barrier
 import pyarrow as pa
 import pytest
 
-from storage_core.audit.audit import audit
-from storage_core.audit.retained import PARALLEL_READS, Selection, compactions
-from storage_core.compaction import execute as compaction
-from storage_core.compaction.carry_over import CarryOver
-from storage_core.errors import Unavailable
-from storage_core.formats.keys import KeyKind, parse, version_key
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import RequestKind
-from storage_core.objectstore.prefetch import all_of, prefetch
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import Unavailable
+from storage_core.compact import execute as compaction
+from storage_core.compact.carry_over import CarryOver
+from storage_core.data.formats.keys import parse, version_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.audit import PARALLEL_READS, Selection, audit, compactions
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import RequestKind, all_of, prefetch
 from tests.support import merge_plan
 from tests.support.deleted_rows import delete_where
 from tests.support.fault_store import FaultStore
@@ -32,7 +31,7 @@ CONFIG = TableConfig(checkpoint_interval=0)
 
 
 class Meeting:
-    """A `watch` that fails the first GETs of one kind of object unless all of them are under way at once."""
+    """A `watch` that fails the first GETs of one kind of object unless all of them are in progress at once."""
 
     def __init__(self, kind: KeyKind, parties: int) -> None:
         self._kind, self._barrier, self._lock = kind, Barrier(parties), threading.Lock()
@@ -150,7 +149,7 @@ def test_of_all_of_them_the_first_error_in_their_order_is_raised_not_the_first_i
 
 @pytest.fixture
 def table() -> KeyedTable:
-    """A few splits, each large enough that half of its rows are a vector that is stored."""
+    """Make a table of a few splits, each with so many deleted rows that its deletion vector is a stored object."""
     rows = 2_000
     table = KeyedTable(MemoryStore("ahead")).create(pa.schema([("n", pa.int64())]), CONFIG)
     for first in range(0, SPLITS * rows, rows):
@@ -190,5 +189,5 @@ def test_an_audit_of_the_last_compactions_reads_no_version_in_vain(table: KeyedT
     head = table.snapshot
     watch = Meeting(KeyKind.VERSION, 1)
     compactions(FaultStore(table.store, watch=watch), head, Selection(commits=1))
-    # The newest for itself, and those before it for the snapshot that the compaction began from.
+    # The newest version for the audit itself, and the earlier versions for the compaction's starting snapshot.
     assert sorted(watch.keys) == [version_key(each) for each in range(head.version + 1)]

@@ -1,4 +1,4 @@
-"""Segments of the primary key: every key of the rows is found, and a block says itself whether it is sound."""
+"""A segment of the primary key finds every key of its rows, and each block contains its own checksum."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt, TidemarkError, Unsupported
-from storage_core.formats.key_hash import HashedRows, Hashes, key_hashes
+from storage_core.base.errors import Corrupt, TidemarkError, Unsupported
+from storage_core.data.formats.key_hashes import HashedRows, Hashes, key_hashes
 from storage_core.index import primary_key
 from storage_core.index.primary_key import BLOCK_KEYS, FORMAT, HEAD, KEYS, Layout
 from tests.support.same_hash import keys_of_one_hash
@@ -31,7 +31,7 @@ def numbers(count: int) -> pa.Table:
 
 
 def found(files: dict[str, bytes | memoryview], wanted: Hashes, rows: int) -> list[int]:
-    """The rows of some keys, by the blocks that they are in and no others."""
+    """Return the rows of some keys, reading only the blocks that contain the keys."""
     layout = Layout.of(rows, len(files[KEYS]), where=WHERE)
     size, data = layout.block_bytes, memoryview(files[KEYS])
     blocks = [
@@ -123,13 +123,13 @@ def test_every_damage_is_found_and_a_newer_format_is_named() -> None:
     for each in broken:
         with pytest.raises(Corrupt, match="not the files of a primary-key segment"):
             primary_key.check(each, rows=1_500, identity="a", where=WHERE)
-    with pytest.raises(Corrupt, match="the log says 1499"):
+    with pytest.raises(Corrupt, match="the log has 1499"):
         primary_key.check(files, rows=1_499, identity="a", where=WHERE)
     newer: dict[str, bytes | memoryview] = {
         **files,
         HEAD: (FORMAT + 1).to_bytes(4, "little") + bytes(files[HEAD][4:]),
     }
-    with pytest.raises(Unsupported, match="upgrade"):
+    with pytest.raises(Unsupported, match="Upgrade"):
         primary_key.check(newer, rows=1_500, identity="a", where=WHERE)
 
 

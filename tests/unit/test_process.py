@@ -1,4 +1,4 @@
-"""A copy of a process by fork() has none of its threads, and so waits for none of them."""
+"""A copy of a process by fork() has none of its threads, and so does not wait for them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from collections.abc import Callable
 
 import pytest
 
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.process import OwnLock
-from storage_core.split.kept_values import KeptValues
+from storage_core.base.process import OwnLock
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import KeptValues
 
 
 def _meter() -> tuple[OwnLock, Callable[[], object]]:

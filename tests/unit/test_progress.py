@@ -1,8 +1,8 @@
-"""How far a job is, as it is said every few seconds."""
+"""The progress of a job, as it is reported every few seconds."""
 
 from __future__ import annotations
 
-from jobs.spark.progress import LEAST_PAUSE_SECONDS, Progress
+from jobs.spark.spark import LEAST_PAUSE_SECONDS, Progress
 
 
 class Clock:

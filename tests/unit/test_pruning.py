@@ -1,4 +1,4 @@
-"""Pruning, case by case: what each step removes, what it must keep, and whole manifests left unread."""
+"""Pruning, case by case: the splits that each step removes or keeps, and manifests that are not read."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import pytest
 
 from storage_core.engine.statement import parse
 from storage_core.log.actions import Add
-from storage_core.log.checkpoints.manifest_info import bounds_of
-from storage_core.log.files.columns import ManifestBounds, table_of
+from storage_core.log.checkpoint_writing import bounds_of
+from storage_core.log.split_columns import ManifestBounds, table_of
 from storage_core.read.predicate import Compare, Comparison, Filter, Predicate, col
 from storage_core.read.pruning import PruneStep, manifest_filter, prune_table
+from storage_core.read.sql import where_of
 from storage_core.read.sql_predicate import from_sql
-from storage_core.read.sql_tables import where_of
 
 SCHEMA = pa.schema(
     {
@@ -53,7 +53,7 @@ def bounded(column: str, low: str | None, high: str | None, *, nulls: int | None
 
 
 def left(splits: Sequence[Add], wanted: Predicate | None, time_column: str | None = "time") -> list[str]:
-    """The paths of the splits that pruning keeps, in order."""
+    """Return the paths of the splits that pruning keeps, in order."""
     files = table_of(splits)
     pruned = prune_table(files, wanted, schema=SCHEMA, time_column=time_column)
     paths: list[str] = files.filter(pruned.keep)["path"].to_pylist()
@@ -266,7 +266,7 @@ def test_a_partition_value_is_the_value_of_every_row(column: str, text: str, wan
 
 @pytest.mark.parametrize("far", [0, 1, -1])
 def test_a_decimal_is_kept_for_every_double_that_it_may_be_rounded_to(far: int) -> None:
-    # DuckDB's cast of a wide decimal rounds twice, so the double it compares with may be the one after the nearest.
+    # DuckDB's cast of a wide decimal rounds twice, so its double may be the one after the nearest.
     stored = 2**100 + 2**47 + 1
     near = float(stored)
     wanted = near if far == 0 else math.nextafter(near, math.inf if far > 0 else -math.inf)

@@ -1,4 +1,4 @@
-"""`import tidemark as tm`: every public name is there, documented, and costs nothing before it is used."""
+"""Every public name of `import tidemark as tm` exists, is documented, and is loaded only on first use."""
 
 from __future__ import annotations
 

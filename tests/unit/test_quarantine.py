@@ -8,15 +8,15 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt, Unsupported
-from storage_core.formats import quarantine_entry
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.formats.quarantine_entry import QuarantinedRows
-from storage_core.ingest.quarantine import Quarantined, quarantined, write_quarantine
-from storage_core.ingest.rejection import RejectedLine
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.quarantine import Kept, keep
+from storage_core.base.errors import Corrupt, Unsupported
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.arrow_files import QuarantinedRows
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.ingest.convert import Quarantined, RejectedLine, quarantined, write_quarantine
+from storage_core.write.late_rows import Kept, keep
 from tests.support.rejected_lines import rejected_lines
 
 LINES = [
@@ -77,7 +77,7 @@ def test_an_entry_of_a_format_that_never_was_is_damage(version: str) -> None:
     line = json.dumps({"source": "a.log", "size": 1, "rejected": [{"line": 1, "reason": "r"}]})
     data = f'{{"formatVersion": {version}, {line[1:]}'.encode()
     with pytest.raises(Corrupt, match="the key"):
-        quarantine_entry.decode(data, "the key", quarantine_entry.id_of(data))
+        arrow_files.decode_quarantine(data, "the key", arrow_files.id_of(data))
 
 
 def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> None:
@@ -96,7 +96,7 @@ def test_what_stands_in_quarantine_is_counted_until_somebody_removes_it() -> Non
 
 
 def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
-    """Arrow believes an offset until the value is looked at, and then reads what lies there."""
+    """Arrow does not check an offset before it reads the value, and then reads foreign memory."""
     rows = pa.table({"text": ["aa", "bb", "cc"]})
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, rows.schema) as writer:
@@ -104,7 +104,7 @@ def test_rows_whose_values_reach_outside_of_their_bytes_are_damage() -> None:
     offsets = struct.pack("<4i", 0, 2, 4, 6)
     hostile = sink.getvalue().to_pybytes().replace(offsets, struct.pack("<4i", 0, 2**30, 4, 6))
     sound = QuarantinedRows(source="s", reason="r", by="b", arrived_ms=1, rows=rows)
-    body = {**json.loads(quarantine_entry.encode(sound)), "rows": base64.b64encode(hostile).decode()}
+    body = {**json.loads(arrow_files.encode_quarantine(sound)), "rows": base64.b64encode(hostile).decode()}
     data = json.dumps(body, sort_keys=True).encode()
-    with pytest.raises(Corrupt, match="q: the quarantine entry is no Arrow stream"):
-        quarantine_entry.decode(data, "q", quarantine_entry.id_of(data))
+    with pytest.raises(Corrupt, match="q: the quarantine entry is not an Arrow stream"):
+        arrow_files.decode_quarantine(data, "q", arrow_files.id_of(data))

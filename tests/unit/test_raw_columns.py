@@ -1,4 +1,4 @@
-"""A chunk decoded as columns is what it is record by record, and what is wrong with it is told the same way."""
+"""A chunk decoded as columns equals the chunk decoded record by record, and reports the same errors."""
 
 from __future__ import annotations
 
@@ -9,12 +9,22 @@ from typing import Any, cast
 import fastavro
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats import raw_columns
-from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
-from storage_core.formats.raw_chunk import OPERATIONS, ChunkHead, LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_columns import FEW, RECORD_COLUMNS, columns_of, decode_columns
-from storage_core.formats.raw_keys import ChunkKey
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import raw_chunk
+from storage_core.data.formats.avro import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
+from storage_core.data.formats.keys import ChunkKey
+from storage_core.data.formats.raw_chunk import (
+    FEW,
+    OPERATIONS,
+    RECORD_COLUMNS,
+    ChunkHead,
+    LogRecord,
+    RawChunk,
+    columns_of,
+    decode_chunk,
+    decode_columns,
+    encode_chunk,
+)
 
 KEY = ChunkKey(segment_ms=1, writer="00000000-0000-4000-8000-000000000000", number=7)
 CHUNK = RawChunk(
@@ -34,8 +44,8 @@ CHUNK = RawChunk(
 
 
 def _changed(metadata: dict[str, str], second: dict[str, Any]) -> bytes:
-    """The chunk with other metadata and another second record, checksummed as if a writer had meant it."""
-    reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
+    """Return the chunk with other metadata and another second record, and with a valid checksum."""
+    reader = fastavro.reader(io.BytesIO(encode_chunk(CHUNK)))
     records = [cast("dict[str, Any]", each) for each in reader]
     records[1] |= second
     ours = {name: text for name, text in reader.metadata.items() if name.startswith("tidemark.")}
@@ -47,7 +57,7 @@ def _changed(metadata: dict[str, str], second: dict[str, Any]) -> bytes:
 @pytest.mark.parametrize("records", [1, FEW - 1, FEW])
 def test_the_columns_are_those_of_the_records(records: int) -> None:
     chunk = replace(CHUNK, records=CHUNK.records[:records])
-    found = decode_columns(encode(chunk), "here")
+    found = decode_columns(encode_chunk(chunk), "here")
     assert found == columns_of(chunk)
     assert found.records.schema == RECORD_COLUMNS
 
@@ -56,8 +66,8 @@ def test_a_chunk_of_many_records_is_decoded_without_an_object_per_record(monkeyp
     def refused(head: ChunkHead, data: bytes, where: str) -> RawChunk:
         raise AssertionError(f"{where}: {head.key}, {len(data)} bytes decoded record by record")
 
-    monkeypatch.setattr(raw_columns, "decode_behind", refused)
-    assert decode_columns(encode(CHUNK), "here").records.num_rows == FEW
+    monkeypatch.setattr(raw_chunk, "decode_behind", refused)
+    assert decode_columns(encode_chunk(CHUNK), "here").records.num_rows == FEW
 
 
 @pytest.mark.parametrize(
@@ -76,14 +86,14 @@ def test_records_that_are_not_those_of_the_header_are_refused_in_the_same_words(
 ) -> None:
     data = _changed(metadata, second)
     with pytest.raises(Corrupt) as expected:
-        decode(data, "here")
+        decode_chunk(data, "here")
     with pytest.raises(Corrupt) as found:
         decode_columns(data, "here")
     assert str(found.value) == str(expected.value)
 
 
 def test_no_bit_of_a_large_chunk_can_change_unnoticed() -> None:
-    data = encode(CHUNK)
+    data = encode_chunk(CHUNK)
     for position in range(0, len(data), len(data) // 40):
         changed = bytearray(data)
         changed[position] ^= 1 << position % 8

@@ -1,4 +1,4 @@
-"""Names, fields and chunks of the raw log: what is written comes back, what is not ours or not whole is refused."""
+"""Names, fields and chunks of the raw log survive a round trip, and foreign or incomplete ones are refused."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ import fastavro
 import numpy as np
 import pytest
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats import keys, raw_keys
-from storage_core.formats.avro_container import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
-from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_fields import Digits, decode_fields, encode_fields
-from storage_core.formats.raw_keys import ChunkKey, chunk_key
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.data.formats import keys
+from storage_core.data.formats.avro import CHECKSUM_KEY, OPEN_CHECKSUM, with_checksum
+from storage_core.data.formats.keys import ChunkKey, raw_chunk_key
+from storage_core.data.formats.raw_chunk import LogRecord, RawChunk, decode_chunk, encode_chunk
+from storage_core.data.formats.raw_fields import Digits, decode_fields, encode_fields
 from tests.support.damage import flip_bit, truncate
 
 WRITER = "3b9f1c1e-0d6a-4f6e-9a53-0f4f6c1d2e3a"
@@ -37,19 +37,19 @@ GOLDEN = Path(__file__).resolve().parents[1] / "golden" / "raw-chunk-1.avro"
 
 
 def _with_checksum(metadata: dict[str, str], schema: Any = None, records: list[dict[str, Any]] | None = None) -> bytes:
-    """A file with the checksum of a chunk whose other parts are somebody else's."""
+    """Return a file with the checksum of a chunk and with foreign content."""
     target = io.BytesIO()
     simple = {"type": "record", "name": "LogRecord", "fields": [{"name": "id", "type": "string"}]}
     fastavro.writer(target, schema or simple, records or [], metadata={**metadata, CHECKSUM_KEY: OPEN_CHECKSUM})
     return with_checksum(target.getvalue())
 
 
-# --- names
+# Names.
 
 
 def test_a_chunk_is_named_by_the_start_of_its_segment_its_writer_and_its_number() -> None:
-    assert chunk_key(KEY) == f"live/1700000000000.{WRITER}/00000000000000000007.avro"
-    assert raw_keys.parse(chunk_key(KEY)) == KEY
+    assert raw_chunk_key(KEY) == f"live/1700000000000.{WRITER}/00000000000000000007.avro"
+    assert keys.parse_raw(raw_chunk_key(KEY)) == KEY
 
 
 @pytest.mark.parametrize(
@@ -72,12 +72,12 @@ def test_a_chunk_is_named_by_the_start_of_its_segment_its_writer_and_its_number(
     ],
 )
 def test_a_name_that_no_writer_makes_is_not_ours(key: str) -> None:
-    assert raw_keys.parse(key) is None
+    assert keys.parse_raw(key) is None
 
 
 def test_quarantine_and_probe_are_named_as_beside_a_table() -> None:
     for key in (keys.quarantine_key("live/1.x", WRITER), keys.probe_key(WRITER)):
-        parsed = raw_keys.parse(key)
+        parsed = keys.parse_raw(key)
         assert parsed == keys.parse(key) is not None
 
 
@@ -88,10 +88,10 @@ def test_quarantine_and_probe_are_named_as_beside_a_table() -> None:
 def test_a_name_cannot_be_built_from_parts_out_of_range(parts: dict[str, Any]) -> None:
     whole: dict[str, Any] = {"segment_ms": 1, "writer": WRITER, "number": 1, **parts}
     with pytest.raises(InvalidInput):
-        chunk_key(ChunkKey(**whole))
+        raw_chunk_key(ChunkKey(**whole))
 
 
-# --- fields
+# Fields.
 
 VALUES: list[Any] = [
     None,
@@ -168,7 +168,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     ("value", "why"),
     [
         (2**63, "64 bits"),
-        (Decimal("NaN"), "no decimal"),
+        (Decimal("NaN"), "not a decimal"),
         ("\ud800", "Unicode"),
         (object(), "no form for object"),
         (dt.timedelta(1), "no form for timedelta"),
@@ -243,25 +243,25 @@ def test_text_that_no_writer_makes_is_refused(text: str) -> None:
         decode_fields(text)
 
 
-# --- chunks
+# Chunks.
 
 
 def test_a_chunk_comes_back_and_its_records_have_ids() -> None:
-    back = decode(encode(CHUNK), "here")
+    back = decode_chunk(encode_chunk(CHUNK), "here")
     assert back == CHUNK
     assert (back.last, back.ids[0], back.ids[-1]) == (44, f"{WRITER}:41", f"{WRITER}:44")
 
 
 def test_equal_chunks_have_equal_bytes() -> None:
-    assert encode(CHUNK) == encode(CHUNK)
+    assert encode_chunk(CHUNK) == encode_chunk(CHUNK)
 
 
 def test_the_golden_chunk_still_opens() -> None:
-    assert decode(GOLDEN.read_bytes(), "golden") == CHUNK
+    assert decode_chunk(GOLDEN.read_bytes(), "golden") == CHUNK
 
 
 def test_any_avro_reader_opens_a_chunk() -> None:
-    first = next(iter(fastavro.reader(io.BytesIO(encode(CHUNK)))))
+    first = next(iter(fastavro.reader(io.BytesIO(encode_chunk(CHUNK)))))
     assert first == {
         "id": f"{WRITER}:41",
         "timestamp_ms": 1_700_000_000_123,
@@ -273,25 +273,25 @@ def test_any_avro_reader_opens_a_chunk() -> None:
 
 
 def test_no_bit_of_a_chunk_can_change_unnoticed() -> None:
-    data = encode(CHUNK)
+    data = encode_chunk(CHUNK)
     for position in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[position // 8] ^= 1 << position % 8
         with pytest.raises((Corrupt, Unsupported)):
-            decode(bytes(flipped), "here")
+            decode_chunk(bytes(flipped), "here")
 
 
 @pytest.mark.parametrize("seed", range(50))
 def test_a_chunk_that_is_cut_or_longer_is_refused(seed: int) -> None:
-    data = encode(CHUNK)
+    data = encode_chunk(CHUNK)
     for changed in (truncate(data, Random(seed)), data + data, data + b"\x00", flip_bit(data, Random(seed)), b""):
         with pytest.raises(Corrupt, match="here"):
-            decode(changed, "here")
+            decode_chunk(changed, "here")
 
 
 def test_a_chunk_of_a_newer_release_says_so() -> None:
     with pytest.raises(Unsupported, match="format '3'"):
-        decode(_with_checksum({"tidemark.format": "3"}), "here")
+        decode_chunk(_with_checksum({"tidemark.format": "3"}), "here")
 
 
 @pytest.mark.parametrize(
@@ -300,14 +300,14 @@ def test_a_chunk_of_a_newer_release_says_so() -> None:
 )
 def test_a_checksummed_file_that_is_no_chunk_is_refused(metadata: dict[str, str], why: str) -> None:
     with pytest.raises(Corrupt, match=why):
-        decode(_with_checksum(metadata), "here")
+        decode_chunk(_with_checksum(metadata), "here")
 
 
 def test_an_unsealed_avro_file_is_refused() -> None:
     target = io.BytesIO()
     fastavro.writer(target, {"type": "record", "name": "X", "fields": []}, [], metadata={"tidemark.format": "1"})
     with pytest.raises(Corrupt, match="without the checksum"):
-        decode(target.getvalue(), "here")
+        decode_chunk(target.getvalue(), "here")
 
 
 @pytest.mark.parametrize(
@@ -320,12 +320,12 @@ def test_an_unsealed_avro_file_is_refused() -> None:
     ],
 )
 def test_metadata_that_contradict_the_records_are_refused(changed: dict[str, str], why: str) -> None:
-    reader = fastavro.reader(io.BytesIO(encode(CHUNK)))
+    reader = fastavro.reader(io.BytesIO(encode_chunk(CHUNK)))
     records = list(reader)
     metadata = {name: str(value) for name, value in reader.metadata.items() if name.startswith("tidemark.")}
     data = _with_checksum({**metadata, **changed}, reader.writer_schema, records)  # type: ignore[arg-type]
     with pytest.raises(Corrupt, match=why):
-        decode(data, "here")
+        decode_chunk(data, "here")
 
 
 def test_a_small_file_that_becomes_too_much_is_refused_before_it_is_expanded() -> None:
@@ -336,9 +336,9 @@ def test_a_small_file_that_becomes_too_much_is_refused_before_it_is_expanded() -
     data = with_checksum(target.getvalue())
     assert len(data) < 2**20
     with pytest.raises(Corrupt, match="9 records of 1509"):
-        decode(data, "here")
+        decode_chunk(data, "here")
 
 
 def test_a_chunk_holds_at_least_one_record() -> None:
     with pytest.raises(InvalidInput):
-        encode(RawChunk(key=KEY, first=1, records=()))
+        encode_chunk(RawChunk(key=KEY, first=1, records=()))

@@ -1,4 +1,4 @@
-"""The union of a raw log's stores, what is distributed of it, and its records under a table's schema."""
+"""The union of a raw log's stores, its distributed part, and its records under a table's schema."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.distribution.remaining import Terms, left
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.formats.raw_chunk import RawChunk, decode, encode
-from storage_core.formats.raw_columns import RECORD_COLUMNS, RawColumns
-from storage_core.formats.raw_fields import decode_fields, encode_fields
-from storage_core.formats.raw_keys import ChunkKey, chunk_key
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.chunks import Damage, RawChunkRef, read_columns
-from storage_core.raw_log.history import CLOSED_AFTER_MS, Gap, MissingChunks, union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.read import typed_records
-from storage_core.raw_log.records import RawRecord
-from storage_core.rows.fold import FIELDS, OPERATION, record_schema
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.data.formats.keys import ChunkKey, raw_chunk_key
+from storage_core.data.formats.raw_chunk import RECORD_COLUMNS, RawChunk, RawColumns, decode_chunk, encode_chunk
+from storage_core.data.formats.raw_fields import decode_fields, encode_fields
+from storage_core.data.rows.fold import FIELDS, OPERATION, record_schema
+from storage_core.store.contract import IfAbsent, ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms, left
+from storage_core.write.raw_log.history import (
+    CLOSED_AFTER_MS,
+    Damage,
+    Gap,
+    MissingChunks,
+    RawChunkRef,
+    read_columns,
+    union,
+)
+from storage_core.write.raw_log.read import typed_records
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import START_MS, ManualClock
 from tests.support.copies import copy_of
 from tests.support.damage import Damage as Harm
@@ -40,7 +45,7 @@ def writer(store: ObjectStore, clock: ManualClock, *, seed: int = 1) -> RawLog:
 
 
 def filled(chunks: int = 6, *, per_segment: int = 2, seed: int = 1, start: int = START_MS) -> tuple[MemoryStore, str]:
-    """A store with chunks of two records each, and the writer's id."""
+    """Make a store with chunks of two records each, and return it with the writer's id."""
     store, clock = MemoryStore(f"filled-{seed}"), ManualClock(start)
     log = writer(store, clock, seed=seed)
     for number in range(1, chunks + 1):
@@ -63,7 +68,7 @@ def gaps(*stores: ObjectStore) -> list[tuple[int, int | None]]:
     return [(each.first, each.last) for each in union(stores).verify().gaps]
 
 
-# --- the union
+# The union.
 
 
 def test_stores_that_each_miss_something_add_up() -> None:
@@ -132,7 +137,7 @@ def test_a_folder_that_was_renamed_by_hand_counts_once_and_in_its_place() -> Non
         renamed = key.replace(f"{START_MS + SECOND}.", f"{START_MS + 500}.")
         store.put(renamed, store.get(key).data, IfAbsent())
     assert numbers(store) == [*range(1, 13)]
-    store.delete([chunk_key(ChunkKey(segment_ms=START_MS + SECOND, writer=writer_id, number=n)) for n in (3, 4)])
+    store.delete([raw_chunk_key(ChunkKey(segment_ms=START_MS + SECOND, writer=writer_id, number=n)) for n in (3, 4)])
     assert numbers(store) == [*range(1, 13)]
 
 
@@ -149,13 +154,13 @@ def test_the_order_is_by_segment_start_then_writer_then_number() -> None:
 
 def test_records_that_two_chunks_of_a_writer_both_hold_come_once() -> None:
     store, writer_id = filled(2)
-    (first, second) = (decode(store.get(key).data, key) for key in keys(store))
+    (first, second) = (decode_chunk(store.get(key).data, key) for key in keys(store))
     overlapping = RawChunk(
         key=ChunkKey(segment_ms=START_MS, writer=writer_id, number=3),
         first=3,
         records=(*second.records, *first.records),
     )
-    store.put(chunk_key(overlapping.key), encode(overlapping), IfAbsent())
+    store.put(raw_chunk_key(overlapping.key), encode_chunk(overlapping), IfAbsent())
     assert numbers(store) == [1, 2, 3, 4, 1, 2]
     chunks = (each for each in union([store]).read() if isinstance(each, RawColumns))
     ids = [each for chunk in chunks for each in chunk.records.column("record_id").to_pylist()]
@@ -164,7 +169,7 @@ def test_records_that_two_chunks_of_a_writer_both_hold_come_once() -> None:
 
 def test_a_listing_that_was_overtaken_makes_no_gap() -> None:
     store, writer_id = filled(6)
-    key = chunk_key(ChunkKey(segment_ms=START_MS + SECOND, writer=writer_id, number=3))
+    key = raw_chunk_key(ChunkKey(segment_ms=START_MS + SECOND, writer=writer_id, number=3))
     data = store.get(key).data
     store.delete([key])
     watched: list[str] = []
@@ -208,7 +213,7 @@ def test_a_chunk_that_only_a_silent_store_may_have_is_no_gap() -> None:
     store.delete(keys(store)[1:2])
     found = union([silent, store])
     silent.on("get", "live/", *[GetFault.REFUSED] * 12)
-    with pytest.raises(Unavailable, match="no other store has it whole"):
+    with pytest.raises(Unavailable, match="No other store has a complete copy"):
         found.verify()
 
 
@@ -217,7 +222,7 @@ def test_an_empty_log_is_an_empty_history() -> None:
     assert (found.chunks, found.segments(), found.missing, found.verify().records) == ([], [], [], 0)
 
 
-# --- closing and distribution
+# Closing and distribution.
 
 
 def test_a_segment_is_closed_by_a_newer_one_or_by_its_age() -> None:
@@ -328,7 +333,7 @@ def test_a_chunk_without_a_sound_copy_names_every_copy() -> None:
     assert [each.partition(": ")[0] for each in found.reasons] == ["memory://filled-1", "memory://other"]
 
 
-# --- records under a schema
+# Records under a schema.
 
 SCHEMA = pa.schema(
     [

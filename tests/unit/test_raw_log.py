@@ -1,4 +1,4 @@
-"""Appending to a raw log: what is acknowledged, by whom, in which chunks and segments, and when a writer is done."""
+"""Appends to a raw log: acknowledgements and their stores, chunks and segments, and the end of a writer."""
 
 from __future__ import annotations
 
@@ -14,18 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, Unavailable
-from storage_core.formats.raw_columns import RawColumns
-from storage_core.formats.raw_fields import decode_fields
-from storage_core.formats.raw_keys import ChunkKey, chunk_key
-from storage_core.objectstore.contract import IfAbsent, ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.raw_log.history import union
-from storage_core.raw_log.limits import MAX_RECORD_BYTES, RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.raw_log.stores import RawStore
+from storage_core.base.errors import CommitUnknown, Fenced, InvalidInput, NotWritten, Unavailable
+from storage_core.data.formats.keys import ChunkKey, raw_chunk_key
+from storage_core.data.formats.raw_chunk import RawColumns
+from storage_core.data.formats.raw_fields import decode_fields
+from storage_core.store.contract import IfAbsent, ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.raw_log.history import RawStore, union
+from storage_core.write.raw_log.records import MAX_RECORD_BYTES, RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -46,7 +44,7 @@ def keys(of: ObjectStore) -> list[str]:
 
 
 def rows(*stores: ObjectStore) -> list[tuple[str, str, dict[str, Any]]]:
-    """Every record of the union: table, operation, fields."""
+    """Return every record of the union: table, operation, fields."""
     return [
         (record["table"], record["operation"], decode_fields(record["fields"]))
         for chunk in union(stores).read()
@@ -59,7 +57,7 @@ def test_what_is_appended_is_in_every_store_under_one_name_with_the_same_bytes()
     a, b = store("a"), store("b")
     log = raw_log(a, b)
     done = log.append("users", {"id": 1, "name": "Ada"})
-    key = chunk_key(ChunkKey(segment_ms=START_MS, writer=log.writer_id, number=1))
+    key = raw_chunk_key(ChunkKey(segment_ms=START_MS, writer=log.writer_id, number=1))
     assert keys(a) == keys(b) == [key]
     assert a.get(key).data == b.get(key).data
     assert done.ids == [f"{log.writer_id}:1"]
@@ -144,7 +142,7 @@ def test_limits_out_of_range_are_refused(limits: dict[str, int]) -> None:
         RawLimits(**limits)
 
 
-# --- segments and chunks
+# Segments and chunks.
 
 
 def test_a_segment_ends_by_size_and_the_numbers_go_on() -> None:
@@ -232,7 +230,7 @@ def test_two_writers_never_have_the_same_id_or_key() -> None:
     assert len(rows(a)) == 2
 
 
-# --- mandatory stores
+# Mandatory stores.
 
 
 @pytest.mark.parametrize(
@@ -263,12 +261,12 @@ def test_after_an_unknown_outcome_the_writer_is_done_and_another_goes_on(at: int
     log = raw_log(*stores)
     log.append("t", {"id": 1})
     stores[at].on_put("live/", *[PutFault.DROPPED_THEN_UNKNOWN] * 4)
-    with pytest.raises(CommitUnknown, match="open another RawLog"):
+    with pytest.raises(CommitUnknown, match="Open another RawLog"):
         log.append("t", {"id": 2})
-    with pytest.raises(Unavailable, match="none of these records was written"):
+    with pytest.raises(Unavailable, match="None of these records was written"):
         log.append("t", {"id": 3})
     raw_log(*stores, seed=2).append("t", {"id": 4})
-    # The other store has the chunk that the caller was told may be there; readers take it as written.
+    # The other store has the chunk whose outcome the caller did not know. Readers treat it as written.
     assert sorted(fields["id"] for _, _, fields in rows(*inner)) == [1, 2, 4]
     assert not union(inner).verify().gaps
 
@@ -289,7 +287,7 @@ def test_a_writer_id_that_is_used_twice_stops_the_second_writer() -> None:
     a = store()
     raw_log(a).append("t", {"id": 1})
     twin = raw_log(a)
-    with pytest.raises(Fenced, match="writer id is in use"):
+    with pytest.raises(Fenced, match="another writer uses the same id"):
         twin.append("t", {"id": 2})
     assert [fields["id"] for _, _, fields in rows(a)] == [1]
 
@@ -332,7 +330,7 @@ def test_whoever_waits_when_the_writer_ends_learns_whether_its_records_were_sent
     gate.set()
     for each in threads:
         each.join()
-    assert found[0] is None  # its put went through after all
+    assert found[0] is None  # its put had succeeded
     assert {type(each) for each in found[1:]} == {CommitUnknown, Unavailable}
 
 
@@ -395,7 +393,7 @@ def test_a_closed_writer_takes_nothing() -> None:
     assert len(rows(a)) == 1
 
 
-# --- optional stores
+# Optional stores.
 
 
 def test_an_optional_store_gets_everything_too() -> None:
@@ -452,7 +450,7 @@ def test_closing_waits_for_an_optional_store_only_so_long() -> None:
     gate.set()
 
 
-# --- requests and readers
+# Requests and readers.
 
 
 def test_an_append_is_one_put_per_store_and_reading_a_list_per_store_and_a_get_per_chunk() -> None:
@@ -493,9 +491,9 @@ def test_records_that_one_store_refuses_and_another_may_have_are_unknown() -> No
     one, other = FaultStore(store("a")), store("b")
     one.on("put", "", FULL)
     log = raw_log(one, other)
-    with pytest.raises(CommitUnknown, match="another store may have it"):
+    with pytest.raises(CommitUnknown, match="Another store may have it"):
         log.append("t", [{"n": 1}])
-    with pytest.raises(Unavailable, match="none of these records was written"):
+    with pytest.raises(Unavailable, match="None of these records was written"):
         log.append("t", [{"n": 2}])
 
 
@@ -503,6 +501,6 @@ def test_a_call_of_several_chunks_that_is_refused_in_the_middle_is_not_said_to_b
     full = FaultStore(store())
     log = raw_log(full, chunk_bytes=1024)
     full.on("put", "", list, FULL)
-    with pytest.raises(CommitUnknown, match="are kept, no others"):
+    with pytest.raises(CommitUnknown, match="records are stored"):
         log.append("t", [{"n": each, "text": "x" * 1000} for each in range(3)])
     assert [row["n"] for _, _, row in rows(full)] == [0]

@@ -1,20 +1,19 @@
-"""Which chunks of a raw log are collected: those that every table has and that are old, and no others."""
+"""Collection of a raw log removes exactly the chunks that are old and distributed to every table."""
 
 from __future__ import annotations
 
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import CommitConflict, CommitUnknown, Corrupt, Unsupported
-from storage_core.formats import raw_collected
-from storage_core.formats.raw_collected import Collected
-from storage_core.formats.raw_keys import COLLECTED_KEY
-from storage_core.gc.forgotten import note_forgotten
-from storage_core.gc.plan import read_plan
-from storage_core.gc.raw_collected import KEPT_MS
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
+from storage_core.base.errors import CommitConflict, CommitUnknown, Corrupt, Unsupported
+from storage_core.data.formats import documents
+from storage_core.data.formats.documents import Collected
+from storage_core.data.formats.keys import COLLECTED_KEY
+from storage_core.maintain.collect import note_forgotten, read_plan
+from storage_core.maintain.raw_logs import KEPT_MS
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.history import union
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board
 from tests.support.fault_store import FaultStore, ListFault
@@ -24,7 +23,7 @@ from tests.support.rejected_lines import rejected_lines
 
 
 def given(*, copies: int = 2) -> Board:
-    """A raw log in stores whose clock stands at `START_MS`, and an append table."""
+    """Make a raw log in stores whose clock stands at `START_MS`, and an append table."""
     return raw_board(*(f"raw-{number}" for number in range(copies)))
 
 
@@ -116,13 +115,11 @@ def test_a_chunk_is_in_the_plan_for_the_whole_horizon_and_old_by_the_earlier_clo
     board = given(copies=1)
     produce(board, 1)
     board.distribute()
-    clock, board.raw_clock = board.raw_clock, ManualClock()  # from here on they go their own ways
+    clock, board.raw_clock = board.raw_clock, ManualClock()  # from here on the two clocks are independent
     assert collect(board).deleted == {}, "the store's clock stands: the chunk is young"
     clock.now = START_MS + DAY_MS
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted == {}
-    clock.now = (
-        LONG_AFTER  # when it was first seen, by the collector's clock; by the store's it was a second after the start
-    )
+    clock.now = LONG_AFTER  # first seen then by the collector, one second after the start by the store
     assert collect(board, now_ms=LONG_AFTER + 9 * DAY_MS, horizon_ms=DAY_MS).deleted.keys() == {"memory://raw-0"}
 
 
@@ -166,7 +163,7 @@ def test_records_of_a_table_that_is_declared_no_more_are_in_quarantine_before_th
     produce(board, 7, table="gone", seed=2)
     events = {"events": board.tables["events"]}
     distributor = board.distributor()
-    distributor.logs = {"events": distributor.logs["events"]}  # the other table could not be opened
+    distributor.logs = {"events": distributor.logs["events"]}  # this distributor could not open the other table
     distributor.distribute(Terms())
     assert collect(board).candidates == {"memory://raw-0": ()}
     board.tables = events
@@ -217,7 +214,7 @@ def test_the_entry_of_a_writer_goes_long_after_its_last_chunk() -> None:
     produce(board, 2, seed=2)
     board.distribute()
     collect(board, now_ms=LONG_AFTER + KEPT_MS)
-    found = raw_collected.decode(board.stores[0].get(COLLECTED_KEY).data)
+    found = documents.decode_collected(board.stores[0].get(COLLECTED_KEY).data)
     assert [each.at_ms for each in found.values()] == [LONG_AFTER + KEPT_MS]
 
 
@@ -229,22 +226,22 @@ def test_a_damaged_note_says_nothing_and_a_newer_one_is_refused() -> None:
     board.stores[0].put(COLLECTED_KEY, b"{", Overwrite())
     assert [each.number for each in union(list(board.stores)).collected.values()] == [2]
     with pytest.raises(Corrupt):
-        raw_collected.decode(b'{"format":1,"writers":{"a":{"number":-1,"sequence":1,"at_ms":0}}}')
+        documents.decode_collected(b'{"format":1,"writers":{"a":{"number":-1,"sequence":1,"at_ms":0}}}')
     with pytest.raises(Unsupported):
-        raw_collected.decode(b'{"format":2}')
+        documents.decode_collected(b'{"format":2}')
 
 
 def test_the_bytes_of_the_note_are_those_of_the_first_release_that_wrote_it() -> None:
     writers = {"b" * 8: Collected(number=3, sequence=9, at_ms=5), "a": Collected(number=1, sequence=1, at_ms=4)}
-    assert raw_collected.encode(writers, nonce="n") == (
+    assert documents.encode_collected(writers, nonce="n") == (
         b'{"format":1,"nonce":"n","writers":{"a":{"number":1,"sequence":1,"at_ms":4},'
         b'"bbbbbbbb":{"number":3,"sequence":9,"at_ms":5}}}'
     )
-    assert raw_collected.decode(raw_collected.encode(writers, nonce="n")) == writers
+    assert documents.decode_collected(documents.encode_collected(writers, nonce="n")) == writers
 
 
 def _note(board: Board, *wanted: int, stores: int = 2) -> None:
-    """Note chunks as forgotten in the first stores."""
+    """Mark chunks as forgotten in the first `stores` stores."""
     keys = [each.keys[0] for each in union(list(board.stores)).chunks if each.number in wanted]
     for number, store in enumerate(board.stores[:stores]):
         note_forgotten(store, keys, ids=SeededIds(number), now_ms=LONG_AFTER)

@@ -1,4 +1,4 @@
-"""A store of a raw log that was away is filled again from the others, byte for byte, wherever a run ended."""
+"""A raw log's store that was absent is filled again from the others, byte for byte, after any interrupted run."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from contextlib import suppress
 
 import pytest
 
-from storage_core.errors import TidemarkError
-from storage_core.formats.raw_keys import COLLECTED_KEY
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
-from storage_core.repair.raw_log import Healing, heal
+from storage_core.base.errors import TidemarkError
+from storage_core.data.formats.keys import COLLECTED_KEY
+from storage_core.maintain.raw_logs import Healing, heal
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.raw_log.history import union
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.distribution import Board
@@ -21,7 +21,7 @@ from tests.support.raw_collection import DAY_MS, LONG_AFTER, collect, produce, r
 
 
 def given(*numbers: int) -> Board:
-    """One store with a chunk per number, and one that was away."""
+    """Make one store with a chunk per number, and one store that was absent."""
     board = raw_board("here")
     produce(board, *numbers)
     board.stores = [*board.stores, MemoryStore("away", clock=board.raw_clock)]

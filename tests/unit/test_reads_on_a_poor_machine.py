@@ -1,4 +1,7 @@
-"""Scans, queries and lookups without files to open or address space answer or are `Unavailable`; no process dies."""
+"""Scans, queries and lookups without file descriptors or address space answer or are `Unavailable`.
+
+No process dies.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ import pytest
 
 from tests.unit.poor_machine import READS
 
-FILES = "Too many open files; raise the number of files that the process may open (ulimit -n)"
-MEMORY = "Cannot allocate memory; give the process more memory (ulimit -v)"
+FILES = "Too many open files. Raise the number of files that the process may open (ulimit -n)"
+MEMORY = "Cannot allocate memory. Give the process more memory (ulimit -v)"
 
 
 @pytest.mark.parametrize(

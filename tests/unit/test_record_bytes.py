@@ -1,5 +1,6 @@
-"""The measure of a page: every row is charged, and never less than what it takes (docs/architecture/ingestion.md,
-"Paged reading").
+"""The size of a page counts every row with at least its bytes.
+
+See docs/architecture/ingestion.md, "Paged reading".
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.rows.record_bytes import row_bytes
+from storage_core.read.history import row_bytes
 from tests.support.scale import scaled
 
 SCHEMA = pa.schema(

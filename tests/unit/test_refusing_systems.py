@@ -1,7 +1,7 @@
-"""A system that refuses (full disk, read-only, no files or memory left): typed, known where it is known, and passing.
+"""An operating system that refuses (full disk, read-only, no files or memory left) causes a typed, temporary error.
 
-Every call that the local store makes of the operating system fails once, with every error, at every step. The calls of
-the system are replaced, not our classes; limits of real processes are in the tests below.
+Every system call of the local store fails once, with every error, at every step. The tests replace the system calls,
+not our classes. The tests below set limits on real processes.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.creation import create
-from storage_core.errors import CommitUnknown, InvalidInput, NotWritten, TidemarkError, Unavailable
+from storage_core.base.errors import CommitUnknown, InvalidInput, NotWritten, TidemarkError, Unavailable
+from storage_core.change.creation import create
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Txn
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Committed, IfAbsent, IfMatch, OutcomeUnknown, Overwrite
-from storage_core.objectstore.local import LocalStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import Committed, IfAbsent, IfMatch, OutcomeUnknown, Overwrite
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 
@@ -49,7 +49,7 @@ ERRORS = (
 
 
 class System:
-    """The operating system, which fails the call of the number `fails_at` (from 0) with `error`, and no other."""
+    """The operating system, where exactly the call number `fails_at` (from 0) fails with `error`."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.calls: list[str] = []
@@ -65,10 +65,10 @@ class System:
             self.calls.append(name)
             if number == self.fails_at:
                 if name == "close":
-                    real(*arguments, **options)  # as Linux does: the descriptor is gone, whatever the error
+                    real(*arguments, **options)  # as on Linux: the descriptor is closed despite the error
                 raise OSError(self.error, os.strerror(self.error))
             if name == "fsync":
-                return None  # durability is the matter of another test
+                return None  # another test covers durability
             result = real(*arguments, **options)
             self.placed = self.placed or name in ("link", "rename")
             return result
@@ -148,7 +148,7 @@ def _judge(refused: TidemarkError, error: int, *, placed: bool = False) -> None:
     assert type(refused) in (Unavailable, NotWritten)
     assert os.strerror(error) in str(refused)
     assert "Errno" not in str(refused)
-    assert ";" in str(refused), "it says what to do"
+    assert ". " in str(refused), "it says what to do"
 
 
 @pytest.mark.parametrize("error", ERRORS, ids=errno.errorcode.get)
@@ -205,9 +205,9 @@ def test_a_commit_on_a_refusing_system_is_known_or_says_why_not(error: int, tmp_
 LIMITED = """
 import errno, os, resource, sys
 import pyarrow as pa
-from storage_core.errors import NotWritten, TidemarkError, Unavailable
-from storage_core.objectstore.contract import Committed, IfAbsent
-from storage_core.objectstore.local import LocalStore
+from storage_core.base.errors import NotWritten, TidemarkError, Unavailable
+from storage_core.store.contract import Committed, IfAbsent
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from tests.support import limits
 
@@ -230,7 +230,7 @@ def limited(kind, soft, act):
 
 
 def limited(tmp_path: Path, *acts: str) -> list[str]:
-    """What each act in a process with a limit of its own ends in; raw errors end the process."""
+    """Return the result of each act in a process with its own limits. A raw error ends the process."""
     program = LIMITED + "\n".join(acts)
     done = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path)], cwd=REPOSITORY, capture_output=True, text=True, check=False
@@ -249,7 +249,7 @@ def test_files_that_may_not_grow_any_further_are_known_not_to_be_written(tmp_pat
         'print(Table.open(root + "/t").sql("select count(*) as n from t").to_pylist())',
         'print(os.listdir(root + "/t/.tmp"))',
     )
-    assert found[0].startswith("NotWritten: k: nothing was written: File too large; raise the size")
+    assert found[0].startswith("NotWritten: k: nothing was written: File too large. Raise the size")
     assert found[1].startswith("NotWritten: ")
     assert found[2:] == ["done", "[{'n': 1001}]", "[]"]
 
@@ -271,12 +271,12 @@ def test_reads_without_a_file_left_to_open_are_unavailable(tmp_path: Path) -> No
     found = limited(tmp_path, "free = os.dup(0); os.close(free)", *acts)
     assert len(found) == 5 * len(READS)
     assert {each for each in found if not (each == "done" or each.startswith("Unavailable: "))} == set()
-    assert sum("Too many open files; raise the number of files" in each for each in found) >= len(READS)
+    assert sum("Too many open files. Raise the number of files" in each for each in found) >= len(READS)
 
 
 FIRST_COMMITS = """
 import os, resource, sys
-from storage_core.errors import TidemarkError
+from storage_core.base.errors import TidemarkError
 from storage_core.log.actions import Txn
 from storage_core.table import Table
 from tests.support import limits
@@ -314,5 +314,5 @@ def test_an_object_larger_than_the_memory_is_unavailable(tmp_path: Path) -> None
         'limited(resource.RLIMIT_AS, 2**32, lambda: large.get("k"))',
         'limited(resource.RLIMIT_AS, 2**32, lambda: large.get_range("k", 0, 10))',
     )
-    assert found[0].startswith("Unavailable: k: Cannot allocate memory; give the process more memory")
+    assert found[0].startswith("Unavailable: k: Cannot allocate memory. Give the process more memory")
     assert found[1] == "done"

@@ -2,17 +2,17 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import Corrupt, Unavailable, WriterFenced
-from storage_core.formats import keys
-from storage_core.formats.gc_plan import Reason
-from storage_core.formats.keys import KeyKind, ParsedKey
-from storage_core.gc.collect import CollectionReport, collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import Corrupt, Unavailable, WriterFenced
+from storage_core.data.formats import keys
+from storage_core.data.formats.keys import ParsedKey
+from storage_core.data.formats.kinds import KeyKind, Reason
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region.manifest import region_of
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import CollectionReport, collect
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region.manifest import region_of
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, Interruption
 from tests.support.keyed_table import KeyedTable
@@ -25,7 +25,7 @@ def clock() -> ManualClock:
 
 @pytest.fixture
 def table(clock: ManualClock) -> KeyedTable:
-    """Retains versions for an hour and has a horizon of one."""
+    """Make a table with a retention and a horizon of one hour each."""
     config = TableConfig(
         primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=HOUR_MS, gc_horizon_ms=HOUR_MS
     )
@@ -101,7 +101,7 @@ def test_merged_generations_go_with_their_wal_entries_and_fences_stay(table: Key
     assert {Reason.MERGED_GENERATION, Reason.WAL_ENTRY, Reason.OLD_VERSION} <= found
     run_until_quiet(table)
     assert generations(table) == {2}
-    # 1 is the sentinel of the claim, 2 and 3 were generation 1, 4 is generation 2, 5 is in no generation yet.
+    # 1 is the claim's sentinel, 2 and 3 were generation 1, 4 is generation 2, 5 is not in a generation yet.
     assert entries(table) == {1, 4, 5}
     assert table.rows() == {name: row(name, seats) for name, seats in (("a", 1), ("b", 2), ("c", 3), ("d", 4))}
     assert run(table).candidates == ()
@@ -123,7 +123,7 @@ def test_a_shorter_horizon_of_one_run_leaves_no_wal_entry_behind_for_ever(table:
 
 
 def test_a_writer_that_stalls_through_a_collection_is_fenced_and_acknowledges_nothing(table: KeyedTable) -> None:
-    # Lesson 06: the number that the stalled writer tries next must not be free again.
+    # Lesson 06: the next number of the stalled writer must not become free again.
     stalled = table.writer()
     stalled.put(row("a", 1))
     with table.writer() as writer:
@@ -169,7 +169,7 @@ def test_killed_at_any_delete_the_next_runs_find_the_rest() -> None:
         return table
 
     def remaining(table: KeyedTable) -> set[str]:
-        for _ in range(3):  # delete, prune, delete the manifest from before
+        for _ in range(3):  # delete, prune, delete the old manifest
             run(table)
         return {info.key for info in table.store.list("_mem_wal/")}
 

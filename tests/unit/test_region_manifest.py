@@ -1,4 +1,7 @@
-"""Finding and committing region manifests: hints only save requests, races have one winner (lessons 01, 05, 46)."""
+"""Finding and committing region manifests: hints only save requests, and a race has one winner.
+
+See lessons 01, 05 and 46.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ import uuid
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Corrupt, WriterFenced
-from storage_core.formats import keys
-from storage_core.formats.region_manifest import RegionManifest
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import manifest
+from storage_core.base.errors import CommitUnknown, Corrupt, WriterFenced
+from storage_core.data.formats import keys
+from storage_core.data.formats.region_manifest import RegionManifest
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import manifest
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 

@@ -1,4 +1,4 @@
-"""Merging is exactly-once and in order, and leaves one live row per key (lessons 20 to 28)."""
+"""A merge applies records exactly once and in order, and leaves one live row per key (lessons 20 to 28)."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction import execute as compaction
-from storage_core.errors import CommitConflict, Corrupt
-from storage_core.formats import keys
+from storage_core.base.errors import CommitConflict, Corrupt
+from storage_core.compact import execute as compaction
+from storage_core.data.formats import keys
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, MergedGenerations, Remove
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge, unmerged
-from storage_core.region.merge_work import MergeResult, MergeWork
-from storage_core.region.progress import list_regions
-from storage_core.settings.table import TableConfig
-from storage_core.split.rewrite import Rewrite
+from storage_core.split.writer import Rewrite
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge, unmerged
+from storage_core.write.region.merge_work import MergeResult, MergeWork
+from storage_core.write.region.spec import list_regions
 from tests.support import merge_plan
 from tests.support.keyed_table import PLANES, KeyedTable, Row
 
 
 def waiting(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> pa.Table:
-    """The records that the snapshot has not merged, as they are durable now."""
+    """Return the durable records that the snapshot has not merged."""
     return unmerged.capture(store, snapshot, include_wal=include_wal).above(snapshot)
 
 
@@ -104,7 +104,7 @@ def test_only_splits_that_hold_a_touched_key_get_a_vector_and_none_is_rewritten(
         _put(table, _plane(f"{low}1"), _plane(f"{low}9"))
         table.merge()
     before = {add.minValues["tailnum"]: add for add in table.snapshot.splits.values() if add.minValues}
-    # f5 lies inside the bounds of the middle split, but is not in it; a1 is in the first.
+    # The bounds of the middle split include f5, but the split does not contain f5. The first split contains a1.
     _put(table, _plane("a1", 7), _plane("f5", 7))
     result = table.merge()
     assert result is not None
@@ -276,7 +276,7 @@ def test_a_compaction_of_an_input_makes_the_merge_plan_again() -> None:
     (work,) = merge.plan(table.store, snapshot)
     result = table.execute(work)
     table.log.commit(snapshot, _compact(table, snapshot), operation="COMPACT")
-    with pytest.raises(CommitConflict, match="plan its deletion vector again"):
+    with pytest.raises(CommitConflict, match="Plan its deletion vector again"):
         table.commit(snapshot, work, result)
     assert result.rewrite.adds[0].path not in table.snapshot.splits
     table.merge()
@@ -349,7 +349,7 @@ def test_a_gap_between_progress_and_generations_stops_the_merge() -> None:
     snapshot = table.snapshot
     (work,) = merge.plan(table.store, snapshot)
     region = work.region
-    with pytest.raises(Corrupt, match="expected \\[3, 4\\] next"):
+    with pytest.raises(Corrupt, match=r"\[3, 4\] is next"):
         merge._require_consecutive(region, 2, [*work.generations])
 
 

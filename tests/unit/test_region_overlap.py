@@ -1,4 +1,4 @@
-"""What a generation's bounds rule out, of splits and of wanted keys: only what certainly has nothing in common."""
+"""The bounds of a generation exclude only splits and wanted keys that certainly have no key in common with it."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.formats.generation_manifest import Generation
+from storage_core.data.formats.region_manifest import Generation
+from storage_core.data.rows.bound_text import bound_of_text
+from storage_core.data.rows.statistics import compute
 from storage_core.log.actions import Add
-from storage_core.log.files.columns import table_of
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import unmerged
-from storage_core.region.overlap import admitted, may_hold, may_overlap
-from storage_core.rows.bound_text import decode
-from storage_core.rows.statistics import compute
+from storage_core.log.split_columns import table_of
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import unmerged
+from storage_core.write.region.generation import admitted, may_hold, may_overlap
 from tests.support.keyed_table import KeyedTable
 from tests.support.scale import scaled
 
@@ -118,7 +118,7 @@ def test_wanted_keys_rule_out_the_splits_on_either_side_of_them() -> None:
 
 
 def identity(row: dict[str, Any], key: Sequence[str]) -> tuple[str, ...]:
-    """Equal for equal keys: NaN is one value, and so is zero."""
+    """Return a value that is equal for equal keys. All NaNs are one value, and so are both zeros."""
     return tuple(str(row[name] + 0.0) if name == "f" else str(row[name]) for name in key)
 
 
@@ -137,16 +137,16 @@ def test_a_key_is_admitted_exactly_when_each_of_its_columns_lies_within_the_boun
 
 
 def within(row: dict[str, Any], low: dict[str, str], high: dict[str, str]) -> bool:
-    """One value after the other, as Python compares them; NaN above all others."""
+    """Compare one value after the other as Python does, with NaN above all other values."""
     return all(
-        (name not in low or rank(decode(low[name], SCHEMA.field(name).type)) <= rank(value))
-        and (name not in high or rank(value) <= rank(decode(high[name], SCHEMA.field(name).type)))
+        (name not in low or rank(bound_of_text(low[name], SCHEMA.field(name).type)) <= rank(value))
+        and (name not in high or rank(value) <= rank(bound_of_text(high[name], SCHEMA.field(name).type)))
         for name, value in row.items()
     )
 
 
 def rank(value: Any) -> tuple[bool, Any]:
-    """NaN above all others, text by its UTF-8 bytes."""
+    """Return a sort key: NaN above all other values, text by its UTF-8 bytes."""
     nan = isinstance(value, float) and math.isnan(value)
     return nan, 0 if nan else value.encode() if isinstance(value, str) else value
 
@@ -168,7 +168,7 @@ def test_many_keys_are_asked_of_many_generations_without_a_step_per_key() -> Non
 
 
 def python_calls(work: Callable[[], object]) -> int:
-    """How many Python functions the work enters."""
+    """Return the number of Python functions that the work calls."""
     entered = 0
 
     def count(_frame: object, event: str, _argument: object) -> None:

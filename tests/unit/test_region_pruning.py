@@ -1,4 +1,4 @@
-"""Manifests of regions prune what is collected: when, who notices, and what a commit costs then (decision 0055)."""
+"""Region manifests drop collected generations: the time, the processes that notice, and the cost of a commit."""
 
 from __future__ import annotations
 
@@ -7,24 +7,22 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import SnapshotExpired
-from storage_core.formats import keys
-from storage_core.formats.generation_manifest import MANIFEST_FILE
-from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Finding, Kind
-from storage_core.gc.collect import CollectionReport, collect
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import SnapshotExpired
+from storage_core.data.formats import keys
+from storage_core.data.formats.region_manifest import MANIFEST_FILE, FlushedGeneration, RegionManifest
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import MergedGenerations
-from storage_core.log.conflicts.requirements import MergeProgress
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import merge, sorting, unmerged
-from storage_core.region.collected import prune_collected
-from storage_core.region.manifest import commit, read_latest, region_of
-from storage_core.region.sorting import SortingWork
-from storage_core.repair.repair import repair
-from storage_core.settings.table import TableConfig
+from storage_core.log.requirements import MergeProgress
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import CollectionReport, collect
+from storage_core.maintain.findings import Finding, Kind
+from storage_core.maintain.repair import repair
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import generation_write, merge, unmerged
+from storage_core.write.region.generation_write import SortingWork
+from storage_core.write.region.manifest import commit, prune_collected, read_latest, region_of
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import ALWAYS, KeyedTable
 
@@ -37,7 +35,7 @@ def _table(*, retention_ms: int = 0, store: MeteredStore | None = None) -> Keyed
 
 
 def _flush(table: KeyedTable, *names: str) -> None:
-    """A generation per name."""
+    """Flush one generation per name."""
     with table.writer() as writer:
         for name in names:
             writer.put({"tailnum": name, "seats": 1})
@@ -133,7 +131,7 @@ def test_a_snapshot_from_before_is_refused_and_not_answered_with_rows_missing() 
         _collect(table)
     assert _listed(table) == [4]
     with pytest.raises(
-        SnapshotExpired, match="up to 3 are merged and collected, this snapshot has merged those up to 1"
+        SnapshotExpired, match=r"up to 3 are merged and collected. This snapshot merged only those up to 1"
     ):
         unmerged.capture(table.store, old, include_wal=True).above(old)
     assert set(table.rows()) == set("abcd")
@@ -175,7 +173,7 @@ def test_the_second_of_two_collectors_and_one_that_is_late_change_nothing() -> N
 def test_a_sorted_generation_that_is_merged_in_part_is_not_pruned_until_all_of_it_is_merged() -> None:
     table = _table()
     _flush(table, "a", "b", "c")
-    (work,) = sorting.plan(table.store, table.snapshot, terms=ALWAYS)
+    (work,) = generation_write.plan_sort(table.store, table.snapshot, terms=ALWAYS)
     _merge_two(table)
     _sorted(table, work)
     for _ in range(3):
@@ -190,7 +188,7 @@ def test_a_sorted_generation_that_is_merged_in_part_is_not_pruned_until_all_of_i
 
 
 def _merge_two(table: KeyedTable) -> None:
-    """As a merger that takes no more than two records at once."""
+    """Merge with a limit of two records at once."""
     snapshot = table.snapshot
     (work,) = merge.plan(table.store, snapshot, max_records=2)
     table.commit(snapshot, work, table.execute(work))
@@ -198,12 +196,12 @@ def _merge_two(table: KeyedTable) -> None:
 
 
 def _sorted(table: KeyedTable, work: SortingWork) -> None:
-    done = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
-    sorting.finish(table.store, work, done, clock=table.clock, writer_id=table.ids.uuid())
+    done = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
+    generation_write.finish(table.store, work, done, clock=table.clock, writer_id=table.ids.uuid())
 
 
 def _damage(table: KeyedTable) -> list[Finding]:
-    """What a deep check finds but objects that wait for the collector."""
+    """Return the findings of a deep check, without objects that wait for the collector."""
     found = fsck(table.store, clock=table.clock, deep=True).findings
     return [each for each in found if each.kind is not Kind.UNREFERENCED]
 
@@ -227,7 +225,7 @@ def test_fsck_finds_nothing_after_it_nor_after_a_repair_and_a_gap_where_the_mark
 
 
 class History:
-    """A region with many merged generations whose objects early 0.1 has collected, and listed still."""
+    """A region with many merged generations that early 0.1 collected and that its manifest still lists."""
 
     def __init__(self, generations: int) -> None:
         self.store = MeteredStore(MemoryStore("planes"))
@@ -249,7 +247,7 @@ class History:
             _collect(table)
 
     def cost(self, act: Callable[[], object]) -> tuple[dict[str, int], int]:
-        """The requests of an act, and the size of the manifest that it left."""
+        """Return the requests of an act, and the size of the resulting manifest."""
         before = dict(self.store.requests)
         act()
         requests = {kind: count - before[kind] for kind, count in self.store.requests.items()}
@@ -257,7 +255,7 @@ class History:
         return requests, self.store.head(key).size
 
     def costs(self) -> list[tuple[dict[str, int], int]]:
-        """Of a collection, a claim and a flush."""
+        """Return the costs of a collection, a claim and a flush."""
         collection = self.cost(lambda: _collect(self.table))
         claim = self.cost(self.table.writer)
         with self.table.writer() as writer:

@@ -1,4 +1,4 @@
-"""The registry names every region before it holds a row, and is made again when it is lost."""
+"""The registry names every region before the region holds a row, and a lost registry is rebuilt."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import CommitUnknown, Corrupt, RegionClosed, Unsupported
-from storage_core.formats import keys, region_manifest
-from storage_core.formats.json_checksum import json_digest
-from storage_core.formats.region_manifest import RegionManifest
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region.manifest import commit
-from storage_core.region.registry import close_spec, read_registry, rebuilt, register
-from storage_core.settings.region_fields import Region
+from storage_core.base.errors import CommitUnknown, Corrupt, RegionClosed, Unsupported
+from storage_core.data.formats import keys, region_manifest
+from storage_core.data.formats.json_document import json_digest
+from storage_core.data.formats.region_manifest import RegionManifest
+from storage_core.data.settings.layout import Region
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region.manifest import commit
+from storage_core.write.region.spec import close_spec, read_registry, rebuilt, register
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -186,9 +186,9 @@ def test_a_lost_registry_still_knows_what_a_closed_region_closed() -> None:
 def test_a_closed_manifest_says_so_and_one_that_is_not_keeps_its_bytes() -> None:
     manifest = RegionManifest(region_id=region(1).id, version=1, writer_epoch=1, region_spec_id=2, writer_id="w")
     closed = replace(manifest, closed_by=3)
-    assert region_manifest.decode(region_manifest.encode(closed), "key") == closed
-    assert b"\xb0\x06\x03" in region_manifest.encode(closed)  # field 102, a varint
-    assert len(region_manifest.encode(manifest)) == len(region_manifest.encode(closed)) - 3
-    damaged = region_manifest.encode(closed).replace(b"\xb0\x06\x03", b"\xb0\x06\x02")
+    assert region_manifest.decode_region(region_manifest.encode_region(closed), "key") == closed
+    assert b"\xb0\x06\x03" in region_manifest.encode_region(closed)  # field 102, a varint
+    assert len(region_manifest.encode_region(manifest)) == len(region_manifest.encode_region(closed)) - 3
+    damaged = region_manifest.encode_region(closed).replace(b"\xb0\x06\x03", b"\xb0\x06\x02")
     with pytest.raises(Corrupt, match="checksum"):
-        region_manifest.decode(damaged, "key")
+        region_manifest.decode_region(damaged, "key")

@@ -1,4 +1,4 @@
-"""Changing the region spec: every acknowledged row stays, and newer rows win over those of the old regions (0040)."""
+"""A change of the region spec keeps every acknowledged row, and newer rows win over rows of the old regions."""
 
 from __future__ import annotations
 
@@ -6,19 +6,18 @@ from collections import Counter
 
 import pytest
 
-from storage_core.errors import InvalidInput, RegionClosed, TidemarkError, Unavailable, WriterFenced
-from storage_core.formats.keys import region_registry_key
-from storage_core.fsck.check import fsck
+from storage_core.base.errors import InvalidInput, RegionClosed, TidemarkError, Unavailable, WriterFenced
+from storage_core.data.formats.keys import region_registry_key
+from storage_core.data.settings.layout import RegionField
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import unmerged
-from storage_core.region.progress import list_regions
-from storage_core.region.repartition import change_regions
-from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import DeclaredField, declared_fields, first_specs
-from storage_core.settings.region_fields import RegionField
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.store.contract import ObjectStore
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import unmerged
+from storage_core.write.region.repartition import change_regions
+from storage_core.write.region.router import RoutingWriter
+from storage_core.write.region.spec import DeclaredField, declared_fields, first_specs, list_regions
 from tests.support.fault_store import FaultStore
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import PLANES, KeyedTable, Row, seats
@@ -88,7 +87,7 @@ def test_writers_of_the_old_regions_stop_and_are_told_where_to_go() -> None:
         with pytest.raises(WriterFenced):
             writer.put(rows(2, NAMES[:1]))
     with RoutingWriter(table.store, old, clock=table.clock, ids=table.ids) as late:
-        for name in NAMES:  # a region that has rows, and those that never were claimed
+        for name in NAMES:  # regions with rows, and regions that were never claimed
             with pytest.raises(RegionClosed, match="spec 3 follows"):
                 late.put(rows(2, [name]))
     assert seats(table) == {NAMES[0]: 1}
@@ -120,7 +119,7 @@ def test_fields_outside_the_key_and_tables_without_a_key_are_refused_before_anyt
     with table.writer() as writer:
         writer.put(rows(1))
     append = KeyedTable(MemoryStore("append")).create(PLANES, TableConfig())
-    with pytest.raises(InvalidInput, match="has none"):
+    with pytest.raises(InvalidInput, match="has no primary key"):
         change(append, buckets(2))
 
 
@@ -148,11 +147,11 @@ def test_an_interrupted_change_loses_nothing_takes_no_row_and_is_finished_by_the
         with table.routing_writer() as writer:
             writer.put(rows(9))
         assert seats(table) == dict.fromkeys(NAMES, 9)
-    assert interrupted > 12  # hints are best effort, and some steps lie behind the end
+    assert interrupted > 12  # hints are best effort, and some steps come after the end
 
 
 def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None:
-    """Somebody writes after the interruption: row by row, each refused or acknowledged."""
+    """Write row by row after the interruption. Each row is refused or acknowledged."""
     with table.routing_writer() as writer:
         for name in NAMES:
             try:
@@ -186,7 +185,7 @@ def test_whatever_is_acknowledged_beside_a_change_is_there_after_it(instant: int
     table = make(memory, buckets(2))
     stale = table.snapshot
     with table.routing_writer() as writer:
-        writer.put(rows(1, NAMES[:1]))  # some regions are claimed meanwhile only
+        writer.put(rows(1, NAMES[:1]))  # some regions are claimed only meanwhile
     expected: dict[object, object] = {NAMES[0]: 1}
 
     def meanwhile() -> None:

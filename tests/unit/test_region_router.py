@@ -1,4 +1,4 @@
-"""Writing to several regions, and reading all of them without a gap or a double."""
+"""Writes to several regions, and reads of all regions without a gap or a duplicate."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput, WriterFenced
-from storage_core.formats import keys
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.region import merge, unmerged
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.merge_work import MergeWork
-from storage_core.region.options import WriterOptions
-from storage_core.region.progress import list_regions
-from storage_core.region.registry import read_registry, register
-from storage_core.region.router import RoutingWriter
-from storage_core.region.spec import first_specs, region_of_values
-from storage_core.region.writer import RegionWriter
-from storage_core.repair.repair import repair
-from storage_core.rows import fold
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput, WriterFenced
+from storage_core.data.formats import keys
+from storage_core.data.rows import fold
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.repair import repair
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.region import merge, unmerged
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.merge_work import MergeWork
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.router import RoutingWriter
+from storage_core.write.region.spec import first_specs, list_regions, read_registry, region_of_values, register
+from storage_core.write.region.writer import RegionWriter
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.ids import SeededIds
@@ -56,7 +54,7 @@ def test_an_error_inside_the_block_is_raised_and_what_closing_adds_is_its_note()
     def block() -> None:
         with table.routing_writer() as writer:
             writer.put(plane("N0"))
-            RegionWriter.open(table.store, snapshot, clock=table.clock, ids=table.ids, region=region)  # fences it
+            RegionWriter.open(table.store, snapshot, clock=table.clock, ids=table.ids, region=region)  # fences `writer`
             writer.put(plane("N0"), durable=False)
             raise ValueError("the caller's own")
 
@@ -87,7 +85,7 @@ def test_a_call_makes_one_entry_per_region_and_every_row_is_there() -> None:
     with table.routing_writer() as writer:
         writer.put([plane(name, 1) for name in NAMES])
         assert len(writer.regions) == 3
-    assert entries(store) == 3 + 3  # a sentinel and an entry each
+    assert entries(store) == 3 + 3  # each has a sentinel and an entry
     assert table.rows() == {name: plane(name, 1) for name in NAMES}
     assert writer.unflushed().num_rows == len(NAMES)
 
@@ -250,12 +248,12 @@ def test_the_collector_keeps_the_registry_and_what_is_not_merged() -> None:
         collect(store, table.log, clock=table.clock)
     assert table.rows() == {name: plane(name, 3 if name in NAMES[:9] else 2) for name in NAMES}
     assert len(read_registry(store).of_spec(2)) == 3
-    assert entries(store) == before - 2 * 3  # those of merged generations are gone
+    assert entries(store) == before - 2 * 3  # the entries of merged generations are gone
 
 
 @pytest.mark.parametrize("instant", range(22))
 def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_and_no_double(instant: int) -> None:
-    """The order of reads of several regions: registry, per region manifest and log, then the head."""
+    """A read of several regions has this order: registry, manifest and log per region, then the head."""
     memory = MemoryStore("planes")
     table = make(memory)
     with table.routing_writer() as writer:
@@ -283,7 +281,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
     acknowledged = {*of_bucket(table, 0), *of_bucket(table, 1)}
     assert acknowledged <= found.keys()
     assert all(found[name] in (1, 2) for name in acknowledged)
-    if head.version > before.version:  # the merge is in the head, so nothing older may lie over it
+    if head.version > before.version:  # the merge is committed, so no older row may hide its rows
         assert all(found[name] == 2 for name in acknowledged)
 
 

@@ -8,15 +8,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.definition import check_definition
-from storage_core.errors import InvalidInput, Unavailable
-from storage_core.region import expressions
-from storage_core.region.manifest import region_of
-from storage_core.region.spec import check_spec, declared_fields, first_specs, route
-from storage_core.region.transforms import Transform, TransformKind, parse_transform
-from storage_core.settings.query import QueryLimits
-from storage_core.settings.region_fields import RegionField, RegionSpec, specs_from_text, specs_to_text
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.base.limits import QueryLimits
+from storage_core.change.definition import check_definition
+from storage_core.data.settings.layout import RegionField, RegionSpec, specs_from_text, specs_to_text
+from storage_core.data.settings.table import TableConfig
+from storage_core.write.region import expressions
+from storage_core.write.region.expressions import Transform, TransformKind, parse_transform
+from storage_core.write.region.manifest import region_of
+from storage_core.write.region.spec import check_spec, declared_fields, first_specs, route
 from tests.support.region_rows import field_value, region_of_row
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,10 +107,10 @@ def test_no_rows_have_no_regions() -> None:
     [
         ({"transform": "bucket", "source": "score", "n": 2}, "primary key"),
         ({"transform": "bucket", "source": "nothing", "n": 2}, "nothing"),
-        ({"transform": "bucket", "source": "id"}, "no region transform"),
-        ({"transform": "bucket", "source": "id", "n": 0}, "no region transform"),
+        ({"transform": "bucket", "source": "id"}, "not a region transform"),
+        ({"transform": "bucket", "source": "id", "n": 0}, "not a region transform"),
         ({"transform": "bucket", "source": "id", "width": 2}, "`n` goes with a bucket"),
-        ({"transform": "year", "source": "at", "n": 2}, "no region transform"),
+        ({"transform": "year", "source": "at", "n": 2}, "not a region transform"),
         ({"transform": "year", "source": "id"}, "no value for columns of type int64"),
         ({"transform": "bucket", "sources": ["id", "name"], "n": 2}, "one source column"),
         ({"transform": "round", "source": "id"}, "identity, year"),
@@ -237,7 +237,7 @@ def test_transforms_have_one_text_form() -> None:
     assert parse_transform("bucket(4)") == Transform(TransformKind.BUCKET, 4)
     assert [parse_transform(text).text for text in ("identity", "truncate(3)")] == ["identity", "truncate(3)"]
     for text in ("bucket", "bucket()", "bucket(04)", "bucket(2147483648)", "year(2)", "Bucket(2)", ""):
-        with pytest.raises(InvalidInput, match="use one of"):
+        with pytest.raises(InvalidInput, match="Use one of"):
             parse_transform(text)
 
 
@@ -275,7 +275,7 @@ def test_a_table_without_a_key_has_no_regions_to_divide() -> None:
 def test_an_expression_takes_long_keys_in_pieces_and_makes_no_gigabytes() -> None:
     code = (
         "import pyarrow as pa\n"
-        "from storage_core.region.expressions import evaluate\n"
+        "from storage_core.write.region.expressions import evaluate\n"
         "from tests.support.memory import grown_bytes\n"
         "keys = pa.array(['%03d' % number + 'x' * 60_000 for number in range(8)])\n"
         "def work():\n"

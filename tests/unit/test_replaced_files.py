@@ -1,4 +1,4 @@
-"""A landed file that is replaced by another of its name and size is noticed by its content (decision 0052)."""
+"""A landed file replaced by another of the same name and size is noticed by its content (decision 0008)."""
 
 from __future__ import annotations
 
@@ -18,22 +18,28 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import CommitConflict
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.content import ContentHash, as_hex
-from storage_core.ingest.landing import LandedFile, LandingFormat, LandingSpec, content_of, discover, open_bytes
-from storage_core.ingest.parse import parse_blocks
-from storage_core.ingest.progress import pending, progress
-from storage_core.ingest.work import IngestResult, IngestWork
+from storage_core.base.errors import CommitConflict
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata, Txn
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.resolve import open_store
+from storage_core.write.ingest.batch import IngestResult, IngestWork, execute, parse_blocks, plan
+from storage_core.write.ingest.landing import (
+    ContentHash,
+    LandedFile,
+    LandingFormat,
+    LandingSpec,
+    as_hex,
+    content_of,
+    discover,
+    open_bytes,
+)
+from storage_core.write.ingest.progress import pending, progress
 from tests.support.ids import SeededIds
 from tests.support.rejected_lines import rejected_lines
 
@@ -43,7 +49,7 @@ FILE = "a.ndjson"
 
 @dataclass(slots=True)
 class Bench:
-    """One table, and a landing place whose clock ticks once per landing."""
+    """One table, and a landing location whose clock ticks once per landing."""
 
     folder: Path
     log: TransactionLog
@@ -54,7 +60,7 @@ class Bench:
         return LandingSpec(uri=str(self.folder), format="ndjson")
 
     def land(self, *ids: int, name: str = FILE) -> LandedFile:
-        """Put a file there: one row per hour from 1970 on, all files of as many rows of one size."""
+        """Land a file with one row per hour from 1970 on. Files with the same number of rows have the same size."""
         rows = [f'{{"at": "1970-01-01T{hour:02}:00:00Z", "id": {number}}}' for hour, number in enumerate(ids)]
         (self.folder / name).write_text("".join(f"{row}\n" for row in rows))
         return self.touch(name)
@@ -168,7 +174,7 @@ def test_two_first_runs_of_one_file_for_different_windows_are_a_conflict(bench: 
     bench.land(101, 102)
     ours, theirs = bench.execute(bench.plan(0)), bench.execute(bench.plan(3600))
     bench.commit(ours)
-    with pytest.raises(CommitConflict, match="plan the others again"):
+    with pytest.raises(CommitConflict, match="Plan the others again"):
         bench.commit(theirs)
     bench.ingest(3600)
     assert (bench.rows(), bench.plan()) == ([101, 102], [])

@@ -1,4 +1,4 @@
-"""The report as a text: whatever names, errors and windows there are, it is one page without script, well formed."""
+"""The report as text: any names, errors and windows give one well-formed page without scripts."""
 
 from __future__ import annotations
 
@@ -8,16 +8,14 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from jobs.reports.prices import Prices, read_prices
-from pipelines.report import svg
-from pipelines.report.content import Content, Window
-from pipelines.report.page import MOST_ROWS, page
-from pipelines.report.svg import Cell, Pair, Point
-from pipelines.runs.failed import LastFailure
-from pipelines.status.table_status import Looked, Place
-from storage_core.compaction.debt import NextRun
-from storage_core.errors import Corrupt, InvalidInput
-from storage_core.read.status import Status
+from pipelines import report
+from pipelines.failed import LastFailure
+from pipelines.report import MOST_ROWS, Cell, Content, Pair, Point, Window, page
+from pipelines.status import Looked, Place
+from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.compact.debt import NextRun
+from storage_core.log.job_run import Prices, read_prices
+from storage_core.maintain.status import Status
 
 HOSTILE = "</td></svg><script>x</script>'\"&\x00\x1b[31m\ud800"
 HOUR = 3600
@@ -108,12 +106,12 @@ def test_windows_of_any_length_have_a_cell_each_or_share_one(seconds: int) -> No
 
 def test_plots_of_nothing_and_of_one_moment_are_drawn() -> None:
     point = Point(at=5, value=0, title="t")
-    drawn = (svg.line("l", [point]), svg.pairs("p", []), svg.heat_map("h", ["r"], 0, []))
+    drawn = (report.line("l", [point]), report.pairs("p", []), report.heat_map("h", ["r"], 0, []))
     assert all(ET.fromstring(each).tag == "svg" for each in drawn)  # noqa: S314  # our own text
-    assert "M90" in svg.line("l", [point, point])
-    assert svg.heat_map("h", ["r"], 1, [Cell(row=0, column=0, strength=1.0, title="a")]).count("<rect") == 1
-    assert svg.pairs("p", [Pair(before=2, after=1, title="a")]).count("<rect") == 2
-    assert svg.minute(10**18) == f"{10**18} ms"
+    assert "M90" in report.line("l", [point, point])
+    assert report.heat_map("h", ["r"], 1, [Cell(row=0, column=0, strength=1.0, title="a")]).count("<rect") == 1
+    assert report.pairs("p", [Pair(before=2, after=1, title="a")]).count("<rect") == 2
+    assert report.minute(10**18) == f"{10**18} ms"
 
 
 def test_prices_are_read_and_wrong_ones_refused() -> None:

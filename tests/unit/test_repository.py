@@ -1,4 +1,4 @@
-"""What the repository itself promises: no file names an index host or a machine, make explains itself, docstrings."""
+"""Rules of the repository: no file names an index host or a machine, make has help texts, names have docstrings."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from tests.tiers import LONG, NIGHTLY, REPRESENTATIVES, SPEAK_FOR_THE_PRODUCT
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
-# Folders that only ever hold what a tool or a run made; .gitignore says the same to git.
+# Folders that only contain output of tools or runs. `.gitignore` lists the same folders.
 MADE = {".git", ".venv", ".uv", ".java", ".dagster", "warehouse", "landing", "spark-warehouse", "__pycache__", "build"}
 
-# Written in pieces, so that this file does not hold what it looks for.
+# Written in pieces, so that this file does not contain the searched text.
 INDEX_HOST = re.compile("|".join(["pypi" + r"\.org", "pythonhosted" + r"\.org", "index" + "-url", "find" + "-links"]))
 MACHINE_PATH = re.compile(r"(?<![\w.~$}/-])/(?:(?:home|Users)/[a-z]\w*|root|work|opt/wheels)(?=[/\s\"'`)]|$)")
-# The flags that keep hosts out of the locks are named where the locks are made.
+# The script that makes the locks passes the flags that keep hosts out of them.
 KEEPS_HOSTS_OUT = re.compile(r"--no-emit-\S+")
 
 
 def _files() -> list[Path]:
-    """Every file that git tracks or would track; in a copy without git, every file that no tool made."""
+    """Return every file that git tracks or would track. In a copy without git, every file that no tool made."""
     command = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     listed = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
     if listed.returncode == 0:
@@ -42,7 +42,7 @@ def _is_made(path: Path) -> bool:
 
 @cache
 def _texts() -> dict[str, str]:
-    """The text of every file that is text, by its name."""
+    """Return the content of every text file by its name."""
     found = {}
     for path in _files():
         with suppress(UnicodeDecodeError):
@@ -95,7 +95,7 @@ def test_the_demo_lock_pins_what_the_dev_lock_pins() -> None:
 
 
 def _pins(lock: str) -> set[str]:
-    """Which version of which package, wherever it is installed; the extras of one come with packages of their own."""
+    """Return the pinned packages and versions, without extras and environment markers."""
     lines = (ROOT / "requirements" / lock).read_text().splitlines()
     return {re.sub(r"\[.*?\]| ;.*", "", line.rstrip(" \\")) for line in lines if re.match(r"\S+==", line)}
 
@@ -141,7 +141,7 @@ def test_ci_runs_make_check() -> None:
 
 
 def _without_docstring(path: Path) -> Iterator[str]:
-    """The public names of a module that say nothing about themselves; an empty module has nothing to say."""
+    """Return the public names of a module without a docstring. An empty module needs none."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     name = str(path.relative_to(ROOT))
     if tree.body and ast.get_docstring(tree) is None:
@@ -163,7 +163,7 @@ NOT_RUN = {"skip", "skipif", "xfail", "importorskip", "skipIf", "skipUnless", "S
 
 
 def _excuses(text: str) -> list[int]:
-    """The lines in which something lets a test not run, or fail."""
+    """Return the lines that let a test be skipped or fail."""
     tree = ast.parse(text if any(each in text for each in NOT_RUN) else "")
     return [
         node.lineno
@@ -174,7 +174,7 @@ def _excuses(text: str) -> list[int]:
 
 
 def test_no_test_is_let_off() -> None:
-    """What cannot run here fails, and says what it lacks: nothing is left out unseen."""
+    """A test that cannot run here fails with the missing requirement, and is never skipped."""
     files = sorted((ROOT / "tests").rglob("*.py"))
     assert [f"{file.relative_to(ROOT)}:{line}" for file in files for line in _excuses(file.read_text())] == []
 
@@ -203,7 +203,8 @@ def test_every_file_that_a_package_reads_is_installed_with_it() -> None:
         "package-data"
     ]
     for package in PRODUCT:
-        files = [each for each in _files() if each.relative_to(ROOT).parts[0] == package and each.suffix != ".py"]
+        own = (each for each in _files() if each.relative_to(ROOT).parts[0] == package)
+        files = [each for each in own if each.suffix != ".py" and each.name != "README.md"]
         installed = {found for pattern in packaged[package] for found in (ROOT / package).glob(pattern)}
         assert {*files} <= installed, package
     assert "dagster.yaml" in packaged["pipelines"]

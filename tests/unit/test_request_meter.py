@@ -3,9 +3,9 @@ from __future__ import annotations
 from concurrent.futures import ThreadPoolExecutor
 from threading import Barrier
 
-from storage_core.objectstore.contract import Conflict, IfAbsent, ObjectInfo
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore, RequestMeter
+from storage_core.store.contract import Conflict, IfAbsent, ObjectInfo
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore, RequestMeter
 
 
 def test_a_listing_costs_one_request_per_thousand_keys() -> None:

@@ -4,24 +4,24 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import CommitConflict, CommitUnknown, SnapshotExpired
-from storage_core.formats.gc_plan import Candidate, Reason
-from storage_core.formats.keys import version_key
-from storage_core.gc.plan import read_plan, write_plan
-from storage_core.history.restore import MAX_PLANS, OPERATION, Restored, restore
+from storage_core.base.errors import CommitConflict, CommitUnknown, SnapshotExpired
+from storage_core.data.formats.documents import Candidate
+from storage_core.data.formats.keys import version_key
+from storage_core.data.formats.kinds import Reason
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
-from storage_core.log.conflicts.requirements import RESTORES, MergeProgress
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import RESTORES, MergeProgress
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.reading import LIST_FROM
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import read_plan, write_plan
+from storage_core.maintain.history import MAX_PLANS, OPERATION, Restored, restore
+from storage_core.store.contract import LIST_FROM, IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.log_tables import INDEX, SCHEMA, log_on, metadata, removal, segment, split
@@ -115,7 +115,7 @@ def test_schema_and_settings_are_those_of_the_old_version(log: TransactionLog) -
     assert (done.schema, done.config) == (old.schema, old.config)
     assert done.metadata.configuration == {
         **old.metadata.configuration,
-        "docMappingSchema.0123456789abcdef": "[]",  # the registry only grows: an old reference is never left without
+        "docMappingSchema.0123456789abcdef": "[]",  # the registry only grows, so old references stay valid
     }
 
 
@@ -135,7 +135,7 @@ def test_progress_never_goes_back(log: TransactionLog) -> None:
 
 
 def test_a_merge_that_was_planned_before_a_restore_is_planned_again(log: TransactionLog) -> None:
-    """The merge found no row of its key: the restore brings one back, so adding it would make two."""
+    """The merge found no row of its key. The restore brings one back, so a second row would be a duplicate."""
     old = append(log, "with-key")
     planned = log.commit(log.snapshot(), [removal("with-key")], operation="MERGE").snapshot
     run(log, old)
@@ -171,7 +171,7 @@ def test_writers_that_never_pause_end_the_attempts_with_nothing_written(
     append(log, "b")
     faulty = FaultStore(store)
     faulty.on_put("_transaction_log/0", *[lambda n=n: append(log, f"c{n}") for n in range(MAX_PLANS)])
-    with pytest.raises(CommitConflict, match="nothing was written"):
+    with pytest.raises(CommitConflict, match="Nothing was written"):
         run(log_on(faulty, seed=1), old)
     assert OPERATION not in {entry.operation for entry in log.history()}
 
@@ -221,7 +221,7 @@ def test_a_split_that_the_collector_is_about_to_delete_does_not_come_back(
     key = split("a").path
     due = Candidate(key=key, reason=Reason.REMOVED_SPLIT, size=4, first_seen_ms=0, since_version=head.version)
     write_plan(store, read_plan(store), {key: due}, nonce="n")
-    with pytest.raises(SnapshotExpired, match="due to be"):
+    with pytest.raises(SnapshotExpired, match="or will be"):
         run(log, old)
     assert log.snapshot() == head
 
@@ -232,7 +232,7 @@ def test_many_splits_are_looked_for_by_a_listing(store: MemoryStore, log: Transa
     log.commit(log.snapshot(), [removal(name) for name in many], operation="DELETE")
     metered = MeteredStore(store)
     run(log_on(metered, seed=1), old)
-    # The head of the table is found without a hint by one listing, the splits by another.
+    # Without a hint, one listing finds the head of the table and another finds the splits.
     assert (metered.requests["list"], metered.requests["head"]) == (2, 1)
     log.commit(log.snapshot(), [removal(name) for name in many], operation="DELETE")
     store.delete([split("s7").path])
@@ -240,7 +240,7 @@ def test_many_splits_are_looked_for_by_a_listing(store: MemoryStore, log: Transa
         run(log, old)
 
 
-# --- index segments
+# Index segments.
 
 
 def indexed(log: TransactionLog, name: str, *covered: str) -> Snapshot:
@@ -254,7 +254,7 @@ def covering(snapshot: Snapshot) -> dict[str, tuple[str, ...]]:
 
 
 def compacted(log: TransactionLog, old: str, new: str) -> Snapshot:
-    """Rewrite an indexed split and index what comes of it, as a compaction and a catch-up do."""
+    """Rewrite an indexed split and index the result, as a compaction and a catch-up do."""
     rewrite(log, old, new)
     log.commit(log.snapshot(), [dropped(f"s-{old}")], operation="CATCH UP")
     return indexed(log, f"s-{new}", new)
@@ -309,7 +309,7 @@ def test_an_index_that_was_defined_otherwise_in_between_is_built_anew(log: Trans
     assert covering(done) == {}
 
 
-# --- deletion vectors
+# Deletion vectors.
 
 
 def test_a_vector_that_came_later_goes_back_to_no_row_deleted(log: TransactionLog) -> None:

@@ -1,4 +1,4 @@
-"""Restores and the collector: what comes back is there, and stays."""
+"""The collector keeps every object that a restore brings back."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from itertools import count
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import CommitConflict, SnapshotExpired
-from storage_core.formats.keys import gc_candidates_key, state_key, version_key
-from storage_core.gc.collect import collect
-from storage_core.gc.plan import read_plan, write_plan
-from storage_core.history.restore import Restored, restore
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitConflict, SnapshotExpired
+from storage_core.data.formats.keys import gc_candidates_key, state_key, version_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.reading import exists
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.collect import collect, read_plan, write_plan
+from storage_core.maintain.history import Restored, restore
+from storage_core.store.contract import ObjectStore, Overwrite, exists
+from storage_core.store.memory import MemoryStore
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore
 from tests.support.meanwhile import Meanwhile
@@ -119,7 +117,7 @@ def test_what_was_restored_and_removed_again_is_unneeded_since_then_only() -> No
 
 
 def test_a_collector_whose_plan_was_replaced_deletes_nothing_more() -> None:
-    """Whoever sets a tag or restores looks at the plan that is there."""
+    """A process that sets a tag or restores checks the current plan."""
     table = made()
     orphan = table.upload_split()
     faulty = FaultStore(table.store)
@@ -127,7 +125,7 @@ def test_a_collector_whose_plan_was_replaced_deletes_nothing_more() -> None:
     def replace_plan() -> None:
         write_plan(table.store, read_plan(table.store), {}, nonce="other")
 
-    faulty.on("head", gc_candidates_key(), lambda: None, replace_plan)  # first its time is read, then its ETag
+    faulty.on("head", gc_candidates_key(), lambda: None, replace_plan)  # the time is read first, then the ETag
     with pytest.raises(CommitConflict, match="another collector"):
         run(table, store=faulty, horizon_ms=0)
     assert orphan in table.objects()
@@ -135,7 +133,7 @@ def test_a_collector_whose_plan_was_replaced_deletes_nothing_more() -> None:
 
 
 def test_should_the_newest_state_be_damaged_the_one_before_it_leads_to_the_head() -> None:
-    """However old: the version files between the two newest states are kept."""
+    """The version files between the two newest states are kept at any age."""
     table = made()
     table.append()
     table.checkpoint()

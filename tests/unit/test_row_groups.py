@@ -1,4 +1,4 @@
-"""Which row groups a lookup reads, and by how many requests; no bound of a footer alone hides a row."""
+"""The row groups and requests of a lookup. No bound in a footer alone can hide a row."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
-from storage_core.split import group_bounds, row_groups
+from storage_core.base.errors import Corrupt
+from storage_core.data.settings.table import TableConfig
+from storage_core.split import metadata as row_groups
 from storage_core.split.encode import plain_schema
 from storage_core.split.metadata import with_checksum
 from storage_core.split.read import open_split, share_of
 from storage_core.split.writer import SplitHead, SplitWriter
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
 from tests.support.events import context
 from tests.support.keyed_table import KeyedTable
 from tidemark import Table
@@ -33,7 +33,7 @@ _names = itertools.count()
 
 
 def bounds(rows: pa.Table) -> dict[str, str]:
-    of_groups = group_bounds.Bounds("n")
+    of_groups = row_groups.Bounds("n")
     for start in range(0, rows.num_rows, row_groups.ROWS_PER_GROUP):
         of_groups.add(rows.slice(start, row_groups.ROWS_PER_GROUP))
     return of_groups.metadata()
@@ -44,8 +44,10 @@ def admitted(values: Sequence[object], kind: pa.DataType, wanted: Sequence[objec
     metadata = with_checksum(bounds(rows))
     groups = -(-len(values) // row_groups.ROWS_PER_GROUP)
     return list(
-        group_bounds.admitting(
-            group_bounds.recorded(metadata, "a", groups), groups, pa.table([pa.array(wanted, kind)], names=["n"])
+        row_groups.admitting(
+            row_groups.recorded_row_groups(metadata, "a", groups),
+            groups,
+            pa.table([pa.array(wanted, kind)], names=["n"]),
         )
     )
 
@@ -101,9 +103,13 @@ def test_floats_are_bounded_in_the_order_of_keys(value: float, expected: list[in
 
 def test_bounds_of_another_column_leave_nothing_out() -> None:
     metadata = with_checksum(bounds(pa.table({"n": range(9)})))
-    assert list(group_bounds.admitting(group_bounds.recorded(metadata, "a", 3), 3, pa.table({"m": [1]}))) == [0, 1, 2]
-    assert list(group_bounds.admitting(group_bounds.recorded({}, "a", 3), 3, pa.table({"n": [1]}))) == [0, 1, 2]
-    assert len(group_bounds.admitting(group_bounds.recorded(metadata, "a", 4), 4, pa.table({"n": [1]}))) == 4
+    assert list(row_groups.admitting(row_groups.recorded_row_groups(metadata, "a", 3), 3, pa.table({"m": [1]}))) == [
+        0,
+        1,
+        2,
+    ]
+    assert list(row_groups.admitting(row_groups.recorded_row_groups({}, "a", 3), 3, pa.table({"n": [1]}))) == [0, 1, 2]
+    assert len(row_groups.admitting(row_groups.recorded_row_groups(metadata, "a", 4), 4, pa.table({"n": [1]}))) == 4
 
 
 def test_damaged_bounds_are_corrupt() -> None:
@@ -111,12 +117,12 @@ def test_damaged_bounds_are_corrupt() -> None:
     damaged = {name: text.replace('["0"', '["1"') for name, text in metadata.items()}
     assert damaged != metadata
     with pytest.raises(Corrupt, match="checksum"):
-        group_bounds.recorded(damaged, "a", 3)
+        row_groups.recorded_row_groups(damaged, "a", 3)
 
 
 @pytest.fixture
 def table() -> Table:
-    """A keyed table of one split with even keys in five row groups."""
+    """Make a keyed table of one split with even keys in five row groups."""
     made = Table.create(f"memory://row-groups-{next(_names)}", SCHEMA, primary_key="n")
     with made.writer() as writer:
         writer.put([{"n": 2 * number, "text": f"row {number}"} for number in range(ROWS)])
@@ -147,7 +153,7 @@ def test_a_lookup_reads_only_row_groups_that_may_hold_a_key(keys: list[int], gro
     wanted = pa.table({"n": pa.array(keys, pa.int64())})
     split = open_split(table.store, add, whole=False)
     assert split.row_groups == ROWS // ROWS_PER_GROUP
-    admitted = group_bounds.admitting(split.bounds, split.row_groups, wanted)
+    admitted = row_groups.admitting(split.bounds, split.row_groups, wanted)
     assert len(admitted) == groups
     assert [rows.num_rows for rows in split.batches(["n"], groups=admitted)] == [ROWS_PER_GROUP] * len(admitted)
     found = table.get_many(keys, consistency="snapshot")
@@ -171,7 +177,7 @@ def test_rows_that_take_much_make_smaller_row_groups(*, is_dictionary: bool, mon
     rows = pa.table({"n": range(600), "text": texts.dictionary_encode() if is_dictionary else texts})
     store = MemoryStore("groups")
     head = SplitHead(context=context(plain_schema(rows.schema), TableConfig()), window=None, now_ms=1)
-    for size in (600, 50):  # of an addition
+    for size in (600, 50):  # rows per call of `add`
         writer = SplitWriter(head, f"split{size}", rows.schema, {}, rows=600)
         for start in range(0, 600, size):
             writer.add(rows.slice(start, size))

@@ -1,4 +1,4 @@
-"""Times that no calendar text can write are refused at the door, and those of early 0.1 are read."""
+"""Times outside the calendar's range are refused on write, and those of early 0.1 are still read."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pyarrow as pa
 import pytest
 
 from pipelines.commands import output
-from storage_core.errors import InvalidInput
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.times import as_text, beyond, within_calendar
 from storage_core.log.snapshot import Snapshot
-from storage_core.rows.calendar import as_text, beyond, within_calendar
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
 from tidemark import Table, expr
 
 INSTANT = pa.timestamp("us", "UTC")

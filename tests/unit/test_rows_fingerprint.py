@@ -1,4 +1,4 @@
-"""The multiset fingerprint behind MC-1, MC-2 and MC-4: what it must see, and what it must not."""
+"""The multiset fingerprint behind MC-1, MC-2 and MC-4: the differences it must detect and those it must ignore."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.fingerprint import RowFingerprint, combine, of
+from storage_core.data.rows.statistics import RowFingerprint, combine, fingerprint_of
 
 SCHEMA = pa.schema(
     [
@@ -41,34 +41,40 @@ ROWS = pa.table({name: pa.array(values, SCHEMA.field(name).type) for name, value
 
 
 def test_the_order_of_rows_and_columns_does_not_count() -> None:
-    assert of(ROWS.take([2, 0, 1])) == of(ROWS.select(list(reversed(ROWS.column_names)))) == of(ROWS)
+    assert (
+        fingerprint_of(ROWS.take([2, 0, 1]))
+        == fingerprint_of(ROWS.select(list(reversed(ROWS.column_names))))
+        == fingerprint_of(ROWS)
+    )
 
 
 def test_chunks_slices_and_dictionaries_do_not_count() -> None:
     chunked = pa.concat_tables([ROWS.slice(2), ROWS.slice(0, 2)])
     encoded = chunked.set_column(0, "text", chunked.column("text").dictionary_encode())
-    assert of(chunked) == of(encoded) == of(ROWS)
+    assert fingerprint_of(chunked) == fingerprint_of(encoded) == fingerprint_of(ROWS)
 
 
 def test_parts_combine_to_the_whole() -> None:
-    assert combine(of(ROWS.slice(0, 1)), of(ROWS.slice(1))) == of(ROWS)
-    assert combine(of(ROWS), of(ROWS.schema.empty_table())) == of(ROWS)
-    assert of(ROWS.schema.empty_table()) == RowFingerprint(0, 0)
+    assert combine(fingerprint_of(ROWS.slice(0, 1)), fingerprint_of(ROWS.slice(1))) == fingerprint_of(ROWS)
+    assert combine(fingerprint_of(ROWS), fingerprint_of(ROWS.schema.empty_table())) == fingerprint_of(ROWS)
+    assert fingerprint_of(ROWS.schema.empty_table()) == RowFingerprint(0, 0)
 
 
 def test_a_missing_column_equals_one_without_values() -> None:
     added = ROWS.append_column("later", pa.nulls(3, pa.string()))
-    assert of(added) == of(ROWS)
-    assert of(added.append_column("listed", pa.array([None] * 3, pa.list_(pa.int64())))) == of(ROWS)
+    assert fingerprint_of(added) == fingerprint_of(ROWS)
+    assert fingerprint_of(added.append_column("listed", pa.array([None] * 3, pa.list_(pa.int64())))) == fingerprint_of(
+        ROWS
+    )
 
 
 @pytest.mark.parametrize("name", SCHEMA.names)
 @pytest.mark.parametrize("swapped", [[1, 0, 2], [2, 1, 0], [0, 2, 1]])
 def test_two_values_that_swap_rows_are_seen_in_every_type(name: str, swapped: list[int]) -> None:
-    # "number" tells the rows apart, or "text" when "number" itself is swapped
+    # "number" distinguishes the rows, or "text" if "number" itself is swapped
     rows = ROWS.select(["text" if name == "number" else "number", name])
     changed = rows.set_column(1, rows.field(1), rows.column(1).take(pa.array(swapped)))
-    assert of(changed) != of(rows)
+    assert fingerprint_of(changed) != fingerprint_of(rows)
 
 
 @pytest.mark.parametrize("name", SCHEMA.names)
@@ -77,47 +83,49 @@ def test_a_value_that_becomes_another_or_null_is_seen_in_every_type(name: str, r
     rows = ROWS.select([name])
     positions = [0, 1, 2]
     positions[row] = source
-    assert of(rows.take(positions)) != of(rows)
+    assert fingerprint_of(rows.take(positions)) != fingerprint_of(rows)
 
 
 def test_values_that_swap_columns_are_seen() -> None:
     rows = pa.table({"a": [1, 2], "b": [2, 1]})
-    assert of(rows) != of(pa.table({"a": [1, 1], "b": [2, 2]}))
-    assert of(rows.slice(0, 1)) != of(rows.slice(1))
+    assert fingerprint_of(rows) != fingerprint_of(pa.table({"a": [1, 1], "b": [2, 2]}))
+    assert fingerprint_of(rows.slice(0, 1)) != fingerprint_of(rows.slice(1))
 
 
 def test_a_row_twice_is_not_a_row_once() -> None:
-    assert of(ROWS.take([0, 0, 1, 2])) != of(ROWS)
-    assert of(ROWS.take([0, 0, 1])).digest != of(ROWS.take([0, 1, 1])).digest
+    assert fingerprint_of(ROWS.take([0, 0, 1, 2])) != fingerprint_of(ROWS)
+    assert fingerprint_of(ROWS.take([0, 0, 1])).digest != fingerprint_of(ROWS.take([0, 1, 1])).digest
 
 
 def test_bytes_that_move_between_neighbours_or_places_are_seen() -> None:
-    assert of(pa.table({"c": ["ab", "c"]})) != of(pa.table({"c": ["a", "bc"]}))
-    assert of(pa.table({"c": ["ab"]})) != of(pa.table({"c": ["ba"]}))
-    assert of(pa.table({"c": ["a"]})) != of(pa.table({"c": ["a\0"]}))
-    assert of(pa.table({"c": [["ab"]]})) != of(pa.table({"c": [["a", "b"]]}))
-    assert of(pa.table({"c": [[1], []]})) != of(pa.table({"c": [[], [2]]}))
+    assert fingerprint_of(pa.table({"c": ["ab", "c"]})) != fingerprint_of(pa.table({"c": ["a", "bc"]}))
+    assert fingerprint_of(pa.table({"c": ["ab"]})) != fingerprint_of(pa.table({"c": ["ba"]}))
+    assert fingerprint_of(pa.table({"c": ["a"]})) != fingerprint_of(pa.table({"c": ["a\0"]}))
+    assert fingerprint_of(pa.table({"c": [["ab"]]})) != fingerprint_of(pa.table({"c": [["a", "b"]]}))
+    assert fingerprint_of(pa.table({"c": [[1], []]})) != fingerprint_of(pa.table({"c": [[], [2]]}))
 
 
 def test_texts_of_every_length_and_alignment_have_their_own_hash() -> None:
     texts = [fill * length for fill in ("\0", "x", "\x7f") for length in range(1, 40)]
     texts += [texts[-1][:place] + "y" + texts[-1][place + 1 :] for place in range(39)]
     column = pa.array(["", *texts], pa.large_string())
-    assert len({of(pa.table({"c": column.slice(row, 1)})).digest for row in range(len(column))}) == len(column)
+    assert len({fingerprint_of(pa.table({"c": column.slice(row, 1)})).digest for row in range(len(column))}) == len(
+        column
+    )
 
 
 def test_the_two_zeros_are_one_value_and_so_are_all_nans() -> None:
-    assert of(pa.table({"c": [0.0]})) == of(pa.table({"c": [-0.0]}))
-    assert of(pa.table({"c": [float("nan")]})) == of(pa.table({"c": [-float("nan")]}))
+    assert fingerprint_of(pa.table({"c": [0.0]})) == fingerprint_of(pa.table({"c": [-0.0]}))
+    assert fingerprint_of(pa.table({"c": [float("nan")]})) == fingerprint_of(pa.table({"c": [-float("nan")]}))
 
 
 def test_a_wide_dictionary_under_few_rows_is_the_same() -> None:
     wide = pa.DictionaryArray.from_arrays(pa.array([7, None, 3]), pa.array([str(i) for i in range(9)]))
-    assert of(pa.table({"c": wide})) == of(pa.table({"c": ["7", None, "3"]}))
+    assert fingerprint_of(pa.table({"c": wide})) == fingerprint_of(pa.table({"c": ["7", None, "3"]}))
 
 
 def test_more_rows_than_one_batch_give_the_same_in_any_order() -> None:
     rows = pa.table({"i": range(150_000), "s": pa.array(range(150_000)).cast(pa.string())})
     turned = pa.concat_tables([rows.slice(100_000), rows.slice(0, 100_000)])
-    assert of(turned) == of(rows)
-    assert of(rows.slice(1)).digest != of(rows.slice(0, 149_999)).digest
+    assert fingerprint_of(turned) == fingerprint_of(rows)
+    assert fingerprint_of(rows.slice(1)).digest != fingerprint_of(rows.slice(0, 149_999)).digest

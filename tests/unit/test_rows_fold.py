@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.fold import FIELDS, OPERATION, Operation, apply, fold, record_schema
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.fold import FIELDS, OPERATION, Operation, apply, fold, record_schema
 
 SCHEMA = pa.schema([pa.field("k", pa.string(), nullable=False), ("f", pa.int64()), ("g", pa.int64())])
 

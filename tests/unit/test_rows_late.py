@@ -1,4 +1,4 @@
-"""Which rows are late (decision 0051)."""
+"""The rule for late rows (docs/architecture/ingestion.md)."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import InvalidInput
-from storage_core.rows.late import Arrival, LateMetrics, LateRule
-from storage_core.rows.windows import parse_duration
-from storage_core.settings.late_data import LONGEST_ACCEPTANCE_MS, LateData
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.windows import Arrival, LateMetrics, LateRule
+from storage_core.data.settings.setting import parse_duration
+from storage_core.data.settings.table import LONGEST_ACCEPTANCE_MS, LateData, TableConfig
 
 NOW_MS = 1_700_000_000_000
 BOUND_US = (NOW_MS - HOUR_MS) * 1000

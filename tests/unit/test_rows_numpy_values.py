@@ -9,8 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.incoming import table_of
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.incoming import table_of
 
 Wrap = Callable[[Any], Any]
 

@@ -1,4 +1,4 @@
-"""Sorting and ranking: the cases of lessons 62, 63 and 69, spelled out."""
+"""Sorting and ranking: the cases of lessons 62, 63 and 69."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.compaction.kernel import merge_order
-from storage_core.errors import InvalidInput
-from storage_core.rows.keys import key_codes
-from storage_core.rows.order import is_sorted, ranks, sort_indices
-from storage_core.rows.sort_order import OrderColumn, SortOrder
+from storage_core.base.errors import InvalidInput
+from storage_core.compact.kernel import merge_order
+from storage_core.data.rows.keys import key_codes
+from storage_core.data.rows.sort_order import OrderColumn, SortOrder, is_sorted, ranks, sort_indices
 
 
 def _sorted(values: Sequence[object], type_: pa.DataType, *, descending: bool = False) -> list[object]:
@@ -75,7 +74,7 @@ def test_the_whole_range_of_64_bits_and_a_null_are_told_apart() -> None:
     values = [2**63 - 1, None, -(2**63), 0]
     assert _sorted(values, pa.int64()) == [-(2**63), 0, 2**63 - 1, None]
     assert _sorted(values, pa.int64(), descending=True) == [2**63 - 1, 0, -(2**63), None]
-    # One value less than the range of a word, and null: as many codes as a word has values.
+    # One value less than a word's range, plus null: as many codes as a word has values.
     almost = [2**63 - 1, None, 1 - 2**63, 0]
     assert _sorted(almost, pa.int64()) == [1 - 2**63, 0, 2**63 - 1, None]
     assert _sorted(almost, pa.int64(), descending=True) == [2**63 - 1, 0, 1 - 2**63, None]
@@ -120,7 +119,7 @@ def test_columns_too_wide_for_one_key_are_compared_in_turn() -> None:
 
 
 def test_a_column_of_nulls_before_one_of_the_whole_range_of_a_word_is_no_hindrance() -> None:
-    """Together they have as many keys as a word has values, and one more than a word can say."""
+    """Together the columns have as many keys as a 64-bit word has values, which is one more than its maximum."""
     rows = pa.table({"a": pa.nulls(3, pa.int64()), "b": pa.array([2**64 - 2, 0, 5], pa.uint64())})
     order = SortOrder((OrderColumn("a", descending=False), OrderColumn("b", descending=False)), "a|b")
     assert sort_indices(rows, order).tolist() == [1, 2, 0]

@@ -1,14 +1,13 @@
-"""Binding a sort schema to a table (docs/architecture/compaction.md)."""
+"""Binding of a sort schema to a table (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.sort_order import OrderColumn, bind
-from storage_core.rows.sort_schema import parse
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.sort_order import OrderColumn, bind, parse_sort_schema
+from storage_core.data.settings.table import TableConfig
 
 SCHEMA = pa.schema(
     [
@@ -40,10 +39,10 @@ def test_timestamp_means_the_time_column_whatever_its_name() -> None:
 def test_the_time_column_stands_under_its_own_name_and_is_stored_as_timestamp(own: str, canonical: str) -> None:
     order = bind(TableConfig(time_column="at", sort_schema=own), SCHEMA)
     assert order == bind(TableConfig(time_column="at", sort_schema=canonical), SCHEMA)
-    assert order.text == parse(own, "at").text == canonical
-    with pytest.raises(InvalidInput, match=r"the time column's own name|put it in front of a column"):
-        parse(own)
-    with pytest.raises(InvalidInput, match="leave it bare"):
+    assert order.text == parse_sort_schema(own, "at").text == canonical
+    with pytest.raises(InvalidInput, match=r"the time column's own name|Write it before a column"):
+        parse_sort_schema(own)
+    with pytest.raises(InvalidInput, match="Leave it bare"):
         bind(TableConfig(time_column="at", sort_schema="status|+at/V2"), SCHEMA)
 
 
@@ -81,10 +80,13 @@ def test_a_table_with_neither_has_no_order() -> None:
     [
         (
             TableConfig(time_column="at", sort_schema="status__s|timestamp/V2"),
-            "'status' is string, the table says int32",
+            "'status' as string, and the table has int32",
         ),
-        (TableConfig(time_column="at", sort_schema="path__i|timestamp/V2"), "'path' is int64, the table says string"),
-        (TableConfig(time_column="at", sort_schema="status__nf|timestamp/V2"), "'status' is float64"),
+        (
+            TableConfig(time_column="at", sort_schema="path__i|timestamp/V2"),
+            "'path' as int64, and the table has string",
+        ),
+        (TableConfig(time_column="at", sort_schema="status__nf|timestamp/V2"), "declares 'status' as float64"),
         (TableConfig(time_column="at", sort_schema="host|timestamp/V2"), "'host'"),
         (TableConfig(time_column="at", sort_schema="tags|timestamp/V2"), "no order"),
         (TableConfig(time_column="at", sort_schema="at|timestamp/V2"), "'at' twice"),

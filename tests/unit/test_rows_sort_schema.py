@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.sort_schema import ColumnType, equivalent, nulls_of, parse
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.sort_order import ColumnType, equivalent, nulls_of, parse_sort_schema
 
 CANONICAL = [
     ("timestamp/V2", "timestamp/V2"),
@@ -38,7 +38,7 @@ REFUSED = [
     ("timestamp/V2 nulls first nulls first", "not a version"),
     ("a=b=c/V2", "more than one '='"),
     ("=timestamp/V2", "empty"),
-    ("name__i:dense-string:+|timestamp/V2", "int64 by its suffix and string by its type"),
+    ("name__i:dense-string:+|timestamp/V2", "the type int64 by its suffix, and string by its type"),
     ("name:dense-sketch:+|timestamp/V2", "dense-sketch"),
     ("name__i:up|timestamp/V2", "direction 'up'"),
     ("name:dense-int64:+:more|timestamp/V2", "more than name, type and direction"),
@@ -83,9 +83,9 @@ DEFAULT_TYPES: list[tuple[str, ColumnType]] = [
 
 @pytest.mark.parametrize(("text", "canonical"), CANONICAL)
 def test_an_accepted_schema_has_one_canonical_text_that_means_the_same(text: str, canonical: str) -> None:
-    parsed = parse(text)
+    parsed = parse_sort_schema(text)
     assert parsed.text == canonical
-    again = parse(canonical)
+    again = parse_sort_schema(canonical)
     assert again.text == canonical
     assert equivalent(parsed, again)
     assert [each.name for each in again.compared] == [each.name for each in parsed.compared]
@@ -94,7 +94,7 @@ def test_an_accepted_schema_has_one_canonical_text_that_means_the_same(text: str
 @pytest.mark.parametrize(("text", "why"), REFUSED)
 def test_a_refused_schema_is_quoted_with_what_is_wrong(text: str, why: str) -> None:
     with pytest.raises(InvalidInput) as refusal:
-        parse(text)
+        parse_sort_schema(text)
     assert repr(text) in str(refusal.value)
     assert why in str(refusal.value)
 
@@ -103,31 +103,36 @@ def test_a_refused_schema_is_quoted_with_what_is_wrong(text: str, why: str) -> N
 def test_a_type_comes_from_the_suffix_or_else_from_the_name(name: str, expected: ColumnType) -> None:
     text = {"timestamp": "timestamp/V2", "tiebreaker": "timestamp|tiebreaker/V2"}.get(name, f"{name}|timestamp/V2")
     wanted = name if name == "name__x" else name.partition("__")[0]
-    (column,) = (each for each in parse(text).columns if each.name == wanted)
+    (column,) = (each for each in parse_sort_schema(text).columns if each.name == wanted)
     assert column.type == expected
     assert column.typed_explicitly == (wanted != name)
 
 
 def test_directions_may_be_prefix_suffix_or_default() -> None:
-    assert [column.descending for column in parse("-metric_name__s|+host__s|timestamp/V2").columns] == [
+    assert [column.descending for column in parse_sort_schema("-metric_name__s|+host__s|timestamp/V2").columns] == [
         True,
         False,
         True,
     ]
-    assert [column.descending for column in parse("a-|b+|c|timestamp/V2").columns] == [True, False, False, True]
+    assert [column.descending for column in parse_sort_schema("a-|b+|c|timestamp/V2").columns] == [
+        True,
+        False,
+        False,
+        True,
+    ]
 
 
 def test_the_cutoff_marks_columns_that_are_not_compared() -> None:
-    schema = parse("service|&env|zone|timestamp|tiebreaker/V2")
+    schema = parse_sort_schema("service|&env|zone|timestamp|tiebreaker/V2")
     assert schema.cutoff == 1
     assert [column.name for column in schema.compared] == ["service", "timestamp", "tiebreaker"]
 
 
 def test_the_older_form_carries_statistics_only() -> None:
-    schema = parse("metric_name|host|timestamp|tiebreaker&service/V2")
+    schema = parse_sort_schema("metric_name|host|timestamp|tiebreaker&service/V2")
     assert schema.cutoff == 2
     assert [column.name for column in schema.compared] == ["metric_name", "host", "timestamp", "tiebreaker"]
-    assert [column.name for column in parse("timestamp&service/V2").compared] == ["timestamp"]
+    assert [column.name for column in parse_sort_schema("timestamp&service/V2").compared] == ["timestamp"]
 
 
 @pytest.mark.parametrize(
@@ -144,21 +149,20 @@ def test_the_older_form_carries_statistics_only() -> None:
         ("service|timestamp/V2", "service|timestamp/V2 nulls first", False),
     ],
 )
-@pytest.mark.parametrize("for_compaction", [False, True])
-def test_equivalence_ignores_the_name_and_nothing_else(a: str, b: str, same: bool, for_compaction: bool) -> None:
-    assert equivalent(parse(a), parse(b), for_compaction=for_compaction) is same
-    assert equivalent(parse(b), parse(a), for_compaction=for_compaction) is same
+def test_equivalence_ignores_the_name_and_nothing_else(a: str, b: str, same: bool) -> None:
+    assert equivalent(parse_sort_schema(a), parse_sort_schema(b)) is same
+    assert equivalent(parse_sort_schema(b), parse_sort_schema(a)) is same
 
 
 @pytest.mark.parametrize("other", ["service|env|timestamp/V2", "service|env|&timestamp/V2"])
-def test_the_cutoff_counts_except_for_compaction(other: str) -> None:
-    marked = parse("service|&env|timestamp/V2")
-    assert not equivalent(marked, parse(other))
-    assert equivalent(marked, parse(other), for_compaction=True)
+def test_the_cutoff_counts(other: str) -> None:
+    assert not equivalent(parse_sort_schema("service|&env|timestamp/V2"), parse_sort_schema(other))
 
 
 def test_what_a_split_records_tells_where_its_nulls_are() -> None:
-    assert [nulls_of(parse(f"n=a|timestamp/V2{rule}").text) for rule in ("", " nulls last", " nulls first")] == [
+    assert [
+        nulls_of(parse_sort_schema(f"n=a|timestamp/V2{rule}").text) for rule in ("", " nulls last", " nulls first")
+    ] == [
         "last",
         "last",
         "first",

@@ -1,4 +1,4 @@
-"""Keys of values order as the values do: one definition for every type (docs/architecture/compaction.md)."""
+"""Sort keys order as the values do: one definition for every type (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from storage_core.rows.sortable import bound_keys, float_keys, has_leading_keys, leading_keys, sortable
+from storage_core.data.rows.codes import bound_keys, float_keys, has_leading_keys, leading_keys, sortable
 
 DAY = dt.datetime(2015, 5, 17, 10, 5, 3)  # noqa: DTZ001  # a column without a zone
 ASCENDING = {

@@ -1,4 +1,4 @@
-"""Statistics in text form: the table in `storage_core.rows.bound_text`, lessons 62, 64 and 66."""
+"""Statistics in text form: the table in `storage_core.data.rows.codes`, lessons 62, 64 and 66."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from decimal import Decimal
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.rows.bound_text import decode, decode_column
-from storage_core.rows.statistics import compute
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.bound_text import bound_of_text, decode_column
+from storage_core.data.rows.statistics import compute
 
 LAST_BEFORE_EPOCH = datetime(1969, 12, 31, 23, 59, 59, 999999, tzinfo=UTC).replace(tzinfo=None)
 INSTANT = pa.timestamp("us", tz="UTC")
@@ -55,7 +55,7 @@ def test_bounds_have_one_text_form_per_type_and_read_back(
     assert statistics.min_values == {"c": low}
     assert statistics.max_values == {"c": high}
     assert statistics.null_counts == {"c": values.count(None)}
-    again = compute(pa.table({"c": pa.array([decode(low, type_), decode(high, type_)], type_)}))
+    again = compute(pa.table({"c": pa.array([bound_of_text(low, type_), bound_of_text(high, type_)], type_)}))
     assert (again.min_values, again.max_values) == ({"c": low}, {"c": high})
 
 
@@ -138,13 +138,13 @@ def test_only_dictionary_values_that_occur_count_and_null_values_are_nulls() -> 
 )
 def test_text_that_the_type_never_produces_is_corrupt(text: str, type_: pa.DataType) -> None:
     with pytest.raises(Corrupt, match="statistic"):
-        decode(text, type_)
+        bound_of_text(text, type_)
 
 
 @pytest.mark.parametrize(("type_", "low", "high"), [case[1:] for case in CASES])
 def test_many_bounds_decode_to_what_each_decodes_to(type_: pa.DataType, low: str, high: str) -> None:
     decoded = decode_column(pa.array([low, None, high]), type_).to_pylist()
-    expected = [decode(low, type_), None, None if high == str(2**64 - 1) else decode(high, type_)]
+    expected = [bound_of_text(low, type_), None, None if high == str(2**64 - 1) else bound_of_text(high, type_)]
     assert repr(decoded) == repr(expected) if "NaN" in (low, high) else decoded == expected
 
 
@@ -162,7 +162,7 @@ def test_many_bounds_decode_to_what_each_decodes_to(type_: pa.DataType, low: str
 )
 def test_a_bound_that_is_no_value_is_null_and_its_neighbours_are_not(type_: pa.DataType, good: str, text: str) -> None:
     decoded = decode_column(pa.array([good, text, None, good]), type_).to_pylist()
-    assert decoded == [decode(good, type_), None, None, decode(good, type_)]
+    assert decoded == [bound_of_text(good, type_), None, None, bound_of_text(good, type_)]
 
 
 @pytest.mark.parametrize(

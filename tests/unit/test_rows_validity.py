@@ -3,8 +3,8 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.validity import examined, validated
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.values import examined, validated
 from tests.support.invalid_values import BAD, INVALID, numbers_of, text_of
 
 

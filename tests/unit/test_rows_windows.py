@@ -5,8 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows import windows
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows import windows
+from storage_core.data.settings import setting
 
 MINUTE_DURATIONS = [60 * minutes for minutes in (1, 2, 3, 4, 5, 6, 10, 12, 15, 20, 30, 60)]
 COARSE_DURATIONS = [3600 * hours for hours in (2, 3, 4, 6, 8, 12, 24)]
@@ -76,19 +77,19 @@ def test_a_coarse_duration_needs_to_be_asked_for(seconds: int) -> None:
     [("15m", 900), ("1h", 3600), ("90s", 90), ("900", 900), (900, 900), (" 24h ", 86400), ("1d", 86400), ("2000ms", 2)],
 )
 def test_a_duration_is_read_from_text_or_seconds(text: str | int, seconds: int) -> None:
-    assert windows.parse_duration(text) == seconds
+    assert setting.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "m", "1w", "100000d", "-15m", "1.5h", "15 m", "fifteen", True, None])
 def test_text_that_is_no_duration_is_refused(text: str) -> None:
     with pytest.raises(InvalidInput, match="not a duration"):
-        windows.parse_duration(text)
+        setting.parse_duration(text)
 
 
 def test_milliseconds_are_a_duration_but_no_whole_seconds() -> None:
-    assert windows.parse_milliseconds("1500ms") == 1500
+    assert setting.parse_milliseconds("1500ms") == 1500
     with pytest.raises(InvalidInput, match="whole number of seconds"):
-        windows.parse_duration("1500ms")
+        setting.parse_duration("1500ms")
 
 
 def _events(seconds: list[int | None]) -> pa.Table:

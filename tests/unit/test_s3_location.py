@@ -2,8 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.objectstore.s3_location import S3Location, parse_s3_uri
+from storage_core.base.errors import InvalidInput
+from storage_core.store.s3_location import S3Location, parse_s3_uri
 
 ENDPOINT = "http://127.0.0.1:9000"
 HIDDEN = "wJalrXUtnFEMI"

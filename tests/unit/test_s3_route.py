@@ -1,4 +1,4 @@
-"""A route leads where boto3 would send the same request, or is left to boto3."""
+"""A route leads to the address that boto3 would use, or the request is left to boto3."""
 
 from __future__ import annotations
 
@@ -9,12 +9,9 @@ import pytest
 from botocore.exceptions import NoCredentialsError, ProfileNotFound
 from botocore.session import Session
 
-from storage_core.clock import SystemClock
-from storage_core.ids import SystemIds
-from storage_core.objectstore.s3_calls import Retries, S3Calls
-from storage_core.objectstore.s3_location import S3Location, parse_s3_uri
-from storage_core.objectstore.s3_route import Route, route
-from storage_core.objectstore.s3_sign import Keys, target_of
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.store.s3_calls import Retries, S3Calls
+from storage_core.store.s3_location import Keys, Route, S3Location, parse_s3_uri, route, target_of
 
 ENVIRONMENT = {"AWS_ACCESS_KEY_ID": "access", "AWS_SECRET_ACCESS_KEY": "secret"}
 PLAIN = "s3://bucket/x?endpoint=http://h.example:9000&region=eu-central-1"
@@ -22,7 +19,7 @@ PLAIN = "s3://bucket/x?endpoint=http://h.example:9000&region=eu-central-1"
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home folder without an AWS configuration, and an environment with keys and nothing else about AWS."""
+    """Make a home folder without AWS configuration, and an environment with only AWS keys."""
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_REGION", "AWS_ENDPOINT_URL", "AWS_CONFIG_FILE"):
         monkeypatch.delenv(name, raising=False)
     for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"):
@@ -40,7 +37,7 @@ def not_needed() -> Any:
 
 
 def sent_by_boto3(location: S3Location) -> tuple[str, str]:
-    """The address of a GET as boto3 would send it, and the region it is signed for."""
+    """Return the address of a GET as boto3 would send it, and its signing region."""
     calls = S3Calls(location, Retries(attempts=1), clock=SystemClock(), ids=SystemIds())
     seen: list[Any] = []
 
@@ -154,7 +151,7 @@ def test_a_proxy_is_for_the_endpoint_whatever_is_said_of_the_host_of_the_bucket(
 
 def test_an_account_without_a_home_folder_has_no_configuration(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HOME")
-    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # as in a container that runs as a number of its own
+    monkeypatch.setattr("os.getuid", lambda: 2**31 - 7)  # like a container with a numeric user id
     assert route(parse_s3_uri(PLAIN, {}), ENVIRONMENT, not_needed) is not None
 
 

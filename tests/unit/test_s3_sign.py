@@ -1,4 +1,4 @@
-"""Signatures are those that boto3 makes of the same requests."""
+"""Signatures equal those of boto3 for the same requests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from storage_core.objectstore.s3_sign import Keys, Signer, target_of
+from storage_core.store.s3_location import Keys, Signer, target_of
 
 HOST = "h.example:9000"
 

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from storage_core.log.schema_registry import canonical, registry, schema_hash, with_registry
+from storage_core.log.codec import canonical, registry, schema_hash, with_registry
 
 ID_AND_TEXT = (
     '{"fast":true,"indexed":true,"name":"id","stored":true,"type":"i64"},'

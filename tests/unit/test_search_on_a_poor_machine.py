@@ -1,4 +1,4 @@
-"""A search on a machine that lacks files, memory or disk answers rightly or is `Unavailable`, and says why."""
+"""A search on a machine without files, memory or disk space answers correctly or is `Unavailable` with a reason."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.errors import Unavailable
-from storage_core.objectstore.local import LocalStore
+from storage_core.base.errors import Unavailable
+from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from tests.unit.poor_machine import QUERIES, half_indexed
 

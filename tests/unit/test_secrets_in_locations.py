@@ -1,4 +1,4 @@
-"""A secret that somebody writes into a location is stored nowhere and told nowhere, whatever the scheme."""
+"""A secret in a location is neither stored nor shown, for every scheme."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import pytest
 
 from pipelines.cli import main
 from pipelines.tables import read_tables
-from storage_core import declaration
-from storage_core.declaration import TableDeclaration
-from storage_core.errors import InvalidInput
-from storage_core.ingest.landing import LandingSpec
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_declaration import load_raw_log
-from storage_core.raw_log.raw_log import RawLog
+from storage_core.base.errors import InvalidInput
+from storage_core.change import declaration
+from storage_core.change.declaration import TableDeclaration, load_raw_log
+from storage_core.store.resolve import open_store
 from storage_core.table import Table
+from storage_core.write.ingest.landing import LandingSpec
+from storage_core.write.raw_log.writer import RawLog
 
 CANARY = "canary0"
 SCHEMA = pa.schema([("a", pa.int64())])

@@ -1,4 +1,4 @@
-"""The programs behind `make setup`: which Java is good enough, and what the launcher of the private copy leaves out."""
+"""The programs behind `make setup`: the accepted Java versions, and the omissions of the private copy's launcher."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _program(path: Path, text: str) -> Path:
 
 
 def _java(folder: Path, version: str) -> Path:
-    """A program that says about itself what a Java of that version says."""
+    """Write a program that reports its version like a Java of that version."""
     lines = [f"    java.home = {folder}", f"    java.specification.version = {version}"]
     return _program(folder / "bin" / "java", "#!/bin/sh\n" + "".join(f"echo '{line}' >&2\n" for line in lines))
 

@@ -1,20 +1,20 @@
-"""The simulation of the policy: its runs are bounded as real ones are, and it lasts until nothing is left to do."""
+"""The simulated policy has the same limits per run as real runs, and lasts until no work is pending."""
 
 from __future__ import annotations
 
 import pytest
 
 from pipelines.commands.policy_simulation import MOST_ROUNDS, Ingestion, Simulation, simulate
-from pipelines.commands.simulating import simulate_policy
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.errors import InvalidInput
-from storage_core.settings.compaction import MOST_RUN_INPUTS, CompactionSettings
+from pipelines.commands.upkeep import simulate_policy
+from storage_core.base.errors import InvalidInput
+from storage_core.compact.work import MOST_INPUTS
+from storage_core.data.settings.layout import MOST_RUN_INPUTS, CompactionSettings
 
 MOST = CompactionSettings().most_inputs
 
 
 def _replaced(done: Simulation) -> list[int]:
-    """How many splits each round replaced, where every merge left one."""
+    """Return the number of splits that each round replaced. Every merge leaves one split."""
     return [each.live_before - each.live_after + each.merges for each in done.rounds]
 
 
@@ -49,7 +49,7 @@ def test_runs_that_get_nowhere_are_not_simulated_for_ever() -> None:
 
 
 def test_a_day_that_no_compaction_keeps_up_with_is_refused_with_the_remedy() -> None:
-    with pytest.raises(InvalidInput, match=r"600000 splits .* replaces 80000; .* let it run more often"):
+    with pytest.raises(InvalidInput, match=r"600000 splits .* replaces 80000\. .* Choose a smaller --every"):
         simulate_policy(rate=10_000, every=60)
 
 

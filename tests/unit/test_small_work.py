@@ -1,4 +1,4 @@
-"""Which work a job executes in its own process, and that it is executed there as it is by Spark."""
+"""The work that a job executes in its own process, with the same results as on Spark."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from typing import Any, TypeVar
 
 import pytest
 
-from jobs.spark.small_work import DRIVER_ITEMS, DRIVER_MIB, SPARK, DriverShare, SmallWork, SparkUse
-from jobs.spark.spark import Spark
-from storage_core.errors import Corrupt, InvalidInput, TidemarkError
+from jobs.spark.spark import DRIVER_ITEMS, DRIVER_MIB, SPARK, DriverShare, SmallWork, Spark, SparkUse
+from storage_core.base.errors import Corrupt, InvalidInput, TidemarkError
 
 Made = TypeVar("Made")
 
 
 def in_a_new_process(make: Callable[[], Made]) -> Made:
-    """Return what `make` makes where no session runs; another test may have left one in this process."""
+    """Return the result of `make` in a new process, because this process may have a session of another test."""
     with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as new:
         return new.submit(make).result()
 
@@ -92,9 +91,9 @@ def test_the_environment_says_what_is_small() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "found"),
     [
-        (SPARK, "never", r"TIDEMARK_SPARK is auto or always; found 'never'"),
-        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is a whole number, 0 for none; found '64MB'"),
-        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is a whole number, 0 for none; found '-1'"),
+        (SPARK, "never", r"TIDEMARK_SPARK is 'never'. It must be auto or always"),
+        (DRIVER_MIB, "64MB", r"TIDEMARK_DRIVER_MIB is '64MB'. It must be a whole number"),
+        (DRIVER_ITEMS, "-1", r"TIDEMARK_DRIVER_ITEMS is '-1'. It must be a whole number"),
     ],
 )
 def test_a_setting_that_is_none_is_named(name: str, value: str, found: str) -> None:

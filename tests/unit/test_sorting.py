@@ -1,4 +1,4 @@
-"""Sorted generations: they stand for those they replaced, to readers, writers, mergers and the collector alike."""
+"""Sorted generations replace their inputs for readers, writers, mergers and the collector."""
 
 from __future__ import annotations
 
@@ -7,28 +7,27 @@ from collections.abc import Callable, Mapping
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import CommitConflict, Corrupt
-from storage_core.formats import generation_manifest, keys, region_manifest
-from storage_core.formats.generation_manifest import RECORDS_FILE, Generation
-from storage_core.formats.keys import KeyKind
-from storage_core.formats.region_manifest import FlushedGeneration, RegionManifest
-from storage_core.fsck.check import fsck
-from storage_core.fsck.report import Kind
-from storage_core.gc.collect import collect
-from storage_core.history.restore import restore
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import distributor, generation, key_lookup, merge, sorting, unmerged
-from storage_core.region.manifest import read_latest, region_of
-from storage_core.region.records import RecordBuilder
-from storage_core.region.repartition import close_regions
-from storage_core.region.sorted_file import CHUNK_RECORDS
-from storage_core.region.sorting import SortingResult, SortingTerms, SortingWork
-from storage_core.region.spec import whole_table
-from storage_core.repair.repair import repair
-from storage_core.settings.table import TableConfig
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import CommitConflict, Corrupt
+from storage_core.data.formats import keys, region_manifest
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.formats.region_manifest import RECORDS_FILE, FlushedGeneration, Generation, RegionManifest
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.maintain.findings import Kind
+from storage_core.maintain.history import restore
+from storage_core.maintain.repair import repair
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.region import generation, generation_write, merge, router, unmerged
+from storage_core.write.region.generation import CHUNK_RECORDS
+from storage_core.write.region.generation_write import SortingResult, SortingTerms, SortingWork
+from storage_core.write.region.manifest import read_latest, region_of
+from storage_core.write.region.records import RecordBuilder
+from storage_core.write.region.repartition import close_regions
+from storage_core.write.region.spec import whole_table
 from tests.support.clock import ManualClock
 from tests.support.copies import copy_of
 from tests.support.ids import SeededIds
@@ -43,7 +42,7 @@ def new_table() -> KeyedTable:
 
 
 def flush(table: KeyedTable, *generations: Mapping[str, int | None]) -> None:
-    """Flush a generation per argument: planes with their seats, None deletes one."""
+    """Flush one generation per argument: planes with their seats, where None deletes a plane."""
     with table.writer() as writer:
         for planes in generations:
             for name, seats in planes.items():
@@ -55,17 +54,17 @@ def flush(table: KeyedTable, *generations: Mapping[str, int | None]) -> None:
 
 
 def planned(table: KeyedTable, terms: SortingTerms = SOON) -> SortingWork:
-    (work,) = sorting.plan(table.store, table.snapshot, terms=terms)
+    (work,) = generation_write.plan_sort(table.store, table.snapshot, terms=terms)
     return SortingWork.from_json(work.to_json())
 
 
 def executed(table: KeyedTable, work: SortingWork) -> SortingResult:
-    result = sorting.execute(table.store, work, clock=table.clock, ids=table.ids)
+    result = generation_write.execute_sort(table.store, work, clock=table.clock, ids=table.ids)
     return SortingResult.from_json(result.to_json())
 
 
 def finish(table: KeyedTable, work: SortingWork, result: SortingResult) -> None:
-    sorting.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
+    generation_write.finish(table.store, work, result, clock=table.clock, writer_id=table.ids.uuid())
 
 
 def sort(table: KeyedTable) -> None:
@@ -107,12 +106,14 @@ def test_a_sorted_generation_has_one_record_per_key_in_order_and_deletes_stay() 
 def test_more_than_thirty_unsorted_generations_are_due_and_fewer_only_by_their_size() -> None:
     table = new_table()
     flush(table, *({f"n{number}": number} for number in range(30)))
-    assert sorting.plan(table.store, table.snapshot) == []
+    assert generation_write.plan_sort(table.store, table.snapshot) == []
     assert len(planned(table, SortingTerms(size_bytes=100)).generations) == 30
     flush(table, {"last": 1})
     assert len(planned(table, SortingTerms()).generations) == 31
     sort(table)
-    assert sorting.plan(table.store, table.snapshot, terms=SortingTerms(size_bytes=0)) == [], "nothing unsorted is left"
+    assert generation_write.plan_sort(table.store, table.snapshot, terms=SortingTerms(size_bytes=0)) == [], (
+        "nothing unsorted is left"
+    )
 
 
 def test_a_run_is_bounded_by_records_and_takes_at_least_one_generation() -> None:
@@ -120,7 +121,7 @@ def test_a_run_is_bounded_by_records_and_takes_at_least_one_generation() -> None
     flush(table, {"a": 1, "b": 1}, {"c": 1}, {"d": 1, "e": 1, "f": 1, "g": 1}, {"h": 1})
     table_terms = SortingTerms(generations=0, run_records=3)
     taken = []
-    while works := sorting.plan(table.store, table.snapshot, terms=table_terms):
+    while works := generation_write.plan_sort(table.store, table.snapshot, terms=table_terms):
         taken.append([each.generation for each in works[0].generations])
         finish(table, works[0], executed(table, works[0]))
     assert taken == [[1, 2], [3], [4]]
@@ -174,11 +175,11 @@ def distribute(table: KeyedTable, name: str, *, delete: bool = False) -> None:
     builder = RecordBuilder(PLANES, ("tailnum",))
     records = builder.deletes([name]) if delete else builder.puts({"tailnum": name, "seats": 7})
     region = whole_table(table.snapshot.table_id)
-    turn = distributor.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
-    written = distributor.write(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
-    last = distributor.offsets(table.store, turn.region).get(RAW_WRITER, 0)
-    stretch = distributor.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
-    distributor.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
+    turn = router.take_turn(table.store, table.snapshot, region, clock=table.clock, ids=table.ids)
+    written = router.write_distributed(table.store, records, ("tailnum",), turn=turn, clock=table.clock, ids=table.ids)
+    last = router.offsets(table.store, turn.region).get(RAW_WRITER, 0)
+    stretch = router.Stretch(writer=RAW_WRITER, after=last, last=last + 1)
+    router.finish(table.store, turn, written.path, [stretch], clock=table.clock, writer_id=table.ids.uuid())
 
 
 def test_a_live_writer_flushes_over_a_sort_and_is_not_fenced() -> None:
@@ -203,12 +204,12 @@ def test_of_two_sorters_one_wins_and_the_other_plans_again() -> None:
     finish(table, first, done[0])
     with pytest.raises(CommitConflict, match="which its manifest does not list"):
         finish(table, second, done[1])
-    assert sorting.plan(table.store, table.snapshot, terms=SOON) == []
+    assert generation_write.plan_sort(table.store, table.snapshot, terms=SOON) == []
     assert seats(table) == {"a": 2, "b": 3}
 
 
 def merged_in_part() -> KeyedTable:
-    """A table whose merger took generations 1 and 2 while a sort of 1 to 4 was under way."""
+    """Make a table whose merger took generations 1 and 2 during a sort of 1 to 4."""
     table = new_table()
     with table.writer() as writer:
         writer.put([{"tailnum": "a", "seats": 1}, {"tailnum": "b", "seats": 1}, {"tailnum": "c", "seats": 1}])
@@ -246,7 +247,7 @@ def test_what_a_restore_took_back_does_not_return_with_a_sorted_generation() -> 
 
 
 def damage(store: ObjectStore, clock: ManualClock) -> list[tuple[Kind, str]]:
-    """What a deep check finds but objects that wait for the collector."""
+    """Return the findings of a deep check, without objects that wait for the collector."""
     found = fsck(store, clock=clock, deep=True).findings
     return [(each.kind, each.key) for each in found if each.kind is not Kind.UNREFERENCED]
 
@@ -315,7 +316,7 @@ def test_a_repair_behind_a_lost_merge_lays_a_sorted_generation_over_the_base_aga
 
 
 def repaired_without_log(table: KeyedTable) -> tuple[dict[object, object], bool]:
-    """The seats after the log was lost and repaired, and whether the repair says that deleted rows may be back."""
+    """Return the seats after a repair without log, and whether it reports possible deleted rows."""
     kinds = {KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT}
     parsed = [keys.parse(info.key) for info in table.store.list("")]
     table.store.delete([each.key for each in parsed if each is not None and each.kind in kinds])
@@ -391,7 +392,7 @@ def test_requests_of_a_sort(generations: int) -> None:
     flush(made, *({"a": number} for number in range(generations)))
     store = MeteredStore(copy_of(made.store))
     table, snapshot = as_other(made, 5, store), made.snapshot
-    (work,) = sorting.plan(store, snapshot, terms=SortingTerms(generations=0))
+    (work,) = generation_write.plan_sort(store, snapshot, terms=SortingTerms(generations=0))
     assert _since(store, {}) == {"get": 2 + generations, "head": 1}
     before = store.requests
     result = executed(table, work)
@@ -425,7 +426,7 @@ def test_lookups_in_a_sorted_generation_read_the_chunks_of_their_keys() -> None:
 
     def look_up(*names: str) -> tuple[list[object], int, int]:
         store = MeteredStore(table.store)
-        found = [row["tailnum"] for part in key_lookup.find(store, [held], _keys(*names)) for row in part.to_pylist()]
+        found = [row["tailnum"] for part in unmerged.find(store, [held], _keys(*names)) for row in part.to_pylist()]
         return found, store.requests["get"], store.bytes_read
 
     assert look_up("n000100")[:2] == (["n000100"], 2), "the filter and one chunk"
@@ -459,12 +460,12 @@ def test_a_damaged_chunk_stops_lookups_of_its_keys_only() -> None:
     data = bytearray(table.store.get(where).data)
     data[held.chunks[1].start + held.chunks[1].length // 2] ^= 1
     table.store.put(where, bytes(data), Overwrite())
-    assert [part.num_rows for part in key_lookup.find(table.store, [held], _keys("n000100"))] == [1]
+    assert [part.num_rows for part in unmerged.find(table.store, [held], _keys("n000100"))] == [1]
     with pytest.raises(Corrupt, match=where):
-        list(key_lookup.find(table.store, [held], _keys("n010000")))
+        list(unmerged.find(table.store, [held], _keys("n010000")))
     table.store.delete([where])
     with pytest.raises(Corrupt, match="lost its records"):
-        list(key_lookup.find(table.store, [held], _keys("n000100")))
+        list(unmerged.find(table.store, [held], _keys("n000100")))
 
 
 def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:
@@ -474,13 +475,13 @@ def test_the_range_of_a_sorted_generation_is_part_of_what_is_checked() -> None:
     region = manifest(table)
     (flushed,) = region.flushed_generations
     opened = generation.read(table.store, region.region_id, flushed)
-    assert generation_manifest.decode(generation_manifest.encode(opened), "k") == opened
-    assert region_manifest.decode(region_manifest.encode(region), "k") == region
+    assert region_manifest.decode_generation(region_manifest.encode_generation(opened), "k") == opened
+    assert region_manifest.decode_region(region_manifest.encode_region(region), "k") == region
     with pytest.raises(Corrupt, match="sorted from 1"):
         generation.read(table.store, region.region_id, FlushedGeneration(generation=2, path=flushed.path))
-    # Early 0.1 does not know the field, so that its checksum of what it knows is another.
-    without = region_manifest.encode(_unsorted(region))
-    assert without[-8:] != region_manifest.encode(region)[-8:]
+    # Early 0.1 does not know the field, so its checksum of the known fields differs.
+    without = region_manifest.encode_region(_unsorted(region))
+    assert without[-8:] != region_manifest.encode_region(region)[-8:]
 
 
 def _unsorted(region: RegionManifest) -> RegionManifest:

@@ -1,11 +1,11 @@
-"""Spans of one length: what is copied together is what slices are, and nothing beyond the end is read."""
+"""A joint copy of spans of one length equals the slices, and reads nothing beyond the end."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from storage_core.rows.spans import spans_of
+from storage_core.data.rows.keys import spans_of
 
 
 def test_spans_are_the_slices_of_their_starts() -> None:

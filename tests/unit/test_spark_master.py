@@ -1,4 +1,4 @@
-"""Where jobs find Spark: the master that was named, or the Connect server of the environment; without guessing."""
+"""The Spark that jobs use: the named master, or the Connect server in the environment, and never a guess."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from pathlib import Path
 import pytest
 
 from jobs.spark import java
-from jobs.spark.code_archive import ROOT
-from jobs.spark.master import LOCAL_SPARK, resolved
-from jobs.spark.reach import connect, require_master
+from jobs.spark.java import ROOT
+from jobs.spark.reach import connect, require_master, resolved
 from jobs.spark.session import start
 from jobs.spark.spark import Spark
-from storage_core.errors import InvalidInput, Unavailable
+from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.data.steps import LOCAL_SPARK
 
 SERVER = "sc://spark.example:15002"
 
@@ -48,20 +48,20 @@ def test_a_master_beside_the_server_of_the_environment_is_refused(monkeypatch: p
 
 def test_what_is_no_connect_server_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARK_REMOTE", "local[2]")
-    with pytest.raises(InvalidInput, match=r"SPARK_REMOTE=local\[2\] is no Spark Connect server: name one as sc://"):
+    with pytest.raises(InvalidInput, match=r"SPARK_REMOTE=local\[2\] is not a Spark Connect server. Write it as sc://"):
         resolved(LOCAL_SPARK)
 
 
 @pytest.fixture
 def silent() -> Iterator[int]:
-    """The port of a server that takes connections and says nothing, as a firewall or a hung server does."""
+    """Return the port of a server that accepts connections and sends nothing, like a hung server."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         yield server.getsockname()[1]
 
 
 @pytest.fixture
 def refused() -> int:
-    """A port on which nobody listens."""
+    """Return a port without a listener."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])
@@ -69,10 +69,12 @@ def refused() -> int:
 
 def test_an_address_without_a_connect_server_is_named_within_the_time_for_it(silent: int, refused: int) -> None:
     for port in (silent, refused):
-        found = rf"no Spark Connect server answers at sc://127\.0\.0\.1:{port} \(none in 0\.2 s\); start it, or correct"
+        found = (
+            rf"no Spark Connect server answers at sc://127\.0\.0\.1:{port} \(none in 0\.2 s\)\. Start it, or correct"
+        )
         with pytest.raises(Unavailable, match=found):
             connect(f"sc://127.0.0.1:{port}", {}, wait_seconds=0.2)
-    with pytest.raises(InvalidInput, match=r"sc://127\.0\.0\.1/table is no address of a Spark Connect server: "):
+    with pytest.raises(InvalidInput, match=r"sc://127\.0\.0\.1/table is not an address of a Spark Connect server: "):
         connect("sc://127.0.0.1/table", {})
 
 
@@ -95,7 +97,7 @@ time.sleep = lambda _: None  # before PySpark takes it for its pauses
 from concurrent.futures import ThreadPoolExecutor
 import grpc
 from jobs.spark.reach import connect, require_master
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 
 calls = []
 
@@ -120,14 +122,14 @@ server.stop(None).wait()
 
 def test_a_proxy_whose_server_is_away_is_asked_a_few_times_and_not_for_ten_minutes(tmp_path: Path) -> None:
     ended = run(AWAY, tmp_path)
-    assert ended.stdout.startswith('5 no Spark Connect server answers at sc://127.0.0.1:PORT ("away"); '), ended.stderr
+    assert ended.stdout.startswith('5 no Spark Connect server answers at sc://127.0.0.1:PORT ("away"). '), ended.stderr
 
 
 WITHOUT_PACKAGES = """
 import sys
 sys.modules["grpc_status"] = None
 from jobs.spark.spark import Spark
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 try:
     Spark("sc://127.0.0.1:1").map(len, [{}])
 except Unavailable as error:
@@ -144,8 +146,8 @@ def test_a_connect_server_without_the_packages_for_it_is_an_error_that_says_whic
 
 
 def run(source: str, folder: Path) -> subprocess.CompletedProcess[str]:
-    """The text as a process of its own: for good, PySpark settles on Connect in the process that asks for it."""
-    script = folder / "script.py"  # PySpark takes a process without a file for its own doctests, and leaves it
+    """Run the text in its own process, because PySpark selects Connect permanently per process."""
+    script = folder / "script.py"  # PySpark treats a process without a file as its own doctests and exits
     script.write_text(source, encoding="utf-8")
     return subprocess.run(
         [sys.executable, script],

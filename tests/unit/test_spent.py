@@ -1,4 +1,4 @@
-"""What upkeep read within an hour, from the history of Dagster alone."""
+"""The bytes that maintenance read within an hour, computed from Dagster's history alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from datetime import timedelta
 import pytest
 from dagster import DagsterInstance, DagsterRun, DagsterRunStatus, job
 
-from assets.granted import bytes_tag
-from pipelines.runs import spent
-from pipelines.runs.spent import spent_bytes
-from storage_core.errors import Unavailable
+from assets.run_tags import bytes_tag
+from pipelines import runs
+from pipelines.runs import spent_bytes
+from storage_core.base.errors import Unavailable
 
 pytestmark = pytest.mark.dagster
 
@@ -20,7 +20,7 @@ HOUR_MS = 3_600_000
 
 @job
 def short() -> None:
-    """Nothing."""
+    """Do nothing. This is the job of the recorded runs."""
 
 
 def added(instance: DagsterInstance, status: DagsterRunStatus, **granted: int) -> None:
@@ -52,10 +52,10 @@ def test_a_run_that_ended_before_it_started_read_nothing(instance: DagsterInstan
 def test_each_run_counts_once_whatever_the_page_and_too_many_are_refused(
     instance: DagsterInstance, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(spent, "PAGE", 2)
+    monkeypatch.setattr(runs, "PAGE", 2)
     for _ in range(5):
         added(instance, DagsterRunStatus.NOT_STARTED, a=1)
     assert spent_bytes(instance, now_ms=now_ms()) == {"a": 5}
-    monkeypatch.setattr(spent, "MOST_RUNS", 4)
+    monkeypatch.setattr(runs, "MOST_RUNS", 4)
     with pytest.raises(Unavailable, match="more than 4 runs within an hour"):
         spent_bytes(instance, now_ms=now_ms())

@@ -1,4 +1,4 @@
-"""Encodings are chosen per column by what is smallest, recorded, and taken over by merges."""
+"""The smallest encoding is chosen per column, recorded in the split, and kept by merges."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.compaction.execute import execute
+from storage_core.compact.execute import execute
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.split.encodings import LEAST_ROWS, Encoding, candidates, choose, inherited, record, recorded
+from storage_core.split.encode import LEAST_ROWS, Encoding, candidates, choose, inherited, record, recorded
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from tests.support.events import CONFIG, SCHEMA, context, events, snapshot
 from tests.support.ids import SeededIds
 from tests.support.merge_plan import plan
@@ -49,7 +49,7 @@ def _native(store: MemoryStore, add: Add) -> Mapping[str, set[str]]:
 
 
 def _events(rows: int, *, first: int = 0) -> pa.Table:
-    """One series a second, counters that grow, values that never repeat."""
+    """Return one series with a row per second, growing counters, and values that never repeat."""
     times = pa.array(np.arange(first, first + rows, dtype=np.int64) * 50_000).cast(SCHEMA.field("at").type)
     names = pa.array([f"service-{row % 3}" for row in range(rows)])
     hosts = pa.array([f"host-{row % 50:04d}" for row in range(rows)])
@@ -68,7 +68,7 @@ def test_what_is_smallest_is_chosen_for_each_kind_of_column() -> None:
 
 
 def test_a_dictionary_is_charged_for_all_rows_and_not_for_the_sample() -> None:
-    """Of 16,384 random rows nearly all 8,000 names are seen: the dictionary is complete, and the rest is its use."""
+    """A sample of 16,384 random rows has nearly all 8,000 names, so further rows hardly add to the dictionary."""
     names = [f"{name * 7919 % 99_991:032x}" for name in range(8000)]
     drawn = pa.table({"name": pa.array(np.random.default_rng(1).choice(names, 200_000))})
     assert choose(drawn, 200_000) == {"name": Encoding.DICTIONARY}
@@ -151,7 +151,7 @@ def test_a_merge_chooses_however_few_rows_it_has() -> None:
 
 
 def test_splits_of_all_encodings_merge_into_the_same_rows() -> None:
-    """Inputs of one merge may be stored differently: plain here, as a dictionary there."""
+    """The inputs of one merge may have different encodings, for example plain and dictionary."""
     store, ids = MemoryStore("encodings"), SeededIds(1)
     where = replace(context(), window_seconds=None)
     unlike = events(

@@ -1,4 +1,7 @@
-"""Written splits: self-describing, in one window, sorted, about the target size (docs/architecture/compaction.md)."""
+"""Written splits are self-describing, in one window, sorted, and about the target size.
+
+See docs/architecture/compaction.md.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,17 @@ import pyarrow.parquet as pq
 import pytest
 import xxhash
 
-from storage_core.audit.audit import audit
-from storage_core.compaction.scope import scope_of
-from storage_core.errors import CommitConflict, CommitUnknown, InvalidInput
-from storage_core.formats.keys import KeyKind, parse
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import CommitConflict, CommitUnknown, InvalidInput
+from storage_core.compact.invariants import scope_of
+from storage_core.data.formats.keys import parse
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import TableConfig
+from storage_core.maintain.audit import audit
 from storage_core.split.context import SplitContext, context_of
 from storage_core.split.metadata import differences
 from storage_core.split.read import open_split, read_split
-from storage_core.split.write import sort_and_write, write_split
+from storage_core.split.writer import sort_and_write, write_split
+from storage_core.store.memory import MemoryStore
 from tests.support.events import CONFIG, HOUR_SECONDS, SCHEMA, context, events, snapshot
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.ids import SeededIds
@@ -97,7 +101,7 @@ def test_a_field_that_differs_from_the_action_is_named(store: MemoryStore) -> No
     (add,) = sort_and_write(store, events(ROWS), context=context(), ids=SeededIds(1), now_ms=NOW_MS)
     metadata = open_split(store, add, whole=False).metadata
     assert differences(metadata, replace(add, windowStart=10800)) == [
-        "tidemark.window_start: the log says '10800', the file says '7200'"
+        "tidemark.window_start: the log has '10800', the file has '7200'"
     ]
 
 

@@ -1,4 +1,4 @@
-"""What a split says about its table and its past: golden text, and nothing that was damaged is believed."""
+"""Golden lineage metadata of a split about its table and its past, and distrust of damaged metadata."""
 
 from __future__ import annotations
 
@@ -6,15 +6,25 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.compaction.execute import execute
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.compact.execute import execute
+from storage_core.data.rows.schema import to_schema_string
 from storage_core.log.actions import Add
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.split.lineage import Lineage, MergedRange, Origin, read_origin, write_origin
-from storage_core.split.metadata import PREFIX, add_of, describe, require_checksum, with_checksum
+from storage_core.split.metadata import (
+    PREFIX,
+    Lineage,
+    MergedRange,
+    Origin,
+    add_of,
+    describe,
+    read_origin,
+    require_checksum,
+    with_checksum,
+    write_origin,
+)
 from storage_core.split.read import open_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
 from tests.support.events import CONFIG, SCHEMA, TABLE_ID, context, events, snapshot
 from tests.support.ids import SeededIds
 from tests.support.keyed_table import KeyedTable

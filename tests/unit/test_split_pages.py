@@ -1,4 +1,4 @@
-"""Rows of a split by their places: decoded by page, they are those that the row group has."""
+"""Rows of a split by position: decoded by page, they equal the rows of the row group."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import ObjectStore
 from storage_core.split import pages
-from storage_core.split.kept_values import KeptValues
 from storage_core.split.read import open_split
+from storage_core.store.contract import ObjectStore
+from storage_core.store.pieces import KeptValues
 from tidemark import Table
 
 ROWS = 150_000

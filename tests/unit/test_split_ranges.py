@@ -1,4 +1,4 @@
-"""Parts of a split: the same rows as of the whole, by few requests, of little more than what is wanted."""
+"""Ranges of a split: the same rows as from the whole split, with few requests and few surplus bytes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from storage_core.errors import Corrupt, SnapshotExpired
+from storage_core.base.errors import Corrupt, SnapshotExpired
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
-from storage_core.split import ranges, row_groups
-from storage_core.split.ranges import Footers
+from storage_core.split import fetch, metadata
+from storage_core.split.fetch import Footers
 from storage_core.split.read import open_split, read_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.events import context
 from tests.support.ids import SeededIds
 
@@ -39,7 +39,7 @@ COLUMNS = pa.table(
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", 300)
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 300)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 0)
 
 
@@ -105,7 +105,7 @@ def test_footers_are_read_once_as_long_as_they_are_held(store: MeteredStore, mon
         open_split(store, add, whole=False, footers=footers)
     assert store.requests["get"] == 3
     size = footers.of(store, adds[0]).file.serialized_size
-    monkeypatch.setattr(ranges, "_FOOTERS_BYTES", 2 * size + 100)
+    monkeypatch.setattr(fetch, "_FOOTERS_BYTES", 2 * size + 100)
     footers = Footers()
     for add in (*adds, adds[1], adds[2], adds[0], adds[2], adds[1]):
         footers.of(store, add)
@@ -145,7 +145,7 @@ def test_requests_hold_every_chunk_and_little_else(chunks: list[tuple[int, int]]
         places.append((end + gap, end + gap + size))
         end += gap + size
     wanted = sum(size for _, size in chunks)
-    found = ranges.requests_for(np.array(places))
+    found = fetch.requests_for(np.array(places))
     assert all(any(start <= first and last <= stop for start, stop in found) for first, last in places)
     assert sum(stop - start for start, stop in found) * 10 <= wanted * 11
     assert found == sorted(found)
@@ -155,7 +155,7 @@ def test_requests_hold_every_chunk_and_little_else(chunks: list[tuple[int, int]]
 
 
 def test_large_chunks_are_not_put_together() -> None:
-    size = ranges.REQUEST_BYTES
+    size = fetch.REQUEST_BYTES
     places = np.array([(each * size // 2, (each + 1) * size // 2) for each in range(4)])
-    assert ranges.requests_for(places) == [(0, size), (size, 2 * size)]
-    assert ranges.requests_for(places[:0]) == []
+    assert fetch.requests_for(places) == [(0, size), (size, 2 * size)]
+    assert fetch.requests_for(places[:0]) == []

@@ -1,4 +1,4 @@
-"""Reading splits: the rows that were written, or a typed error; never other rows (lessons 60 and 61)."""
+"""Reads of splits: the written rows, or a typed error, and never other rows (lessons 60 and 61)."""
 
 from __future__ import annotations
 
@@ -11,17 +11,16 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput, SnapshotExpired
-from storage_core.formats.keys import parse
+from storage_core.base.errors import Corrupt, InvalidInput, SnapshotExpired
+from storage_core.data.formats.keys import parse
 from storage_core.log.actions import Add
 from storage_core.log.deletion_vector import inline
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.split.conform import conform_split
-from storage_core.split.read import open_split, read_split
-from storage_core.split.vectors import INLINE_BYTES, deleted_rows, vector_for
-from storage_core.split.write import sort_and_write
+from storage_core.split.hidden_rows import INLINE_BYTES, deleted_rows, vector_for
+from storage_core.split.read import conform_split, open_split, read_split
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.events import SCHEMA, context, events
 from tests.support.ids import SeededIds
 
@@ -95,7 +94,7 @@ def test_a_flipped_bit_in_the_data_is_corrupt_when_only_some_columns_are_read(st
 def test_a_flipped_bit_in_the_footer_never_changes_rows_when_only_some_columns_are_read(
     store: MemoryStore, add: Add
 ) -> None:
-    """Of early 0.1 only pages have checksums: damage of a footer must not rename, retype or lose a column."""
+    """Early 0.1 has checksums of pages only. A damaged footer must not rename, retype or lose a column."""
     add = replace(add, footerXxh3=None)
     assert add.footerStartOffset is not None
     original = store.get(add.path).data
@@ -204,7 +203,7 @@ def test_a_short_vector_is_inline_and_a_long_one_is_an_object(store: MemoryStore
     assert vector.size > INLINE_BYTES
     assert vector.path is not None
     assert vector.path.startswith(add.path.rpartition("/")[0])
-    with pytest.raises(InvalidInput, match="not the key of a split of ours"):
+    with pytest.raises(InvalidInput, match="not the key of a split"):
         vector_for(store, replace(add, path="part-0001.parquet"), scattered, ids=ids)
 
 
@@ -222,7 +221,7 @@ def test_the_whole_file_costs_one_get_and_so_does_a_small_one_unless_it_is_of_an
 
 
 def test_a_split_that_threads_read_holds_no_python_object(add: Add, store: MemoryStore) -> None:
-    # A thread of Arrow that releases one after Python has ended aborts the process.
+    # An Arrow thread that releases such an object after the end of Python aborts the process.
     data = store.get(add.path).data
     before = sys.getrefcount(data)
     split = open_split(store, add, whole=True)

@@ -1,4 +1,4 @@
-"""The functions that a query may name, against the list of the engine that is installed."""
+"""The functions that a query may use, compared with the list of the installed engine."""
 
 from __future__ import annotations
 
@@ -8,20 +8,22 @@ from pathlib import Path
 
 import pytest
 
-from storage_core.engine.functions import (
+from storage_core.base.errors import InvalidInput
+from storage_core.engine.session import session
+from storage_core.engine.statement import (
     AGGREGATES,
     COPYING,
+    LISTED_AS_CONSISTENT,
     MACROS,
     NAMED,
     OF_ONE_ROW,
     OPERATORS,
     SCALARS,
     TABLE_FUNCTIONS,
+    check,
+    parse,
+    unstable,
 )
-from storage_core.engine.session import session
-from storage_core.engine.stability import LISTED_AS_CONSISTENT, unstable
-from storage_core.engine.statement import check, parse
-from storage_core.errors import InvalidInput
 
 LOOKED_AT = Path(__file__).parents[1] / "golden" / "duckdb-functions.txt"
 
@@ -33,7 +35,7 @@ def functions() -> Iterator[tuple[str, str]]:
 
 
 def test_every_function_of_the_engine_was_looked_at() -> None:
-    """A new name, or one that is gone: decide whether a query may call it (`engine.functions`), then write it here."""
+    """For a new or removed name, decide whether a query may call it (`engine.statement`), and update this list."""
     known = LOOKED_AT.read_text(encoding="utf-8").splitlines()
     assert [f"{kind} {name}" for kind, name in functions()] == known
 
@@ -81,7 +83,7 @@ def test_what_is_another_at_another_time_is_told_by_the_engine() -> None:
 
 
 def test_every_function_that_gives_a_time_of_nothing_is_another_at_another_time() -> None:
-    """Name a new one that the engine lists as consistent in `engine.stability`; take off what it lists now."""
+    """Add a new function that the engine lists as consistent to `engine.statement`, and remove listed ones."""
     query = """
         SELECT DISTINCT function_name, stability FROM duckdb_functions()
         WHERE function_type = 'scalar' AND len(parameters) = 0 AND regexp_matches(return_type, 'TIME|DATE|UUID')

@@ -1,4 +1,4 @@
-"""States that share manifests: what is reused, buried, joined and written anew, and the same splits each time."""
+"""States that share manifests: reused, retired, joined and rewritten manifests give the same splits."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from dataclasses import replace
 
 import pytest
 
-from storage_core.errors import Corrupt, SnapshotExpired
-from storage_core.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.base.errors import Corrupt, SnapshotExpired
+from storage_core.data.formats.keys import last_checkpoint_key, state_key, version_key
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add
-from storage_core.log.checkpoints.root import manifest_keys, read_state
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.log.checkpoint import manifest_keys, read_state, snapshot_of
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.deletion_vector import inline
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
 from tests.support.log_tables import log_on, metadata, removal, split
 
 
 class Table:
-    """A table that is checkpointed when told so, and compared with a replay of its version files."""
+    """A table that is checkpointed on request and compared with a replay of its version files."""
 
     def __init__(self, manifest_entries: int = TableConfig().manifest_entries) -> None:
         self.store = MemoryStore("t")
@@ -33,7 +33,7 @@ class Table:
         return self.log.commit(self.log.snapshot(), list(actions), operation="X").snapshot
 
     def checkpoint(self, *actions: Action, compact: bool = False) -> tuple[str, ...]:
-        """Commit, checkpoint what a new process opens, and return the keys of the state's manifests."""
+        """Commit, checkpoint the state that a new process opens, and return the keys of the state's manifests."""
         head = self.commit(*actions) if actions else self.log.snapshot()
         given = self.log.snapshot()
         whole = write_checkpoint(self.store, given, self.log.ids.uuid, compact=True) if compact else None
@@ -153,7 +153,7 @@ def test_a_manifest_that_cannot_be_read_costs_time_and_no_answer(
     with caplog.at_level(logging.WARNING):
         assert table.log.snapshot() == table.replayed()
     assert first in caplog.text
-    # Nothing of the damaged state is passed on.
+    # The new state contains nothing of the damaged state.
     assert first not in table.checkpoint(split("c"))
 
 
@@ -168,8 +168,20 @@ def test_a_state_that_was_collected_while_it_was_read_is_an_expired_snapshot(tab
     (first,) = table.checkpoint(*many("a", 40))
     reader = table.log.snapshot()
     table.store.delete([version_key(0), version_key(1), first, state_key(1), last_checkpoint_key()])
-    with pytest.raises(SnapshotExpired, match="open a newer version"):
+    with pytest.raises(SnapshotExpired, match="Open a newer version"):
         list(reader.splits)
+
+
+@pytest.mark.parametrize("more", [-1, 1])
+def test_a_state_that_counts_other_files_than_its_manifests_list_is_corrupt(table: Table, more: int) -> None:
+    table.checkpoint(*many("a", 40))
+    table.checkpoint(removal("a001"))
+    head = table.log.snapshot()
+    state, listed = read_state(table.store, head.version), head.splits.listed
+    assert listed is not None
+    wrong = replace(state, num_files=state.num_files + more)
+    with pytest.raises(Corrupt, match=f"expected {39 + more} live files, its manifests list 40 and 1 of them are dead"):
+        snapshot_of(wrong, listed, head.txns, metadata=head.metadata, where="a state")
 
 
 def test_a_process_with_an_old_state_behind_it_shares_the_newest_one(table: Table) -> None:

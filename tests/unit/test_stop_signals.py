@@ -1,30 +1,28 @@
-"""What a job hears of the signals that end it."""
+"""The reaction of a job to the signals that end it."""
 
 from __future__ import annotations
 
-import argparse
 import signal
 import threading
 
 import pytest
 
-from jobs.process.stop_signals import STOP_SIGNALS, handlers_kept, heard_once
-from jobs.reports.report import JobReport
-from jobs.running.command import command
+from jobs.command import main
+from jobs.process import STOP_SIGNALS, handlers_kept, heard_once
+from storage_core.log.job_run import JobReport
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)
 def test_a_job_that_a_signal_ends_is_interrupted_with_130(
-    number: signal.Signals, capsys: pytest.CaptureFixture[str]
+    number: signal.Signals, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def start(_: argparse.Namespace) -> JobReport:
+    def run(_: object) -> JobReport:
         signal.raise_signal(number)
         raise AssertionError("the signal was not heard")
 
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--json", action="store_true")
-    assert command("compact", parser, start, []) == 130
-    assert capsys.readouterr().err.startswith("compact: interrupted: ")
+    monkeypatch.setattr("storage_core.catalog.opening.run_refresh_catalog", run)
+    assert main("refresh_catalog", []) == 130
+    assert capsys.readouterr().err.startswith("refresh_catalog: interrupted: ")
 
 
 @pytest.mark.parametrize("second", STOP_SIGNALS)

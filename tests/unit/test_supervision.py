@@ -1,4 +1,4 @@
-"""Programs that are kept running: real processes, which are killed one by one and all at once."""
+"""Supervised programs: real processes that are killed one by one and all at once."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from pipelines.processes.supervision import Kept
 
 REPOSITORY = Path(__file__).parents[2]
 
-# Each program writes its process id down and stays.
+# Each program records its process id and keeps running.
 KEEPER = """
 import os, sys
-from jobs.process.stop_signals import heard_once
+from jobs.process import heard_once
 from pipelines.processes.supervision import keep_running
 
 program = "import os, sys, time; print(os.getpid(), file=open(sys.argv[1], 'a'), flush=True); time.sleep(600)"
@@ -39,7 +39,7 @@ def keeper(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def started(file: Path) -> list[int]:
-    """The processes of a program so far."""
+    """Return the processes of a program so far."""
     return [int(line) for line in file.read_text().splitlines()] if file.exists() else []
 
 
@@ -67,10 +67,10 @@ def test_a_program_that_is_killed_is_started_again_and_the_other_stays(
     assert all(map(is_gone, [*started(one), *started(other)]))
 
 
-# Its program writes down each signal that it hears, and ends by SIGTERM.
+# This program records each received signal, and ends by SIGTERM.
 INTERRUPTED = """
 import logging, os, pathlib, signal, sys
-from jobs.process.stop_signals import heard_once
+from jobs.process import heard_once
 from pipelines.processes.supervision import keep_running
 
 logging.basicConfig(filename="log", level=logging.INFO)
@@ -149,4 +149,4 @@ def test_the_programs_end_with_a_killed_keeper_on_linux_and_stay_elsewhere(
     else:
         keeper.wait()
         for each in programs:
-            os.kill(each, signal.SIGKILL)  # raises where there is none
+            os.kill(each, signal.SIGKILL)  # raises if the process is gone

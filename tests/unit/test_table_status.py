@@ -1,4 +1,4 @@
-"""How a table is, in one look: each metric as its home has it, freshness judged by what came in, requests bounded."""
+"""The status of a table: each metric equals its source, freshness uses arrived rows, and requests are bounded."""
 
 from __future__ import annotations
 
@@ -14,27 +14,24 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from pipelines.status import external_debt
-from pipelines.status.table_status import Place, State, look, look_at_all
-from pipelines.status.words import held_bytes
-from storage_core.clock import HOUR_MS
-from storage_core.compaction.debt import Task
-from storage_core.compaction.policy import Mode
-from storage_core.formats import keys
-from storage_core.formats.gc_plan import Candidate, Plan, Reason, encode
-from storage_core.formats.keys import gc_candidates_key
-from storage_core.gc import retained_bytes
-from storage_core.gc.collect import collect
-from storage_core.gc.retained_bytes import RetainedPart
-from storage_core.ingest.landing import LandingSpec
+from pipelines import status as external_debt
+from pipelines.status import Place, State, held_bytes, look, look_at_all
+from storage_core.base.clock import HOUR_MS
+from storage_core.compact.debt import Task
+from storage_core.data.formats import keys
+from storage_core.data.formats.documents import Candidate, Plan, encode_gc_plan
+from storage_core.data.formats.keys import gc_candidates_key
+from storage_core.data.formats.kinds import Reason
+from storage_core.data.settings.layout import Mode
 from storage_core.log.actions import Txn
-from storage_core.objectstore.contract import IfAbsent, Overwrite
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.newest_rows import MOST_VERSIONS
-from storage_core.read.status import Owed, status
-from storage_core.region import oldest_waiting
-from storage_core.region.oldest_waiting import MOST_REGIONS
+from storage_core.maintain.collect import collect
+from storage_core.maintain.status import MOST_VERSIONS, Owed, RetainedPart, measure_retained, status
+from storage_core.store.contract import IfAbsent, Overwrite
+from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
+from storage_core.write.ingest.landing import LandingSpec
+from storage_core.write.region import idle
+from storage_core.write.region.idle import MOST_REGIONS
 from tests.support.clock import ManualClock
 from tests.support.old_regions import make_old
 
@@ -104,7 +101,7 @@ def test_records_in_no_generation_are_seen_behind_the_entries_of_claims(places: 
         writer.put([{"id": 1}])
         found = status(table.store, table.snapshot, now_ms=0)
         assert found.oldest_unmerged_ms is not None
-        assert "merge" not in found.owed  # no generation: a merge flushes it when its writer is silent
+        assert "merge" not in found.owed  # no generation: a merge flushes the rows when the writer is silent
     finally:
         writer.close()
 
@@ -122,7 +119,7 @@ def test_rows_of_a_silent_writer_are_owed_to_the_merge_once_its_idle_time_is_ove
     assert owed is None
     make_old(table, table.config.idle_after_ms // 1000 + 1)
     assert look_again()[0] == Owed(count=1, unit="generations")
-    assert look_again()[1] <= requests + 6  # how old its newest row is; of such regions only
+    assert look_again()[1] <= requests + 6  # the age of the newest row, only for these regions
     with table.writer() as writer:
         writer.put([{"id": 2}])
     assert look_again()[0] is None, "somebody writes again"
@@ -167,7 +164,7 @@ def test_a_keyed_table_takes_some_requests_per_region_and_only_so_many_regions_a
         return sum(asked.requests.values())
 
     of_all = requests()
-    monkeypatch.setattr(oldest_waiting, "MOST_REGIONS", 3)
+    monkeypatch.setattr(idle, "MOST_REGIONS", 3)
     assert requests() < of_all <= 2 + 6 * 7
     assert MOST_REGIONS == 64
 
@@ -269,7 +266,7 @@ def test_what_holds_bytes_of_a_table_is_said_with_its_end(tmp_path: Path) -> Non
         Candidate(key=key, reason=Reason.REMOVED_SPLIT, size=100, first_seen_ms=5, since_version=0),
         Candidate(key=f"{key}x", reason=Reason.ORPHAN_SPLIT, size=7, first_seen_ms=9, since_version=0),
     ]
-    table.store.put(gc_candidates_key(), encode(noted, counter=1, nonce="n"), IfAbsent())
+    table.store.put(gc_candidates_key(), encode_gc_plan(noted, counter=1, nonce="n"), IfAbsent())
     found = look(place, clock, with_held=True).status
     assert found is not None
     assert found.held is not None
@@ -303,13 +300,13 @@ def test_a_failed_read_of_tags_leaves_the_step_of_the_collector_known(places: It
 
 def test_a_look_at_what_holds_bytes_reads_so_many_versions_at_most(places: Iterator[str]) -> None:
     table = filled(next(places), 1)
-    for number in range(retained_bytes.MOST_VERSIONS):
+    for number in range(MOST_VERSIONS):
         table.log.commit(table.refresh().snapshot, [Txn(appId="x", version=number)], operation="UPKEEP")
     asked = MeteredStore(table.refresh().store)
     plan = Plan(candidates={}, counter=0, etag=None)
-    found = retained_bytes.measure_retained(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
+    found = measure_retained(asked, table.snapshot, plan, now_ms=table.snapshot.timestamp)
     assert found.is_partial
-    assert +Counter(asked.requests) == {"get": retained_bytes.MOST_VERSIONS + 1}
+    assert +Counter(asked.requests) == {"get": MOST_VERSIONS + 1}
 
 
 def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: Iterator[str], tmp_path: Path) -> None:
@@ -319,7 +316,7 @@ def test_a_look_at_five_hundred_tables_takes_so_many_requests_of_each(places: It
     of_plain = Place(name="plain", uri=plain.uri, landing=spec)
     of_published = Place(name="published", uri=published.uri)
     opening = [Counter(Table.open(each.uri).store.requests) for each in (plain, published)]
-    every = Counter({"list": 1, "get": 1})  # of quarantine and of the collector's plan
+    every = Counter({"list": 1, "get": 1})  # requests for quarantine and for the collector's plan
     of_looks = [opening[0] + every + Counter({"list": 1}), opening[1] + every + Counter({"get": 2})]
     found = list(look_at_all([of_plain, of_published] * 250, ManualClock()))
     assert [+Counter(each.requests) for each in found] == of_looks * 250

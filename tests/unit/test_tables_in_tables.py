@@ -1,4 +1,4 @@
-"""No table is made in another one's folder, nor around one: the collector of the one would meet the other's objects."""
+"""No table is created in or around the folder of another table, because the collectors would see foreign objects."""
 
 from __future__ import annotations
 
@@ -9,13 +9,12 @@ from uuid import uuid4
 import pyarrow as pa
 import pytest
 
-from storage_core.clock import SystemClock
-from storage_core.errors import InvalidInput
-from storage_core.ids import SystemIds
-from storage_core.log.apart import MOST_LEVELS
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import locations_above, open_store
-from storage_core.repair.repair import repair
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import InvalidInput
+from storage_core.log.listing import MOST_LEVELS
+from storage_core.maintain.repair import repair
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import locations_above, open_store
 from storage_core.table import Table
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ SCHEMA = pa.schema([("a", pa.int64())])
 
 @pytest.fixture(params=["local", "memory", "s3"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A place of which others are made by a further folder."""
+    """Return a location to which a test appends folders."""
     match request.param:
         case "local":
             return str(tmp_path / "warehouse")
@@ -49,7 +48,7 @@ def test_a_table_in_another_ones_folder_is_refused_and_leaves_nothing(place: str
     before = {info.key for info in open_store(outer).list("")}
     with pytest.raises(InvalidInput, match="lies in the folder of the table") as refused:
         Table.create(below(outer, *inner), SCHEMA)
-    assert f"the table {open_store(outer).uri};" in str(refused.value)
+    assert f"the table {open_store(outer).uri}. " in str(refused.value)
     assert {info.key for info in open_store(outer).list("")} == before
 
 
@@ -79,10 +78,10 @@ def test_no_table_is_repaired_into_itself(place: str, names: tuple[str, ...]) ->
         repair(damaged, target, clock=SystemClock(), ids=SystemIds())
 
 
-@pytest.mark.parametrize("place", ["local", "s3"], indirect=True)  # a store in memory holds no other one
+@pytest.mark.parametrize("place", ["local", "s3"], indirect=True)  # a store in memory cannot contain another store
 def test_a_table_around_another_one_is_refused(place: str) -> None:
     Table.create(below(place, "a", "b"), SCHEMA)
-    with pytest.raises(InvalidInput, match=r"holds another table in a/b; choose"):
+    with pytest.raises(InvalidInput, match=r"holds another table in a/b. Choose"):
         Table.create(place, SCHEMA)
 
 
@@ -93,7 +92,7 @@ def test_tables_beside_each_other_are_made_whatever_their_names(place: str) -> N
 
 
 def test_a_place_is_looked_at_with_a_list_per_folder_above_it(place: str) -> None:
-    own = 3 if place.startswith("s3") else 2  # the place itself, the log in it, and what the server can do
+    own = 3 if place.startswith("s3") else 2  # the location itself, its log, and the capabilities of the server
     one = Table.create(below(place, "a"), SCHEMA).store.requests["list"]
     three = Table.create(below(place, "x", "y", "z"), SCHEMA).store.requests["list"]
     assert three - one == 2

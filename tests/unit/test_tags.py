@@ -8,8 +8,8 @@ from itertools import count
 
 import pytest
 
-from storage_core.clock import HOUR_MS
-from storage_core.errors import (
+from storage_core.base.clock import HOUR_MS
+from storage_core.base.errors import (
     CommitConflict,
     CommitUnknown,
     Corrupt,
@@ -19,19 +19,18 @@ from storage_core.errors import (
     Unavailable,
     Unsupported,
 )
-from storage_core.formats import keys
-from storage_core.formats.tags import Tag
-from storage_core.gc.collect import CollectionReport, collect
-from storage_core.history.tagging import set_tag
-from storage_core.log.checkpoints.write import write_checkpoint
-from storage_core.log.log import TransactionLog
+from storage_core.data.formats import keys
+from storage_core.data.formats.documents import Tag
+from storage_core.data.settings.table import CheckpointFormat, TableConfig
+from storage_core.log.checkpoint_writing import write_checkpoint
+from storage_core.log.log import TransactionLog, read_tags, remove_tag, tagged
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.tags import read_tags, remove_tag, tagged
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.read.as_of import snapshot_at
-from storage_core.settings.table import CheckpointFormat, TableConfig
+from storage_core.maintain.collect import CollectionReport, collect
+from storage_core.maintain.history import set_tag
+from storage_core.read.view import snapshot_at
+from storage_core.store.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.blind_listing import BlindListing
 from tests.support.clock import ManualClock
 from tests.support.fault_store import FaultStore, PutFault
@@ -79,7 +78,7 @@ def run(table: SampleTable, *, store: ObjectStore | None = None, horizon_ms: int
 
 
 def age_and_collect(table: SampleTable) -> None:
-    """Collect until nothing is left to collect: the first run notes, the later ones delete."""
+    """Collect until nothing is left: the first run notes the objects, the later runs delete them."""
     for _ in range(3):
         table.clock.now += 2 * HOUR_MS
         run(table)
@@ -89,7 +88,7 @@ def files_of(snapshot: Snapshot) -> set[str]:
     return {*snapshot.splits, *snapshot.segments}
 
 
-# --- setting, moving, removing
+# Setting, moving, removing.
 
 
 def test_a_tag_names_a_version_until_it_is_removed(table: SampleTable) -> None:
@@ -99,7 +98,7 @@ def test_a_tag_names_a_version_until_it_is_removed(table: SampleTable) -> None:
     assert (found.version, found.created_at_ms, found.expires_at_ms) == (1, table.clock.now, None)
     assert tagged(table.log, "release-1.0") == found
     assert remove_tag(table.log, "release-1.0") == found
-    with pytest.raises(NotFound, match="there is no such tag; tags of memory://tags: none"):
+    with pytest.raises(NotFound, match=r"there is no such tag\. Tags of memory://tags: none"):
         tagged(table.log, "release-1.0")
 
 
@@ -119,7 +118,7 @@ def test_a_tag_holds_up_to_the_moment_it_expires_and_not_at_it(table: SampleTabl
     clock.now += HOUR_MS - 1
     assert tagged(table.log, "brief").version == 0
     clock.now += 1
-    with pytest.raises(NotFound, match="'brief': the tag has expired; tags of memory://tags: none"):
+    with pytest.raises(NotFound, match=r"'brief': the tag has expired\. Tags of memory://tags: none"):
         tagged(table.log, "brief")
 
 
@@ -137,7 +136,7 @@ def test_a_tag_that_would_have_expired_already_is_refused(table: SampleTable) ->
 
 def test_removing_what_is_not_there_says_what_is(table: SampleTable) -> None:
     tag(table, "nightly", table.log.snapshot())
-    with pytest.raises(NotFound, match="'weekly': there is no such tag; tags of memory://tags: nightly"):
+    with pytest.raises(NotFound, match=r"'weekly': there is no such tag\. Tags of memory://tags: nightly"):
         remove_tag(table.log, "weekly")
 
 
@@ -148,11 +147,11 @@ def test_a_tag_costs_few_requests_however_many_versions_there_are(table: SampleT
     snapshot = table.log.snapshot()
     metered = MeteredStore(table.store)
     tag(table, "nightly", snapshot, store=metered)
-    # The head, its state as the checkpoint that it is, the tags and the plan, before and after.
+    # The head, its state as a checkpoint, the tags and the plan, before and after.
     assert metered.requests == {"get": 11, "head": 7, "put": 1, "list": 1, "delete": 0}
 
 
-# --- concurrency and lost replies
+# Concurrency and lost replies.
 
 
 @pytest.mark.parametrize(
@@ -204,12 +203,12 @@ def test_of_two_settings_of_one_name_at_once_one_is_told(table: SampleTable) -> 
     faulty = FaultStore(table.store)
     theirs: list[Tag] = []
     faulty.on_put(keys.tags_key(), lambda: theirs.append(tag(table, "nightly", snapshot)))
-    with pytest.raises(CommitConflict, match="changed by somebody else"):
+    with pytest.raises(CommitConflict, match="changed by another process"):
         tag(table, "nightly", snapshot, store=faulty)
     assert read_tags(table.store).by_name == {"nightly": theirs[0]}
 
 
-# --- damage
+# Damage.
 
 
 @pytest.mark.parametrize(
@@ -239,11 +238,11 @@ def test_damaged_tags_are_corrupt_and_stop_the_collector(table: SampleTable, bod
 
 def test_tags_of_a_newer_format_are_refused(table: SampleTable) -> None:
     table.store.put(keys.tags_key(), json.dumps({"format": 2}).encode(), IfAbsent())
-    with pytest.raises(Unsupported, match="tags of format 2"):
+    with pytest.raises(Unsupported, match="the tags of a table of format 2"):
         run(table)
 
 
-# --- against the collector
+# Concurrent collection.
 
 
 def test_a_tagged_version_outlives_retention_whole(table: SampleTable) -> None:
@@ -259,7 +258,7 @@ def test_without_the_tag_the_same_version_goes(table: SampleTable) -> None:
     target = table.superseded()
     age_and_collect(table)
     assert files_of(target) & table.objects() == set()
-    with pytest.raises(NotFound, match=r"version 1 is no longer retained; memory://tags retains versions 2 \(of "):
+    with pytest.raises(NotFound, match=r"version 1 is no longer retained. memory://tags retains versions 2 \(of "):
         snapshot_at(table.log, target.version)
 
 
@@ -335,7 +334,7 @@ def test_a_version_whose_files_are_gone_cannot_be_tagged(table: SampleTable) -> 
 
 
 def test_a_tag_that_is_set_between_the_passes_is_seen_by_the_second(table: SampleTable) -> None:
-    """The collector has written its plan for a version and is about to read the roots again."""
+    """The collector has rewritten its plan for a version and is about to read the roots again."""
     target = table.superseded()
     faulty = FaultStore(table.store)
     refused: list[SnapshotExpired] = []
@@ -353,14 +352,14 @@ def test_a_tag_that_is_set_between_the_passes_is_seen_by_the_second(table: Sampl
 
 
 def impatient() -> SampleTable:
-    """A table whose horizon is zero."""
+    """Make a table with a horizon of zero."""
     clock = ManualClock()
     config = TableConfig(checkpoint_interval=0, version_retention_ms=RETENTION_MS, gc_horizon_ms=0)
     return SampleTable(MemoryStore("race", clock=clock), clock, config)
 
 
 def is_kept(table: SampleTable, target: Snapshot) -> bool:
-    """Say whether the tag is there, in which case its version must be whole."""
+    """Return True if the tag exists, and check that its version is then complete."""
     if not read_tags(table.store).by_name:
         return False
     assert snapshot_at(table.log, "audit") == target
@@ -369,7 +368,7 @@ def is_kept(table: SampleTable, target: Snapshot) -> bool:
 
 
 def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version() -> None:
-    """With a horizon of zero: before each single request of the collector somebody tags the version that it drops."""
+    """With a horizon of zero, a tag of the dropped version is set before each single request of the collector."""
     kept = []
     for instant in count():
         table = impatient()
@@ -388,7 +387,7 @@ def test_a_tag_set_at_any_moment_of_a_collection_is_refused_or_keeps_its_version
 
 
 def test_a_collection_at_any_moment_of_a_tagging_loses_no_tagged_version() -> None:
-    """The other way round: a whole such collection before each single request of whoever sets the tag."""
+    """This is the reverse case: a whole collection runs before each single request of the tagging process."""
     kept = []
     for instant in count():
         table = impatient()
@@ -466,7 +465,7 @@ def test_a_tag_below_the_base_that_only_version_files_open_stops_the_collector(t
     tag(table, "audit", target)
     table.store.delete([keys.state_key(target.version)])
     assert table.log.snapshot(version=target.version) == target
-    with pytest.raises(Corrupt, match="the tag 'audit' keeps version 1, of which there is no checkpoint"):
+    with pytest.raises(Corrupt, match="the tag 'audit' retains version 1, which has no checkpoint"):
         run(table, horizon_ms=0)
     tag(table, "audit", target)
     age_and_collect(table)

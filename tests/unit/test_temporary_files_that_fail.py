@@ -1,4 +1,4 @@
-"""Temporary files that cannot be made or written are `Unavailable` with cause and advice, and nothing is `Corrupt`."""
+"""A temporary file that cannot be made or written causes `Unavailable` with cause and advice, never `Corrupt`."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import fastavro
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import Unavailable
-from storage_core.formats.avro_container import read_columns
-from storage_core.rows.sort_order import SortOrder
-from storage_core.scratch import scratch_folder
+from storage_core.base.errors import Unavailable
+from storage_core.base.process import scratch_folder
+from storage_core.data.formats.avro import read_columns
+from storage_core.data.rows.sort_order import SortOrder
 from storage_core.split.encode import FileWriter
 from tests.support.limits import limited
 
@@ -50,7 +50,7 @@ USES: dict[str, Callable[[], object]] = {
 def test_without_a_folder_for_temporary_files(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("no folder")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "file"))
-    with pytest.raises(Unavailable, match="another folder for them is named by TMPDIR"):
+    with pytest.raises(Unavailable, match="To use another folder, set TMPDIR"):
         USES[use]()
 
 

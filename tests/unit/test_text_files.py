@@ -1,4 +1,4 @@
-"""The files of full-text segments: what is compared is what tantivy writes, and a copy harms no other."""
+"""The metadata of a full-text segment equals tantivy's own, and a copied or mismatched segment is `Corrupt`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import pyarrow as pa
 import pytest
 import tantivy
 
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext, text_files
-from storage_core.index.text_composed import open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.text_files import open_searcher
 
 ROWS = pa.table({"body": ["ebb tide", "flood"]})
 

@@ -1,4 +1,7 @@
-"""Snippets of texts: what matched is marked, the rest is escaped, and no other text has a say; against plain Python."""
+"""A snippet marks the matches, escapes the rest, and does not depend on other texts.
+
+The results are compared with plain Python.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import fulltext
-from storage_core.index.text_snippets import MOST_BYTES, snippets
-from storage_core.settings.index import IndexDefinition
+from storage_core.index.fulltext import MOST_BYTES, snippets
 from tests.support.scale import scaled
 from tests.unit.test_text_terms import changes
 
@@ -23,14 +26,14 @@ TEXT = st.lists(WORD | st.sampled_from(["<b>", "&", '"', "'", "</b>", "東京", 
 
 
 def marked(query: str, texts: list[str | None], definition: IndexDefinition = PLAIN) -> list[dict[str, str | None]]:
-    """The snippets of rows that have these texts in every column."""
+    """Return the snippets of rows that have these texts in every column."""
     rows = pa.table({column: pa.array(texts, pa.string()) for column in definition.columns})
     found: list[dict[str, str | None]] = snippets(fulltext.parse(query, definition), rows).to_pylist()
     return found
 
 
 def by_hand(text: str, fits: Callable[[str], bool]) -> str | None:
-    """A text of one fragment with the words that fit marked."""
+    """Return a text of one fragment with the matching words marked."""
     parts = re.split(r"([^\W_]+)", text)
     found = [f"<b>{html.escape(part)}</b>" if number % 2 and fits(part) else part for number, part in enumerate(parts)]
     if not any(each.startswith("<b>") for each in found[1::2]):
@@ -56,7 +59,7 @@ def test_the_words_that_fit_are_marked_and_everything_is_escaped(texts: list[str
         found, whole = row["body"], None if text is None else by_hand(text, fits)
         assert row["head"] == (None if way == "range" else found)
         assert (found is None) is (whole is None)
-        assert found is None or whole is None or found in whole  # which ends with what is no word
+        assert found is None or whole is None or found in whole  # `whole` ends with a character outside words
         assert found is None or whole is None or found.count("<b>") == whole.count("<b>")
 
 
@@ -66,7 +69,7 @@ def test_a_snippet_is_that_of_a_row_whatever_other_rows_there_are() -> None:
     for others in (["tide"] * 9, ["ebb " * 50], [text] * 3):
         assert marked("tide ebb", [text, *others])[:1] == alone == marked("tide ebb", [*others, text])[-1:]
     assert alone[0]["body"] is not None
-    assert alone[0]["body"].count("<b>") >= 3  # the fragment with most of them
+    assert alone[0]["body"].count("<b>") >= 3  # the fragment with the most matches
 
 
 def test_a_fragment_is_bounded_and_cut_between_words() -> None:

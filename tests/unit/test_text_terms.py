@@ -1,4 +1,4 @@
-"""Words that stand for several (`kib*`, `kibana~1`), tokenizers and boosts, compared with plain Python."""
+"""Query words that match several words (`kib*`, `kibana~1`), tokenizers and boosts, compared with plain Python."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from storage_core.errors import InvalidInput
-from storage_core.index import fulltext, segments, text_tokenizers
-from storage_core.index.text_composed import open_searcher
-from storage_core.settings.index import IndexDefinition
+from storage_core.base.errors import InvalidInput
+from storage_core.data.settings.index import IndexDefinition
+from storage_core.index import fulltext, segments, text_files
+from storage_core.index.text_files import open_searcher
 from tests.support.scale import scaled
 
 DEFINITION = IndexDefinition("text", "fulltext", ("head", "body"))
@@ -40,7 +40,7 @@ def words(text: str) -> list[str]:
 
 
 def changes(a: str, b: str) -> int:
-    """Letters added, left out, replaced or swapped with their neighbour, to make one word of the other."""
+    """Return the edit distance between two words: insertions, deletions, replacements and swaps of neighbours."""
     far = [[max(i, j) if 0 in (i, j) else 0 for j in range(len(b) + 1)] for i in range(len(a) + 1)]
     for i in range(1, len(a) + 1):
         for j in range(1, len(b) + 1):
@@ -125,7 +125,7 @@ def test_signs_of_regular_expressions_stand_for_themselves(tmp_path: Path) -> No
         try:
             found = sorted(rows_of(tmp_path, pa.table({"head": texts}), definition, f"{escaped}*", syntax="strict"))
         except InvalidInput:
-            assert set(prefix) & set("[^{")  # tantivy's own syntax, which a word may not hold
+            assert set(prefix) & set("[^{")  # tantivy's syntax characters, which a word may not contain
         else:
             assert found == expected, prefix
 
@@ -273,7 +273,7 @@ def test_the_words_of_a_revision_stay_as_segments_have_them(
     tokenizer: str, text: str, words: list[str], revision: int | None
 ) -> None:
     definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": tokenizer})
-    assert text_tokenizers.words(definition, "head", text) == words
+    assert text_files.words(definition, "head", text) == words
     written = {"columns": ["head"], "kind": "fulltext", "options": {"tokenizer": tokenizer}, "words": revision}
     expected = {name: value for name, value in written.items() if value is not None}
     assert json.loads(segments.fingerprint_of(definition)) == expected
@@ -287,7 +287,7 @@ def test_a_column_may_have_a_tokenizer_of_its_own(tmp_path: Path) -> None:
     assert sorted(rows_of(tmp_path, rows, definition, "body:Run")) == [1]
 
 
-@pytest.mark.parametrize("language", text_tokenizers.LANGUAGES)
+@pytest.mark.parametrize("language", text_files.LANGUAGES)
 def test_every_language_has_a_stemmer(tmp_path: Path, language: str) -> None:
     definition = IndexDefinition("text", "fulltext", ("head",), {"tokenizer": f"{language}_stem"})
     fulltext.validate(definition, pa.schema([("head", pa.string())]))

@@ -1,11 +1,10 @@
-"""What a run of the check leaves out: cases of large matrices by a seed, and tests that only `make nightly` runs."""
+"""The cases that a test run omits: by a seed in large matrices, and tests that only `make nightly` runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from tests.draws import MOST_CASES, left_out, seed
-from tests.planted_faults import FAULTS, planted
 from tests.tiers import NIGHTLY, REPRESENTATIVES, is_nightly
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -43,11 +42,3 @@ def test_only_the_cases_on_postgresql_of_a_file_with_others_are_nightly() -> Non
     assert not is_nightly(file, "test_a_check_tells_what_differs[sqlite]")
     side = "test_every_side_answers_the_same_after_every_step[postgresql-1]"
     assert not is_nightly("tests/integration/test_sql_catalogue.py", side)
-
-
-def test_every_planted_fault_has_its_one_place_and_its_tests() -> None:
-    assert len({fault.guarantee for fault in FAULTS}) == len(FAULTS) >= 30
-    for fault in FAULTS:
-        text = (ROOT / fault.file).read_text(encoding="utf-8")
-        assert planted(fault, text) != text, fault.guarantee
-        assert [test for test in fault.tests if not (ROOT / test).is_file()] == []

@@ -1,4 +1,4 @@
-"""`timeseries_id`: the golden values of docs/architecture/reference-values.md, and where ids come from."""
+"""`timeseries_id`: the golden values of docs/architecture/reference-values.md, and the source of ids."""
 
 from __future__ import annotations
 
@@ -7,11 +7,10 @@ import datetime as dt
 import pyarrow as pa
 import pytest
 
-from storage_core.errors import InvalidInput
-from storage_core.rows.siphash import siphash_2_4
-from storage_core.rows.sort_order import bind
-from storage_core.rows.timeseries_id import series_ids, with_series
-from storage_core.settings.table import TableConfig
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.hashes import siphash_2_4
+from storage_core.data.rows.sort_order import bind, series_ids, with_series
+from storage_core.data.settings.table import TableConfig
 from storage_core.table import Table
 
 SCHEMA = pa.schema(
@@ -35,7 +34,7 @@ AT = dt.datetime(2015, 5, 17, tzinfo=dt.UTC)
 
 
 def plain_siphash(data: bytes) -> int:
-    """One message at a time, in whole numbers of Python."""
+    """Compute SipHash of one message with Python integers."""
 
     def rotated(x: int, bits: int) -> int:
         return (x << bits | x >> (64 - bits)) & (2**64 - 1)

@@ -1,4 +1,4 @@
-"""Transactions of a state in objects of their own: what opening costs, and the same answers whatever is joined."""
+"""Transactions of a state in separate objects: the cost of opening, and the same answers after any joining."""
 
 from __future__ import annotations
 
@@ -9,22 +9,23 @@ from random import Random
 
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats.avro_state import decode_state
-from storage_core.formats.keys import KeyKind, last_checkpoint_key, parse, state_key, version_key
-from storage_core.fsck.check import fsck
-from storage_core.gc.collect import collect
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats.avro_state import decode_state
+from storage_core.data.formats.keys import last_checkpoint_key, parse, state_key, version_key
+from storage_core.data.formats.kinds import KeyKind
+from storage_core.data.settings.table import TableConfig
+from storage_core.log import checkpoint_writing
 from storage_core.log.actions import Txn
-from storage_core.log.checkpoints import transactions_layout
-from storage_core.log.checkpoints.root import manifest_keys, named_keys, read_state
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.log.checkpoint import manifest_keys, named_keys, read_state
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Transactions
-from storage_core.objectstore.contract import IfAbsent, ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.check import fsck
+from storage_core.maintain.collect import collect
+from storage_core.store.contract import IfAbsent, ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.clock import ManualClock
 from tests.support.copies import contents, copy_of
 from tests.support.crashes import left_by_crashes
@@ -35,7 +36,7 @@ FILES = 100_000
 
 
 class Table:
-    """A table whose log records transactions and nothing else, and is checkpointed when told so."""
+    """A table whose log records only transactions and is checkpointed on request."""
 
     def __init__(self, checkpoint_format: str = "avro") -> None:
         self.store = MemoryStore("t")
@@ -66,7 +67,7 @@ PROGRESS = KeyKind.PROGRESS
 
 
 def progress_of(count: int) -> list[str]:
-    """What so many landed files leave, and as many writers of raw logs that ended."""
+    """Return the application ids of `count` landed files and of `count` ended writers of raw logs."""
     files = [f"landed:2026/{number:08}.log" for number in range(count)]
     contents = [f"content:2026/{number:08}.log@{number:016x}" for number in range(count)]
     return [*files, *contents, *(f"raw:{Random(number).getrandbits(128):032x}" for number in range(count))]
@@ -78,12 +79,12 @@ def named_of(table: Table, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def opened(count: int) -> tuple[dict[str, int], int, int, int]:
-    """Requests, bytes and steps of opening a table after so many files and writers, and the lines of its root."""
+    """Return requests, bytes and steps of opening a table after `count` files and writers, and its root's lines."""
     table = Table()
     recorded = progress_of(count)
     every = Transactions(recent={app_id: Txn(appId=app_id, version=1) for app_id in recorded})
     write_checkpoint(table.store, replace(table.record(["x"]), txns=every), table.log.ids.uuid)
-    for name in "ab":  # what is there a moment later: versions beyond the state
+    for name in "ab":  # commits after the checkpoint: versions beyond the state
         table.log.commit(table.log.snapshot(), [split(name)], operation="APPEND")
     metered = MeteredStore(table.store)
     found = log_on(metered).snapshot()
@@ -105,10 +106,10 @@ def test_opening_costs_after_many_files_and_writers_what_it_costs_after_ten() ->
 
 def test_few_transactions_are_lines_of_a_state_that_every_release_reads() -> None:
     table = Table()
-    table.record(f"app{number}" for number in range(transactions_layout.MOST_LINES))
+    table.record(f"app{number}" for number in range(checkpoint_writing.MOST_LINES))
     head = table.checkpoint()
     state = read_state(table.store, head.version)
-    assert (len(state.actions), state.progress, table.objects()) == (1 + transactions_layout.MOST_LINES, (), [])
+    assert (len(state.actions), state.progress, table.objects()) == (1 + checkpoint_writing.MOST_LINES, (), [])
     table.record(["one more"])
     head = table.checkpoint()
     state = read_state(table.store, head.version)
@@ -122,7 +123,7 @@ def test_a_release_that_knows_no_columns_refuses_a_state_with_them_and_reads_one
     assert b'"progress"' not in table.store.get(state_key(table.checkpoint().version)).data
     table.record(f"app{number}" for number in range(100))
     with_columns = table.store.get(state_key(table.checkpoint().version)).data
-    # The number is the first field of the one record, as a zig-zag: what early 0.1 compares with 1.
+    # The number is the first field of the only record, as a zig-zag integer. Early 0.1 compares it with 1.
     assert decode_state(with_columns, "state").progress
     assert b'"progress"' in with_columns
 
@@ -158,8 +159,8 @@ def test_a_repeated_transaction_is_a_no_op_and_a_later_one_a_commit_wherever_it_
 
 @pytest.mark.parametrize("seed", range(3))
 def test_transactions_are_the_same_however_their_objects_are_joined(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 25)
-    monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+    monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
+    monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 3)
     table, random = Table(), Random(seed)
     for version in range(1, 40):
         kinds = random.choice((["landed"], ["raw"], ["landed", "content", "raw"]))
@@ -235,9 +236,9 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
 
 
 def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also the one that joins objects: what it leaves is whole, and the next one goes on from it."""
-    monkeypatch.setattr(transactions_layout, "ENTRIES_PER_OBJECT", 25)
-    monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 2)
+    """This includes a checkpoint that joins objects: its leftovers are complete, and the next checkpoint continues."""
+    monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
+    monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 2)
     table = Table()
     for start in range(0, 60, 20):
         table.record((f"app{number:03}" for number in range(start, start + 40)), version=1 + start)
@@ -261,7 +262,7 @@ def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: py
 
 
 def test_objects_that_no_state_names_are_collected_and_others_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(transactions_layout, "MAX_SMALL_OBJECTS", 3)
+    monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 3)
     clock = ManualClock(step_ms=1)
     store = MemoryStore("t", clock=clock)
     log = log_on(store, clock=clock)
@@ -272,7 +273,7 @@ def test_objects_that_no_state_names_are_collected_and_others_are_not(monkeypatc
         clock.now += 100
     expected = dict(log.snapshot().txns)
     written = sum(key.startswith("_transaction_log/progress/") for key in contents(store))
-    for _ in range(5):  # states first, then what only they named
+    for _ in range(5):  # first states, then objects that only they named
         clock.now += 1_000
         collect(store, log, clock=clock)
     states = [parsed for key in contents(store) if (parsed := parse(key)) and parsed.kind is KeyKind.STATE]
@@ -295,7 +296,7 @@ def test_json_checkpoints_have_every_transaction_as_a_line_and_open_as_before() 
 def test_a_state_of_a_release_before_is_taken_over_by_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     table = Table()
     with monkeypatch.context() as before:
-        before.setattr(transactions_layout, "MOST_LINES", 10**6)
+        before.setattr(checkpoint_writing, "MOST_LINES", 10**6)
         without_times = [Txn(appId=f"app{number}", version=1) for number in range(100)]
         table.log.commit(table.log.snapshot(), without_times, operation="X")
         assert len(read_state(table.store, table.checkpoint().version).actions) == 101

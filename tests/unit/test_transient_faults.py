@@ -1,6 +1,6 @@
-"""A fault that passes is `Unavailable`: never damage of the bytes, never a fault of the data, and nothing is recorded.
+"""A temporary fault is `Unavailable`, never damage or invalid data, and leaves no record.
 
-What the libraries raise is replaced, not our classes.
+The tests replace the errors that the libraries raise, not our classes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.errors import CommitConflict, Corrupt, InvalidInput, TidemarkError, Unavailable
-from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_keys import ChunkKey
-from storage_core.fsck.inventory import take_inventory
-from storage_core.fsck.version_evidence import newest_evidence
-from storage_core.ingest.batch import execute, plan
-from storage_core.ingest.landing import LandingSpec, discover
+from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, TidemarkError, Unavailable
+from storage_core.base.limits import QueryLimits
+from storage_core.data.formats.keys import ChunkKey
+from storage_core.data.formats.raw_chunk import LogRecord, RawChunk, decode_chunk, encode_chunk
+from storage_core.data.rows.incoming import pieces_of, table_of
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.local import LocalStore
-from storage_core.raw_log import read as raw_read
-from storage_core.repair.found_split import read_found
-from storage_core.rows.incoming import pieces_of, table_of
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.query import QueryLimits
-from storage_core.settings.table import TableConfig
+from storage_core.maintain.found_splits import read_found
+from storage_core.maintain.log_check import newest_evidence
+from storage_core.maintain.walk import list_table
 from storage_core.split.context import context_of
+from storage_core.store.local import LocalStore
+from storage_core.write.ingest.batch import execute, plan
+from storage_core.write.ingest.landing import LandingSpec, discover
+from storage_core.write.raw_log import read as raw_read
 from tests.support.ids import SeededIds
 from tidemark import Table
 
@@ -79,7 +79,7 @@ def test_a_sound_split_that_cannot_be_read_now_is_not_lost(
 ) -> None:
     table = table_with_a_row(tmp_path)
     store = LocalStore(tmp_path / "t")
-    inventory = take_inventory(store)
+    inventory = list_table(store)
     (path,) = table.snapshot.splits
     assert read_found(store, inventory, path).path == path
     with monkeypatch.context() as patch:
@@ -93,10 +93,10 @@ def test_a_sound_split_that_cannot_be_read_now_is_not_lost(
 def test_a_chunk_for_which_memory_is_lacking_is_not_damaged(monkeypatch: pytest.MonkeyPatch) -> None:
     record = LogRecord(timestamp_ms=1, table="t", operation="put", fields="{}")
     chunk = RawChunk(key=ChunkKey(segment_ms=0, writer=str(SeededIds(1).uuid()), number=1), first=1, records=(record,))
-    data = encode(chunk)
+    data = encode_chunk(chunk)
     monkeypatch.setattr(fastavro, "reader", raising(MemoryError()))
     with pytest.raises(Unavailable, match="the key"):
-        decode(data, "the key")
+        decode_chunk(data, "the key")
 
 
 @pytest.mark.parametrize("fault", FAULTS[:2], ids=NAMES[:2])

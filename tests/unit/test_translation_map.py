@@ -1,4 +1,4 @@
-"""The bytes of a translation: what is packed comes back, and no byte, count or row of it can be another unnoticed."""
+"""A translation survives packing, and any changed byte, count or row is noticed."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
-from storage_core.formats import bundle
-from storage_core.formats.bundle import Bundle, Expected
-from storage_core.formats.translation_map import TranslationMap, pack, unpack
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import bundle
+from storage_core.data.formats.bundle import Bundle, Expected, TranslationMap, pack_translation, unpack_translation
 
 ID = "0f8fad5b-d9cb-469f-a165-70867728950e"
 
-# Input 0 has rows 0 to 3, of which 1 is gone; input 1 has rows 0 to 2; the outputs have 2 and 4 rows.
+# Input 0 has rows 0 to 3 without row 1. Input 1 has rows 0 to 2. The outputs have 2 and 4 rows.
 MOVED = TranslationMap((4, 3), (2, 4), np.array([0, 1, 1, 0, 0, 1], np.uint8), (BitMap([1]), BitMap()))
 COUNTS = (1, 2, 1, 2)
 
@@ -28,17 +27,17 @@ def expected(packed: Bundle) -> Expected:
 
 def read(packed: Bundle, **other: Any) -> TranslationMap:
     said: Mapping[str, Sequence[int]] = {"inputs": (4, 3), "outputs": (2, 4), "moved": COUNTS}
-    return unpack(packed.data, expected(packed), **{**said, **other})
+    return unpack_translation(packed.data, expected(packed), **{**said, **other})
 
 
 def forged(parts: Mapping[str, bytes]) -> Bundle:
-    return bundle.pack(parts, identity=ID, properties={})
+    return bundle.pack_bundle(parts, identity=ID, properties={})
 
 
 def test_a_translation_comes_back_as_it_was_packed() -> None:
-    packed = pack(MOVED, identity=ID)
+    packed = pack_translation(MOVED, identity=ID)
     found = read(packed)
-    assert packed == pack(MOVED, identity=ID)
+    assert packed == pack_translation(MOVED, identity=ID)
     assert found.order.tolist() == MOVED.order.tolist()
     assert (found.dropped, found.input_rows, found.output_rows) == (MOVED.dropped, (4, 3), (2, 4))
     assert found.moved.ravel().tolist() == list(COUNTS)
@@ -55,7 +54,7 @@ def test_rows_are_found_where_they_went() -> None:
 def test_more_inputs_than_a_byte_can_number_take_two() -> None:
     order = np.arange(300, dtype=np.uint16)[::-1].copy()
     wide = TranslationMap((1,) * 300, (300,), order, (BitMap(),) * 300)
-    found = read(pack(wide, identity=ID), inputs=(1,) * 300, outputs=(300,), moved=(1,) * 300)
+    found = read(pack_translation(wide, identity=ID), inputs=(1,) * 300, outputs=(300,), moved=(1,) * 300)
     assert found.order.tolist() == order.tolist()
 
 
@@ -64,7 +63,7 @@ def test_runs_take_next_to_nothing_and_any_order_at_most_its_entropy() -> None:
     runs = np.repeat(np.arange(10, dtype=np.uint8), rows // 10)
     mixed = np.random.default_rng(1).permutation(runs)
     sizes = [
-        len(pack(TranslationMap((rows // 10,) * 10, (rows,), order, (BitMap(),) * 10), identity=ID).data)
+        len(pack_translation(TranslationMap((rows // 10,) * 10, (rows,), order, (BitMap(),) * 10), identity=ID).data)
         for order in (runs, mixed)
     ]
     assert sizes[0] < 500
@@ -72,12 +71,12 @@ def test_runs_take_next_to_nothing_and_any_order_at_most_its_entropy() -> None:
 
 
 def test_a_flipped_bit_anywhere_is_found() -> None:
-    packed = pack(MOVED, identity=ID)
+    packed = pack_translation(MOVED, identity=ID)
     for place in range(len(packed.data)):
         data = bytearray(packed.data)
         data[place] ^= 1
         with pytest.raises(Corrupt):
-            unpack(bytes(data), expected(packed), inputs=(4, 3), outputs=(2, 4), moved=COUNTS)
+            unpack_translation(bytes(data), expected(packed), inputs=(4, 3), outputs=(2, 4), moved=COUNTS)
 
 
 @pytest.mark.parametrize(
@@ -94,7 +93,7 @@ def test_a_flipped_bit_anywhere_is_found() -> None:
 )
 def test_what_the_log_says_otherwise_is_found(other: Mapping[str, Sequence[int]]) -> None:
     with pytest.raises(Corrupt):
-        read(pack(MOVED, identity=ID), **other)
+        read(pack_translation(MOVED, identity=ID), **other)
 
 
 @pytest.mark.parametrize(
@@ -102,7 +101,7 @@ def test_what_the_log_says_otherwise_is_found(other: Mapping[str, Sequence[int]]
     [
         replace(MOVED, order=np.array([0, 0, 1, 0, 1, 1], np.uint8)),
         replace(MOVED, order=np.array([0, 1, 1, 0, 0, 2], np.uint8)),
-        replace(MOVED, order=np.roll(MOVED.order, -1)),  # off by one, over the border of outputs
+        replace(MOVED, order=np.roll(MOVED.order, -1)),  # off by one, across the border of two outputs
         replace(MOVED, dropped=(BitMap([1, 2]), BitMap())),
         replace(MOVED, dropped=(BitMap(), BitMap())),
         replace(MOVED, dropped=(BitMap([4]), BitMap())),
@@ -111,7 +110,7 @@ def test_what_the_log_says_otherwise_is_found(other: Mapping[str, Sequence[int]]
 )
 def test_a_sound_object_with_another_content_is_found_by_its_counts(wrong: TranslationMap) -> None:
     with pytest.raises(Corrupt, match="not the translation of the log"):
-        read(pack(wrong, identity=ID))
+        read(pack_translation(wrong, identity=ID))
 
 
 @pytest.mark.parametrize(
@@ -120,7 +119,7 @@ def test_a_sound_object_with_another_content_is_found_by_its_counts(wrong: Trans
         {},
         {"order.zst": b""},
         {"order.zst": b"no zstd"},
-        {"order.zst": pack(MOVED, identity=ID).data, "other": b""},
+        {"order.zst": pack_translation(MOVED, identity=ID).data, "other": b""},
     ],
 )
 def test_parts_that_nobody_writes_are_refused(parts: Mapping[str, bytes]) -> None:
@@ -128,12 +127,12 @@ def test_parts_that_nobody_writes_are_refused(parts: Mapping[str, bytes]) -> Non
         read(forged(parts))
 
 
-# The same rows, those of the inputs in another order; row 1 of input 0 is nowhere.
+# The same rows with the inputs in another order. Row 1 of input 0 is in no output.
 GATHERED = TranslationMap((4, 3), (2, 4), MOVED.order, rows=np.array([3, 0, 2, 0, 2, 1]))
 
 
 def test_rows_that_were_sorted_anew_are_found_where_they_went() -> None:
-    packed = pack(GATHERED, identity=ID)
+    packed = pack_translation(GATHERED, identity=ID)
     found = read(packed)
     assert found.rows is not None
     assert found.rows.tolist() == [3, 0, 2, 0, 2, 1]
@@ -146,4 +145,4 @@ def test_rows_that_were_sorted_anew_are_found_where_they_went() -> None:
 @pytest.mark.parametrize("rows", [[3, 0, 2, 3, 2, 1], [4, 0, 2, 0, 2, 1], [3, 0, 3, 0, 2, 1], [3, 0, 2, 0, 2, 0]])
 def test_a_row_that_is_in_two_places_or_in_none_is_refused(rows: list[int]) -> None:
     with pytest.raises(Corrupt, match="not the translation of the log"):
-        read(pack(replace(GATHERED, rows=np.array(rows)), identity=ID))
+        read(pack_translation(replace(GATHERED, rows=np.array(rows)), identity=ID))

@@ -1,4 +1,4 @@
-"""The demo's verdict on its raw log: it may say that nothing is missing only when that is so."""
+"""The demo accepts a raw log only if every row is there exactly once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Records with an id of their producer: however often and through whomever one comes, a table takes one."""
+"""Records with a producer's id: a table accepts one record per id, however often and by whichever writer it comes."""
 
 from __future__ import annotations
 
@@ -8,21 +8,26 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from storage_core.distribution.remaining import Terms
-from storage_core.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
-from storage_core.formats import raw_ids, raw_keys
-from storage_core.formats.raw_chunk import LogRecord, RawChunk, decode, encode
-from storage_core.formats.raw_columns import FEW, decode_columns
-from storage_core.formats.raw_ids import ID_COLUMNS, RecordIds
-from storage_core.formats.raw_keys import IDS_PREFIX, ChunkKey, IdsKey, ids_key
-from storage_core.objectstore.contract import ObjectStore, Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.raw_log.history import union
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.records import RawRecord
-from storage_core.raw_log.stores import RawStore
-from storage_core.region.manifest import read_latest, region_of
+from storage_core.base.errors import CommitUnknown, Corrupt, InvalidInput, Unavailable
+from storage_core.data.formats import keys, raw_chunk
+from storage_core.data.formats.keys import IDS_PREFIX, ChunkKey, IdsKey, raw_ids_key
+from storage_core.data.formats.raw_chunk import (
+    FEW,
+    ID_COLUMNS,
+    LogRecord,
+    RawChunk,
+    RecordIds,
+    decode_chunk,
+    decode_columns,
+    encode_chunk,
+)
+from storage_core.store.contract import ObjectStore, Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.write.distribution.work import Terms
+from storage_core.write.raw_log.history import RawStore, union
+from storage_core.write.raw_log.records import RawLimits, RawRecord
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region.manifest import read_latest, region_of
 from tests.support.clock import START_MS, ManualClock
 from tests.support.distribution import Board, TasksMeanwhile
 from tests.support.fault_store import Crash, CrashFault, FaultStore, GetFault, ListFault, PutFault
@@ -47,7 +52,7 @@ def given(*, stores: int = 1) -> Board:
 
 
 def write(places: list[ObjectStore], *numbers: int, seed: int, at: int = START_MS, table: str = "events") -> None:
-    """Append a chunk per number, whose record has the id of the number."""
+    """Append a chunk per number with a record whose id is the number."""
     clock = ManualClock(at)
     with RawLog(places, clock=clock, ids=SeededIds(seed), limits=RawLimits(segment_ms=1)) as log:
         for n in numbers:
@@ -162,7 +167,7 @@ def test_what_was_noted_and_is_damaged_is_read_from_another_store_and_nothing_is
     assert board.numbers("events") == [1]
     board.stores[1].put(key, b"torn", Overwrite())
     write(list(board.stores), 1, seed=3)
-    with pytest.raises(Unavailable, match="no store has it whole"):
+    with pytest.raises(Unavailable, match="no store has a complete copy"):
         board.distribute()
     assert board.numbers("events") == [1]
 
@@ -280,15 +285,15 @@ def test_an_optional_store_need_not_have_the_ids() -> None:
     assert [len([*store.list(IDS_PREFIX)]) for store in board.stores] == [1, 0]
 
 
-# --- bytes
+# Bytes.
 
 
 def test_a_chunk_with_ids_is_format_2_and_one_without_stays_as_it_was() -> None:
-    assert encode(CHUNK) == (GOLDEN / "raw-chunk-2.avro").read_bytes()
-    assert decode(encode(CHUNK), "here") == CHUNK
-    assert b"tidemark.format\x022" in encode(CHUNK)
+    assert encode_chunk(CHUNK) == (GOLDEN / "raw-chunk-2.avro").read_bytes()
+    assert decode_chunk(encode_chunk(CHUNK), "here") == CHUNK
+    assert b"tidemark.format\x022" in encode_chunk(CHUNK)
     many = RawChunk(key=CHUNK.key, first=1, records=CHUNK.records * (FEW // 2))
-    found = decode_columns(encode(many), "here")
+    found = decode_columns(encode_chunk(many), "here")
     assert found.unique_ids is not None
     assert found.unique_ids.to_pylist() == ["Ä-1", None] * (FEW // 2)
 
@@ -297,29 +302,29 @@ def test_record_ids_come_back_and_are_those_that_the_first_release_wrote() -> No
     entries = pa.table({"chunk": [0, 1], "table": [1, 0], "position": [3, 0], "id": ["a", "Ä"]}, ID_COLUMNS)
     other = ChunkKey(segment_ms=5, writer=WRITER, number=8)
     found = RecordIds(chunks=(CHUNK.key, other), tables=("t", "u"), entries=entries)
-    key, data = raw_ids.encode(found)
-    parsed = raw_keys.parse(key)
+    key, data = raw_chunk.encode_ids(found)
+    parsed = keys.parse_raw(key)
     assert isinstance(parsed, IdsKey)
-    assert (parsed.first_ms, parsed.last_ms, ids_key(parsed)) == (5, CHUNK.key.segment_ms, key)
-    assert raw_ids.decode(data, parsed) == found
+    assert (parsed.first_ms, parsed.last_ms, raw_ids_key(parsed)) == (5, CHUNK.key.segment_ms, key)
+    assert raw_chunk.decode_ids(data, parsed) == found
     golden = next(GOLDEN.glob("raw-ids-1.*.arrow"))
     kept = IdsKey(first_ms=5, last_ms=CHUNK.key.segment_ms, checksum=golden.suffixes[-2][1:])
-    assert raw_ids.decode(golden.read_bytes(), kept) == found
+    assert raw_chunk.decode_ids(golden.read_bytes(), kept) == found
 
 
 @pytest.mark.parametrize(
     "key", ["ids/5-4.0123456789abcdef.arrow", "ids/05-6.0123456789abcdef.arrow", "ids/5-6.0123.arrow", "ids/x"]
 )
 def test_other_names_are_not_ours(key: str) -> None:
-    assert raw_keys.parse(key) is None
+    assert keys.parse_raw(key) is None
 
 
 def test_what_is_no_object_of_record_ids_is_refused() -> None:
     def damaged(found: RecordIds) -> IdsKey:
-        key, data = raw_ids.encode(found)
-        parsed = raw_keys.parse(key)
+        key, data = raw_chunk.encode_ids(found)
+        parsed = keys.parse_raw(key)
         assert isinstance(parsed, IdsKey)
-        raw_ids.decode(data, parsed)
+        raw_chunk.decode_ids(data, parsed)
         return parsed
 
     beyond = pa.table({"chunk": [1], "table": [0], "position": [0], "id": ["a"]}, ID_COLUMNS)
@@ -327,4 +332,4 @@ def test_what_is_no_object_of_record_ids_is_refused() -> None:
         with pytest.raises(Corrupt):
             damaged(RecordIds(chunks=chunks, tables=tables, entries=beyond))
     with pytest.raises(InvalidInput):
-        ids_key(IdsKey(first_ms=6, last_ms=5, checksum="0" * 16))
+        raw_ids_key(IdsKey(first_ms=6, last_ms=5, checksum="0" * 16))

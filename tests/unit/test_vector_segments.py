@@ -1,4 +1,4 @@
-"""Segments of vectors as segments of an index: whole in themselves, and sound or refused like those of other kinds."""
+"""Vector index segments as index segments: self-contained, and accepted or refused like segments of other kinds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pyarrow as pa
 import pytest
 from pyroaring import BitMap
 
-from storage_core.errors import Corrupt
+from storage_core.base.errors import Corrupt
+from storage_core.data.rows.vectors import Floats, vector_type
+from storage_core.data.settings.index import IndexDefinition, Metric, Quantization
 from storage_core.index import segments, vector
-from storage_core.index.covering import Part
-from storage_core.log.covered import members
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.rows.vectors import Floats, vector_type
-from storage_core.settings.index import IndexDefinition
-from storage_core.settings.vector_options import Metric, Quantization
+from storage_core.index.segments import Part
+from storage_core.log.coverage import members
+from storage_core.store.memory import MemoryStore
 from tests.support.ids import SeededIds
 
 METRICS, QUANTIZATIONS = get_args(Metric), get_args(Quantization)

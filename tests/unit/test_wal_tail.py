@@ -1,4 +1,4 @@
-"""The tail of a region's log: how it is read, and how long it becomes."""
+"""The tail of a region's log: its reads and its length."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from threading import Barrier
 
 import pytest
 
-from storage_core.errors import Corrupt
-from storage_core.formats import keys, wal_entry
-from storage_core.objectstore.contract import Blob, IfAbsent
-from storage_core.objectstore.memory import MemoryStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.region import wal
-from storage_core.region.manifest import region_of
-from storage_core.region.options import WriterOptions
-from storage_core.region.progress import list_regions
-from storage_core.split.kept_values import KeptValues
+from storage_core.base.errors import Corrupt
+from storage_core.data.formats import arrow_files, keys
+from storage_core.store.contract import Blob, IfAbsent
+from storage_core.store.memory import MemoryStore
+from storage_core.store.meter import MeteredStore
+from storage_core.store.pieces import KeptValues
+from storage_core.write.region import wal
+from storage_core.write.region.manifest import region_of
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.spec import list_regions
 from tests.support.keyed_table import KeyedTable
 
 SENTINELS = 1
@@ -25,7 +25,7 @@ PATIENCE_SECONDS = 60
 
 
 class TogetherStore(MemoryStore):
-    """Answers no GET of some WAL entries before all of `TOGETHER` of them are under way."""
+    """A store that answers no GET of certain WAL entries until all `TOGETHER` GETs are in progress."""
 
     def __init__(self) -> None:
         super().__init__("wal-tail")
@@ -95,5 +95,7 @@ def test_an_entry_of_a_fenced_writer_behind_the_claim_is_not_read() -> None:
     region = _filled(store, 1)
     claimed, own = (wal.read(store, region, entry).entry for entry in (1, 2))
     for entry, content in ((3, replace(claimed, writer_epoch=2)), (4, replace(own, nonce="late"))):
-        store.put(keys.wal_entry_key(region, entry), wal_entry.encode(replace(content, number=entry)), IfAbsent())
+        store.put(
+            keys.wal_entry_key(region, entry), arrow_files.encode_wal_entry(replace(content, number=entry)), IfAbsent()
+        )
     assert _names(store, region) == ["N0"]

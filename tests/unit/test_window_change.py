@@ -1,4 +1,4 @@
-"""What goes on across a change of the window: plans, pruning, retention, features, declarations, partitions."""
+"""Operations across a change of the window length: plans, pruning, retention, features, declarations, partitions."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ import pyarrow as pa
 import pytest
 import yaml
 
-from assets.partitions import partition_key, span_of
-from jobs.requests.window_range import WindowRange
-from storage_core import declaration
-from storage_core.audit.audit import audit
-from storage_core.compaction import expiry, rewindow
-from storage_core.compaction.planner import choose
-from storage_core.errors import CommitConflict, InvalidInput, Unsupported
-from storage_core.ids import SystemIds
-from storage_core.log import actions, snapshot
-from storage_core.log.conflicts import settle
+from assets.steps import partition_key, span_of
+from storage_core.base.clock import SystemIds
+from storage_core.base.errors import CommitConflict, InvalidInput, Unsupported
+from storage_core.change import declaration
+from storage_core.compact import planner, rewindow
+from storage_core.compact.planner import choose
+from storage_core.data.rows.window_range import WindowRange
+from storage_core.log import actions, conflicts, snapshot
+from storage_core.maintain.audit import audit
 from storage_core.table import Table
 from tests.support.clock import ManualClock
 from tests.support.upkeep import compact
@@ -30,19 +29,19 @@ MINUTE = 60
 
 
 def rows(*minutes: int) -> pa.Table:
-    """Rows at so many minutes past ten."""
+    """Return rows at these minutes past ten."""
     return pa.table([[(TEN + each * MINUTE) * 10**6 for each in minutes], ["h"] * len(minutes)], SCHEMA)
 
 
 def windows(table: Table) -> list[tuple[int | None, int | None]]:
-    """The windows that splits have, in minutes past ten, and their durations in minutes."""
+    """Return the windows of the splits in minutes past ten, and their durations in minutes."""
     found = {(add.windowStart, add.windowSeconds) for add in table.snapshot.splits.values()}
     return sorted((((start or 0) - TEN) // MINUTE, (seconds or 0) // MINUTE) for start, seconds in found)
 
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """A table of two windows of 15 minutes, which now has windows of an hour, with one of those."""
+    """Make a table of two 15-minute windows that now has hourly windows, with one hourly window."""
     place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
     table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="15m")
     table.append(rows(1, 2, 20))
@@ -102,7 +101,7 @@ DAY = 86_400
 
 @pytest.fixture
 def hours(request: pytest.FixtureRequest) -> Table:
-    """A split for each of 60 hours, that is of three days, and the setting by which old hours are joined to days."""
+    """Make a split for each of 60 hours, over three days, with the setting that joins old hours to days."""
     place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
     table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="1h")
     table.append(rows(*(60 * each - TEN // MINUTE for each in range(60))))
@@ -111,7 +110,7 @@ def hours(request: pytest.FixtureRequest) -> Table:
 
 
 def rewindowed_at(table: Table, now_seconds: int) -> list[tuple[int | None, int | None]]:
-    """What a rewrite at this time leaves: the start and the duration of the window of each split, in hours."""
+    """Return the start and duration in hours of each split's window after a rewrite at this time."""
     works = rewindow.plan(table.snapshot, windows=None, now_ms=now_seconds * 1000)
     done = [rewindow.execute(table.store, work, ids=SystemIds(), now_ms=1) for work in works]
     if done:
@@ -150,7 +149,7 @@ def test_without_the_setting_joined_windows_are_divided_again(hours: Table) -> N
 
 
 def test_a_joined_window_is_a_multiple_of_the_windows_of_the_table(hours: Table) -> None:
-    with pytest.raises(InvalidInput, match="coarsen_to is 5400 s; it must be whole hours"):
+    with pytest.raises(InvalidInput, match=r"coarsen_to is 5400 s\. It must be whole hours"):
         hours.alter({"compaction.coarsen_to": "90m"})
     with pytest.raises(InvalidInput, match="no multiple of the windows of the table: it has windows of 7200 s"):
         hours.alter({"window": "2h", "coarse_window": True, "compaction.coarsen_to": "3h"})
@@ -170,9 +169,9 @@ def test_a_query_of_a_time_prunes_the_windows_of_every_duration(table: Table) ->
 def test_a_window_leaves_by_its_own_end(table: Table) -> None:
     hour = 3_600_000
     at_half_past = (TEN + 1800) * 1000 + hour
-    left = expiry.plan(table.snapshot, retention_ms=hour, now_ms=at_half_past)
+    left = planner.plan_expiry(table.snapshot, retention_ms=hour, now_ms=at_half_past)
     assert [(each.window_start, each.rows) for each in left.windows] == [(TEN, 3), (TEN + 900, 1)]
-    assert expiry.plan(table.snapshot, retention_ms=hour, now_ms=at_half_past + hour).windows[0].rows == 5
+    assert planner.plan_expiry(table.snapshot, retention_ms=hour, now_ms=at_half_past + hour).windows[0].rows == 5
 
 
 def test_windows_that_have_left_and_those_before_the_start_are_not_written_anew(table: Table) -> None:
@@ -198,7 +197,7 @@ def test_rows_that_are_hidden_stay_hidden(table: Table) -> None:
 
 @pytest.mark.parametrize("first", ["window", "delete", "compact", "restore", "append"])
 def test_what_was_planned_before_something_else_conflicts_or_is_right(table: Table, first: str) -> None:
-    """The cells of the conflict table: a rewrite into new windows beside every other commit."""
+    """These are the cells of the conflict table for a rewrite into new windows and every other commit."""
     from dataclasses import replace
 
     from storage_core.log.deletion_vector import inline
@@ -228,14 +227,14 @@ def test_what_was_planned_before_something_else_conflicts_or_is_right(table: Tab
 
 def test_rows_that_were_written_for_the_old_window_are_refused_after_the_change(table: Table) -> None:
     from storage_core.split.context import context_of
-    from storage_core.split.write import sort_and_write
+    from storage_core.split.writer import sort_and_write
 
     planned = table.snapshot
     adds = sort_and_write(table.store, rows(8), context=context_of(planned), ids=SystemIds(), now_ms=1)
     Table.open(table.uri).alter({"window": "30m"})
     with pytest.raises(CommitConflict, match="window"):
         table.log.commit(planned, adds, operation="APPEND")
-    table.refresh().append(rows(8))  # planned anew
+    table.refresh().append(rows(8))  # planned again
     assert (0, 30) in windows(table)
 
 
@@ -278,7 +277,7 @@ def test_a_release_that_does_not_know_the_change_refuses_the_table(
     never = Table.create("memory://never-changed", SCHEMA, time_column="time")
     never.alter({"window": "15m"})
     assert actions.WINDOW_CHANGES_FEATURE not in (never.snapshot.protocol.writerFeatures or ())
-    for module in (snapshot, settle):
+    for module in (snapshot, conflicts):
         monkeypatch.setattr(module, "FEATURES", actions.FEATURES - {actions.WINDOW_CHANGES_FEATURE})
     with pytest.raises(Unsupported, match="windowChanges"):
         Table.open(table.uri)
@@ -287,9 +286,9 @@ def test_a_release_that_does_not_know_the_change_refuses_the_table(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"window": "7m"}, "does not divide the hour"),
-        ({"window": "2h"}, "ask for a coarse window"),
-        ({"window": None}, "keeps having windows or none"),
+        ({"window": "7m"}, "does not divide an hour"),
+        ({"window": "2h"}, "Ask for a coarse window"),
+        ({"window": None}, "Windows cannot be added or removed later"),
         ({"former_windows": [60]}, "it follows from changes of window"),
     ],
 )
@@ -300,7 +299,7 @@ def test_a_window_that_cannot_be_is_refused(table: Table, given: dict[str, objec
 
 def test_a_table_without_windows_gets_none() -> None:
     table = Table.create("memory://no-windows", SCHEMA, time_column="time", window=None)
-    with pytest.raises(InvalidInput, match="the table has none, and keeps having windows or none"):
+    with pytest.raises(InvalidInput, match=r"the table has none. Windows cannot be added or removed later"):
         table.alter({"window": "1h"})
 
 
@@ -334,5 +333,5 @@ def test_a_declared_change_begins_partitions_of_the_new_duration(tmp_path: Path)
 def test_one_window_is_named_by_a_start_that_any_duration_has() -> None:
     quarter_past = WindowRange(TEN + 900, TEN + 901)
     quarter_past.require_fits(3600, (900,))
-    with pytest.raises(InvalidInput, match="no window starts at 1970-01-01T10:15; the one"):
+    with pytest.raises(InvalidInput, match=r"no window starts at 1970-01-01T10:15\. The one"):
         quarter_past.require_fits(3600)

@@ -1,4 +1,4 @@
-"""Groups of windows, and what their driver needs: calls side by side, and the time that was spent on them."""
+"""Groups of windows and the needs of their driver: concurrent calls, and the time spent on them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from jobs.compacting.group_plan import GroupLimits, bundled, grouped
-from jobs.running.as_completed import as_completed
-from jobs.spark import stopwatch
-from jobs.spark.stopwatch import Stopwatch
-from storage_core.compaction.work import CompactionTask
-from storage_core.errors import Unavailable
+from jobs.spark import spark
+from jobs.spark.spark import Stopwatch
+from storage_core.base.errors import Unavailable
+from storage_core.compact.steps import GroupLimits, bundled, grouped
+from storage_core.compact.work import CompactionTask
 from storage_core.log.actions import Add
+from storage_core.log.job_run import as_completed
 from tests.support.events import context
 
 
@@ -82,7 +82,7 @@ def test_calls_that_were_not_begun_are_not_made_when_the_caller_stops() -> None:
 
 def test_time_that_several_threads_spend_at_once_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = count()
-    monkeypatch.setattr(stopwatch, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
+    monkeypatch.setattr(spark, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
     watch = Stopwatch()
     with watch:
         with watch:

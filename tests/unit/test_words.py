@@ -1,4 +1,4 @@
-"""Words that gave way to the field's own stay away (decision 0097): house words from text, loose ones from names."""
+"""Retired words stay out of the repository: house words out of texts, vague words out of names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 SELF = "tests/unit/test_words.py"
-HISTORY = ("docs/decisions/0097-", SELF)
-"""Texts that tell of the words themselves."""
 
 RETIRED = {
     r"(?i:\b(?:un)?deal[ts]?\b(?! with)|\bdealers?\b|\bdealing\b|_deal\b|\bdeal_)": "distribute",
@@ -37,7 +35,7 @@ RETIRED = {
     r"(?i:\bset[ _-]aside\b|\bsets aside\b)": "quarantine",
     r"(?i:\blet(?:s|ting)? go of\b)": "release",
 }
-"""What is searched for in all text, and the word to use."""
+"""Patterns that no text may match, and the replacement words."""
 
 RETIRED_NAMES = {
     "ahead": "prefetch",
@@ -48,7 +46,7 @@ RETIRED_NAMES = {
     "moment": "instant, or read position",
     "told": "what it holds: output, message, answer",
 }
-"""What no function, class, field or module of the product is called, and the word to use."""
+"""Words that no function, class, field or module of the product may have in its name, and the replacement words."""
 
 
 def _listed() -> list[str]:
@@ -58,12 +56,12 @@ def _listed() -> list[str]:
 
 def _texts() -> Iterator[tuple[str, str]]:
     for name in _listed():
-        if name.endswith((".py", ".md", ".proto", ".yaml", ".toml", "Makefile")) and not name.startswith(HISTORY):
+        if name.endswith((".py", ".md", ".proto", ".yaml", ".toml", "Makefile")) and not name.startswith(SELF):
             yield name, (ROOT / name).read_text(encoding="utf-8")
 
 
 def _names(tree: ast.Module) -> Iterator[tuple[int, str]]:
-    """Definitions and fields: what a caller has to write."""
+    """Return the definitions and fields, which are the names that a caller writes."""
     for node in ast.walk(tree):
         match node:
             case ast.FunctionDef(name=name) | ast.ClassDef(name=name):

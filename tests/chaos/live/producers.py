@@ -1,7 +1,8 @@
-"""Programs that bring rows in, and write down what: `python -m tests.chaos.live.producers land|write|log FOLDER`.
+"""Programs that produce rows and journal them: `python -m tests.chaos.live.producers land|write|log FOLDER`.
 
-Each has a journal with a line before a call and one after it, on disk before the program goes on; so a program that is
-killed leaves at most its last call in doubt. All end when there is a file `stop` in the folder.
+Each program writes a line to its journal before a call and after it. The line is on disk before the program continues.
+A killed program therefore leaves at most its last call in doubt. All programs end when the folder contains a file
+`stop`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,16 @@ from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.stores import RawStore
-from storage_core.region.options import WriterOptions
 from storage_core.table import Table
+from storage_core.write.raw_log.history import RawStore
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region.records import WriterOptions
 from tests.chaos.live.tables import LANDED
 
 ROWS = 20
 LATE_ROWS = 2
-"""Of the rows of a landed file of `visits`."""
+"""The number of late rows in a landed file of `visits`."""
 
 SECONDS_BETWEEN = {"land": 10.0, "write": 0.5, "log": 0.5}
 FLUSH_ROWS = 100
@@ -33,7 +34,7 @@ FLUSH_ROWS = 100
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """What a producer was to write, when it began (seconds since the epoch), and whether it was acknowledged."""
+    """A call of a producer: its rows, its start (seconds since the epoch), and whether it was acknowledged."""
 
     at: float
     number: int
@@ -43,19 +44,19 @@ class Call:
 
 @dataclass(slots=True)
 class Journal:
-    """What one producer did."""
+    """The calls of one producer."""
 
     folder: Path
     name: str
 
     def call(self, number: int, rows: list[dict[str, object]], act: Callable[[], object]) -> None:
-        """Do it between two lines."""
+        """Make the call between two lines."""
         self._write({"at": time.time(), "number": number, "rows": rows})
         act()
         self._write({"done": number})
 
     def calls(self) -> list[Call]:
-        """Return all calls; the very last line may be cut."""
+        """Return all calls. The last line may be cut."""
         lines = (self._file.read_text(encoding="utf-8") if self._file.exists() else "").split("\n")[:-1]
         read = [json.loads(line) for line in lines]
         done = {each["done"] for each in read if "done" in each}
@@ -73,7 +74,7 @@ class Journal:
 
 
 def numbers(folder: Path, name: str) -> Iterator[int]:
-    """Yield the number of each call of a program, in its time, until it is to stop."""
+    """Yield the number of each call of a program at its due time, until the program must stop."""
     first = len(Journal(folder, name).calls())
     for number in count(first):
         if (folder / "stop").exists():
@@ -83,7 +84,7 @@ def numbers(folder: Path, name: str) -> Iterator[int]:
 
 
 def land(folder: Path) -> None:
-    """Land a file of rows in each of the tables that files land in; a file is there as a whole or not at all."""
+    """Land a file of rows in each table that ingests files. A file appears as a whole or not at all."""
     for number in numbers(folder, "land"):
         now = dt.datetime.now(dt.UTC)
         late = now - dt.timedelta(hours=5)
@@ -103,7 +104,7 @@ def land(folder: Path) -> None:
 
 
 def write(folder: Path) -> None:
-    """Put a new row and an earlier one into the keyed table, and never close: what is acknowledged is durable."""
+    """Put a new row and an earlier row into the keyed table. Acknowledged rows are durable without a close."""
     writer = Table.open(str(folder / "warehouse" / "accounts")).writer(options=WriterOptions(flush_rows=FLUSH_ROWS))
     for number in numbers(folder, "write"):
         rows: list[dict[str, object]] = [{"id": f"a{each}", "n": number} for each in sorted({number, number // 2})]

@@ -1,4 +1,4 @@
-"""The product of a trial as a user runs it: `tidemark ui`, and what it started; each of that can be killed."""
+"""The product of a trial as a user runs it: `tidemark ui` and its child processes. Each of them can be killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO, Any, Self
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 CODE, DAEMON, WEBSERVER = "api grpc", "dagster._daemon", "pipelines.processes.webserver"
-"""Words of the command lines of the processes of Dagster."""
+"""Words in the command lines of the Dagster processes."""
 
 _LOCATION = {"repositoryName": "__repository__", "repositoryLocationName": "tidemark"}
 _INSTIGATORS = """{ repositoriesOrError { ... on RepositoryConnection { nodes {
@@ -33,7 +33,7 @@ _STATE = {"sensors": "sensorState", "schedules": "scheduleState"}
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """A process, by its id and when it was started, and its command line."""
+    """A process, identified by its ID and start time, with its command line."""
 
     pid: int
     parent: int
@@ -42,7 +42,7 @@ class Process:
 
 
 def processes() -> dict[int, Process]:
-    """Return all of this machine that have not ended, by their ids."""
+    """Return all processes of this machine that have not ended, by ID."""
     columns = ["-o", "pid=,ppid=,stat=,lstart=,args="]
     listed = subprocess.run(["ps", "-A", "-ww", *columns], capture_output=True, text=True, check=True).stdout
     found = {}
@@ -54,7 +54,7 @@ def processes() -> dict[int, Process]:
 
 
 def below(root: int, all_of_them: Mapping[int, Process]) -> list[Process]:
-    """Return what descends from a process, parents first."""
+    """Return the descendants of a process, parents first."""
     family = [root]
     for one in family:
         family += [each.pid for each in all_of_them.values() if each.parent == one]
@@ -63,7 +63,7 @@ def below(root: int, all_of_them: Mapping[int, Process]) -> list[Process]:
 
 @dataclass(slots=True)
 class Product:
-    """`tidemark ui` in a folder. A context manager: at its end no process of it is left, which `left` says."""
+    """`tidemark ui` in a folder. A context manager that ends this program. `left` returns the processes that remain."""
 
     folder: Path
     port: int
@@ -73,7 +73,7 @@ class Product:
     _log: IO[bytes] = field(init=False)
 
     def __enter__(self) -> Self:
-        """Start it, and wait until the page and the code answer."""
+        """Start `tidemark ui`, and wait until the page and the code server respond."""
         self._log = (self.folder / "ui.log").open("wb")
         self._main = subprocess.Popen(
             [sys.executable, "-m", "pipelines.cli", "ui", "--port", str(self.port)],
@@ -88,7 +88,7 @@ class Product:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End it as Ctrl-C does."""
+        """End `tidemark ui` as Ctrl-C does."""
         if self._main.poll() is None:
             self.look()
         self._main.terminate()
@@ -106,7 +106,7 @@ class Product:
         return self.folder / ".dagster"
 
     def tidemark(self, *arguments: str) -> tuple[int, str]:
-        """Run a command of `tidemark` in the folder; return its exit code, and what it printed."""
+        """Run a `tidemark` command in the folder. Return its exit code and its output."""
         command = [sys.executable, "-m", "pipelines.cli", *arguments]
         done = subprocess.run(
             command, cwd=self.folder, env=self.environment, capture_output=True, text=True, check=False
@@ -114,7 +114,7 @@ class Product:
         return done.returncode, done.stdout + done.stderr
 
     def switch_on(self) -> list[str]:
-        """Switch on every schedule and sensor, as a click in the UI does; return their names."""
+        """Switch on every schedule and sensor, as a click in the UI does. Return their names."""
         for kind, name in self._instigators():
             selector = {**_LOCATION, _NAME[kind]: name}
             self._ask(_START[kind], {"selector": selector})
@@ -123,16 +123,16 @@ class Product:
         return [name for _, name in on]
 
     def look(self) -> Sequence[Process]:
-        """Return the processes of the product that descend from the first, and remember them."""
+        """Return the processes of the product that descend from the first process, and remember them."""
         assert self._main.poll() is None, "tidemark ui has ended"
         found = below(self._main.pid, processes())
         self.seen.update({(each.pid, each.started): each for each in found})
         return found
 
     def kill(self, what: str, random: Random) -> bool:
-        """Kill a process of a kind, if there is one, in the midst of whatever it does.
+        """Kill a process of this kind at any point of its work. Return False if there is none.
 
-        `run` is one that the code server started; `job` is what works for it.
+        A `run` is a process that the code server started. A `job` is a process that works for a run.
         """
         victims = KINDS[what](self.look())
         if not victims:
@@ -144,7 +144,7 @@ class Product:
         return True
 
     def left(self) -> list[Process]:
-        """Return the processes that were seen of the product and are still there."""
+        """Return the processes of the product that were seen and still exist."""
         now = processes()
         return [each for (pid, at), each in self.seen.items() if pid in now and now[pid].started == at]
 
@@ -174,7 +174,7 @@ def _of(words: str) -> Callable[[Sequence[Process]], list[Process]]:
 
 
 def _works(found: Sequence[Process]) -> list[Process]:
-    """What works for runs: what the process that has the code started, but not what Python starts to keep house."""
+    """Return the processes that work for runs: children of the code server, without Python's helper processes."""
     servers = {each.pid for each in found if CODE in each.command}
     by_id = {each.pid: each for each in found}
     tops = [each for each in found if each.parent in servers and "resource_tracker" not in each.command]
@@ -187,7 +187,7 @@ def _runs(found: Sequence[Process]) -> list[Process]:
 
 
 def _jobs(found: Sequence[Process]) -> list[Process]:
-    return [each for each in _works(found) if "-m jobs." in each.command]
+    return [each for each in _works(found) if "-m jobs" in each.command]
 
 
 KINDS: Mapping[str, Callable[[Sequence[Process]], list[Process]]] = {
@@ -197,4 +197,4 @@ KINDS: Mapping[str, Callable[[Sequence[Process]], list[Process]]] = {
     "daemon": _of(DAEMON),
     "webserver": _of(WEBSERVER),
 }
-"""What can be killed, in the order of a round."""
+"""The kinds of processes to kill, in the order of a round."""

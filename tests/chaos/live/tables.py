@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+
+from pipelines.instance import SETTINGS
 
 RAW_LOG = "sensors"
 TABLES = ("clicks", "visits", "accounts", "readings")
 LANDED = ("clicks", "visits")
-"""The tables whose rows land in files. Late rows of `visits` go to its quarantine."""
+"""The tables that ingest landed files. Late rows of `visits` go to its quarantine."""
 
 _WINDOWED = "columns: {id: string!, time: timestamp!, batch: long!}\ntime_column: time\nsort_schema: id|timestamp/V2\n"
 _DECLARED = {
@@ -27,9 +30,24 @@ indexes:
     "alerts.yaml": 'receivers: [{command: [sh, -c, "{ cat; echo; } >> alerts.ndjson"]}]\n',
 }
 
+_SHORTER: Mapping[str, tuple[int, int]] = {
+    "poll_interval_seconds": (30, 5),
+    "start_timeout_seconds": (180, 90),
+    "free_slots_after_run_end_seconds": (60, 10),
+    "user_code_failure_retry_delay": (30, 5),
+}
+"""Seconds that Dagster waits after a kill, for each setting: in the product, and in a short trial."""
 
-def declare(folder: Path, often: str) -> None:
-    """Write the declarations. `often` is the cron line of collections, checkpoints and the upkeep of the raw log."""
+
+def declare(folder: Path, often: str, *, is_short: bool) -> None:
+    """Write the declarations. `often` is the cron line of collections, checkpoints and raw-log maintenance.
+
+    A short trial has shorter intervals. They are set in files that a user can also write.
+    """
+    if is_short:
+        (folder / "automation.yaml").write_text("interval: 10s\n", encoding="utf-8")
+        (folder / ".dagster").mkdir()
+        (folder / ".dagster" / SETTINGS.name).write_text(_shorter_settings(), encoding="utf-8")
     for name, text in _DECLARED.items():
         file = folder / name
         file.parent.mkdir(exist_ok=True)
@@ -42,3 +60,12 @@ def declare(folder: Path, often: str) -> None:
         file.write_text(about + text, encoding="utf-8")
     for name in LANDED:
         (folder / "landing" / name).mkdir(parents=True)
+
+
+def _shorter_settings() -> str:
+    """Return the Dagster settings of the product, with the shorter intervals."""
+    text = SETTINGS.read_text(encoding="utf-8")
+    for name, (product, trial) in _SHORTER.items():
+        assert text.count(f"{name}: {product}\n") == 1
+        text = text.replace(f"{name}: {product}\n", f"{name}: {trial}\n")
+    return text

@@ -1,4 +1,4 @@
-"""What is seen of a trial while it goes on: runs that wait, and when the rows of a landed file can be read."""
+"""Observations during a trial: waiting runs, and the time when the rows of a landed file become readable."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ UPKEEP = "upkeep_sensor"
 
 @dataclass(slots=True)
 class Watch:
-    """The samples of a trial. `twice` are pairs of runs that waited at one moment with the same asset."""
+    """The samples of a trial. `twice` contains pairs of runs that waited at the same time for the same asset."""
 
     folder: Path
     instance: DagsterInstance
@@ -34,7 +34,7 @@ class Watch:
     _tables: dict[str, Table] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Look once at the queue and at the tables that files land in."""
+        """Sample the run queue and the tables that ingest files once."""
         waiting = self.instance.get_runs(RunsFilter(statuses=list(WAITING)))
         self.most_waiting = max(self.most_waiting, len(waiting))
         for one, other in combinations(waiting, 2):
@@ -45,7 +45,10 @@ class Watch:
                 self.visible.setdefault((name, batch), time.time())
 
     def _batches(self, name: str) -> Collection[int]:
-        """The landed files of which rows can be read; none where nothing was committed since the last look."""
+        """Return the landed files whose rows are readable.
+
+        If there was no commit since the last sample, return no file.
+        """
         known = self._tables.get(name)
         version = None if known is None else known.version
         table = self._tables[name] = Table.open(str(self.folder / "warehouse" / name)) if known is None else known
@@ -55,7 +58,7 @@ class Watch:
         return found
 
     def ticks(self, name: str, since: float = 0) -> list[InstigatorTick]:
-        """Return the ticks of a sensor or schedule that have ended, the newest first."""
+        """Return the completed ticks of a sensor or schedule, newest first."""
         kinds = (InstigatorType.SENSOR, InstigatorType.SCHEDULE)
         known = [each for kind in kinds for each in self.instance.all_instigator_state(instigator_type=kind)]
         state = next(each for each in known if each.instigator_name == name)
@@ -63,7 +66,7 @@ class Watch:
         return [each for each in found if each.status is not TickStatus.STARTED]
 
     def is_quiet(self, since: float) -> bool:
-        """Whether all runs have ended, and what requests runs has found no reason to after that and that instant."""
+        """Return True if all runs have ended, and the sensors have requested no run since then and since `since`."""
         records = self.instance.get_run_records()
         if any(each.dagster_run.status not in ENDED for each in records):
             return False
@@ -71,7 +74,7 @@ class Watch:
         return all(is_idle(self.ticks(name, quiet_since)) for name in (UPKEEP, "distribute_schedule"))
 
     def report(self, landed: Sequence[Call]) -> Iterator[str]:
-        """Yield what a person would want to know of the trial, in lines."""
+        """Yield the lines of a report about the trial."""
         runs = self.instance.get_runs()
         records = {each.dagster_run.run_id: each for each in self.instance.get_run_records()}
         yield f"runs: {dict(Counter(f'{run.job_name} {run.status.value}' for run in runs))}"
@@ -84,7 +87,7 @@ class Watch:
             yield f"seconds until a landed file was visible in {name}: {spread(seconds)} of {len(landed)} files"
 
     def idle_runs(self) -> list[DagsterRun]:
-        """Return the runs which ended well and materialized nothing: they found nothing to do."""
+        """Return the runs that succeeded without a materialization, because there was no work."""
         done = self.instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.SUCCESS]))
         return [run for run in done if not self._made(run)]
 
@@ -95,28 +98,28 @@ class Watch:
         )
 
     def last_of_each(self) -> Mapping[AssetKey, DagsterRun]:
-        """Return the last run of each asset that had one."""
+        """Return the last run of each asset that had a run."""
         last: dict[AssetKey, DagsterRun] = {}
-        for run in self.instance.get_runs():  # the newest first
+        for run in self.instance.get_runs():  # newest first
             for key in assets_of(run):
                 last.setdefault(key, run)
         return last
 
 
 def is_idle(ticks: Sequence[InstigatorTick]) -> bool:
-    """Whether the newest tick requested nothing."""
+    """Return True if the newest tick requested nothing."""
     return bool(ticks) and ticks[0].status is TickStatus.SKIPPED
 
 
 def assets_of(run: DagsterRun) -> frozenset[AssetKey]:
-    """Return the assets that a run makes: of a retry those whose steps it tries again, none if these are of checks."""
+    """Return the assets that a run makes. A retry counts only the steps that it repeats, and checks do not count."""
     steps = run.step_keys_to_execute
     made = run.asset_selection or ()
     return frozenset(key for key in made if steps is None or key.to_python_identifier() in steps)
 
 
 def spread(seconds: Collection[float]) -> str:
-    """Return how durations are distributed: the least, the quartiles, the most."""
+    """Return the distribution of durations: minimum, quartiles, maximum."""
     ordered = sorted(seconds)
     if not ordered:
         return "none"

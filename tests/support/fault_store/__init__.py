@@ -1,7 +1,7 @@
-"""A store whose requests fail as real ones do: lost replies, drops, late arrivals, outages, damage, crashes.
+"""A store whose requests fail as real requests do: lost replies, drops, late arrivals, outages, damage, crashes.
 
-What happens is scripted per kind of request and part of the key, or by the number of the request, one step each; or it
-follows from a seed at given rates. A request without a step is answered by the wrapped store.
+A script sets the faults, with one step per request. It selects requests by their kind and a part of their key, or by
+number. Alternatively, a seed chooses faults at given rates. A request without a step goes to the wrapped store.
 """
 
 from tests.support.fault_store.faults import (

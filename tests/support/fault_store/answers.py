@@ -1,4 +1,4 @@
-"""Answers that differ from what is stored: content and listings as a bad cable, cache or gateway hands them out."""
+"""Replies that differ from the stored data, as if a cable, cache or gateway had changed content or listings."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import assert_never
 
-from storage_core.objectstore.contract import ObjectInfo
+from storage_core.store.contract import ObjectInfo
 from tests.support.damage import flip_bit, truncate
 from tests.support.fault_store.faults import GetFault, ListFault
 
 
 def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Callable[[], bytes]) -> bytes:
-    """Return what a get answers instead of `data`; what has no byte to lose or to change stays as it is.
+    """Return the content with which a get replies instead of `data`.
 
-    `swapped` gets the bytes of another object. Refusals are no answers: they change nothing here.
+    If `data` is too short for a change, return `data`.
+
+    `swapped` returns the bytes of another object. For a refused request, the content does not change.
     """
     match fault:
         case GetFault.TORN:
@@ -34,7 +36,7 @@ def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Calla
 def changed_listing(
     fault: ListFault, found: Sequence[ObjectInfo], random: Random, page_keys: int
 ) -> Sequence[ObjectInfo]:
-    """Return what a list answers instead of `found`, which comes in pages of `page_keys`."""
+    """Return the listing with which a list replies instead of `found`, which has pages of `page_keys`."""
     pages = [list(found[start : start + page_keys]) for start in range(0, len(found), page_keys)]
     match fault:
         case ListFault.REORDERED:

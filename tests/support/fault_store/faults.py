@@ -1,6 +1,6 @@
-"""What can go wrong with one request, a closed set per kind of request (lessons 01 to 05, 41, 49, 61).
+"""The faults of one request: a closed set per kind of request (lessons 01 to 05, 41, 49, 61).
 
-No two members have one text: enumerations of text are equal when their texts are, whatever class they belong to.
+Every member has its own text. Members of text enumerations with the same text are equal, even across classes.
 """
 
 from __future__ import annotations
@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from storage_core.objectstore.meter import RequestKind
+from storage_core.store.meter import RequestKind
 
 
 class PutFault(StrEnum):
-    """What happens to one put. As S3 would say it: a conflict is 409 or 412, refused is 503, unknown is a time-out."""
+    """The faults of one put. In terms of S3: a conflict is 409 or 412, refused is 503, unknown is a timeout."""
 
     APPLIED_THEN_CONFLICT = "applied, the client library retried, the retry met our own object"
     APPLIED_THEN_UNKNOWN = "applied, the reply was lost"
@@ -24,7 +24,7 @@ class PutFault(StrEnum):
 
 
 class GetFault(StrEnum):
-    """What happens to one get or ranged get. The object at rest stays as it is."""
+    """The faults of one get or ranged get. The stored object does not change."""
 
     REFUSED = "the get did not reach the store"
     TIMED_OUT = "no answer to the get came in time"
@@ -35,14 +35,14 @@ class GetFault(StrEnum):
 
 
 class HeadFault(StrEnum):
-    """What happens to one head."""
+    """The faults of one head."""
 
     REFUSED = "the head did not reach the store"
     TIMED_OUT = "no answer to the head came in time"
 
 
 class ListFault(StrEnum):
-    """What happens to one listing."""
+    """The faults of one listing."""
 
     REFUSED = "the list did not reach the store"
     TIMED_OUT = "no answer to the list came in time"
@@ -53,7 +53,7 @@ class ListFault(StrEnum):
 
 
 class DeleteFault(StrEnum):
-    """What happens to the delete of one key."""
+    """The faults of the delete of one key."""
 
     REFUSED = "the delete did not reach the store"
     APPLIED_THEN_UNAVAILABLE = "deleted, the connection broke"
@@ -61,7 +61,7 @@ class DeleteFault(StrEnum):
 
 
 class CrashFault(StrEnum):
-    """The process ends at one request of any kind; every later request of this process raises `Crash` too."""
+    """The process ends at one request of any kind. Every later request of this process raises `Crash`, too."""
 
     BEFORE = "the process ended before the request took effect"
     AFTER = "the process ended after the request took effect, before it heard of it"
@@ -79,4 +79,4 @@ FAULTS: Mapping[RequestKind, type[Fault]] = {
 
 
 class Crash(BaseException):
-    """The process is gone. No `Exception`: what handles errors must not survive it."""
+    """The process is dead. This is not an `Exception`, because error handlers must not catch it."""

@@ -1,4 +1,4 @@
-"""What happens to which request: scripted steps, and chances that follow from a seed. Both end in one `Step`."""
+"""The choice of the fault for a request, by a script or by chance from a seed. Both yield one `Step`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from itertools import accumulate
 from random import Random
 from threading import Lock
 
-from storage_core.errors import InvalidInput, TidemarkError
-from storage_core.objectstore.meter import RequestKind
+from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.store.meter import RequestKind
 from tests.support.fault_store.faults import FAULTS, CrashFault, Fault
 
 Act = Callable[[], object]
@@ -21,7 +21,7 @@ Rates = Mapping[Fault, float]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One request: its number among all (from 0), and how many of this kind and key came before it (`repeat`)."""
+    """A request: its number among all requests (from 0), and how often its kind and key occurred before (`repeat`)."""
 
     number: int
     kind: RequestKind
@@ -31,7 +31,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Happening:
-    """A request and what happened to it: a fault, the type of an error, `act`, or nothing."""
+    """A request and its outcome: a fault, the type of an error, `act`, or None."""
 
     request: Request
     step: str | None
@@ -39,20 +39,21 @@ class Happening:
 
 @dataclass(slots=True)
 class Script:
-    """What happens to the next requests that fit, a step each."""
+    """The steps of the next requests that match, one step per request."""
 
     fits: Callable[[Request], bool]
     steps: list[Step]
 
 
 class Chances:
-    """Faults at given rates. What happens to a request follows from the seed, its kind, its key and its `repeat` alone.
+    """Faults at given rates. The fault of a request depends only on the seed and on its kind, key and `repeat`.
 
-    So a seed replays also where requests of several keys overlap. Rates of one kind of request add up to 1 at most.
+    A seed therefore replays even if requests of several keys overlap. The rates of one kind of request add up to at
+    most 1.
     """
 
     def __init__(self, seed: int, rates: Rates) -> None:
-        """Raises `InvalidInput` for rates that are no probabilities."""
+        """Raise `InvalidInput` if a rate is not a probability."""
         self._seed = seed
         self._ladder: dict[RequestKind, list[tuple[float, Fault]]] = {}
         for kind, faults in FAULTS.items():
@@ -63,7 +64,7 @@ class Chances:
             self._ladder[kind] = list(zip(sums, (fault for fault, _ in chosen), strict=True))
 
     def step(self, request: Request) -> Fault | None:
-        """Return what happens to the request by chance, if anything."""
+        """Return the fault that the request meets by chance, or None."""
         ladder = self._ladder[request.kind]
         if not ladder:
             return None
@@ -71,7 +72,7 @@ class Chances:
         return next((fault for limit, fault in ladder if drawn < limit), None)
 
     def details(self, request: Request) -> Random:
-        """Return the randomness of how exactly it happens: which bit, which order, which other object."""
+        """Return the random source for the details of a fault: the bit, the order, the other object."""
         return Random(self._digest(request, "how"))
 
     def _digest(self, request: Request, what: str) -> bytes:
@@ -80,9 +81,9 @@ class Chances:
 
 
 class Fate:
-    """Numbers the requests of one process and says what happens to each: the oldest script that fits, else a chance.
+    """Numbers the requests of one process and chooses the step of each: from the oldest matching script, or by chance.
 
-    `trace` keeps it all, in order. Safe for any number of threads.
+    `trace` records all requests in order. Safe for any number of threads.
     """
 
     def __init__(self, chances: Chances) -> None:
@@ -93,17 +94,17 @@ class Fate:
         self._lock = Lock()
 
     def add(self, script: Script) -> None:
-        """Let this happen, after what was added before."""
+        """Add a script after the existing scripts."""
         with self._lock:
             self._scripts.append(script)
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened. The chances stay."""
+        """Drop all steps that have not happened yet. Faults by chance continue."""
         with self._lock:
             self._scripts.clear()
 
     def next_step(self, kind: RequestKind, key: str) -> tuple[Request, Step | None]:
-        """Number a request and return it with what happens to it."""
+        """Number a request, and return it with its step."""
         with self._lock:
             request = Request(len(self.trace), kind, key, self._repeats[kind, key])
             self._repeats[kind, key] += 1
@@ -116,13 +117,13 @@ class Fate:
         return request, step
 
     def details(self, request: Request) -> Random:
-        """Return the randomness of how exactly a fault happens to this request."""
+        """Return the random source for the details of the request's fault."""
         return self._chances.details(request)
 
     def _scripted(self, request: Request) -> Step | None:
         for script in self._scripts:
             if script.steps and script.fits(request):
-                # Used up before it happens: an act may make the same request itself.
+                # The step is removed before it happens, because an act may make the same request.
                 return script.steps.pop(0)
         return None
 

@@ -1,4 +1,4 @@
-"""The fault store: a wrapped store whose requests fail as real ones do, by script or by seed."""
+"""The fault store: a wrapped store whose requests fail as real requests do, by script or by seed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from pathlib import Path
 from random import Random
 from typing import assert_never
 
-from storage_core.clock import Clock
-from storage_core.errors import NotFound, TidemarkError, Unavailable
-from storage_core.objectstore.contract import (
+from storage_core.base.clock import Clock
+from storage_core.base.errors import NotFound, TidemarkError, Unavailable
+from storage_core.store.contract import (
     PAGE_KEYS,
     Blob,
     Conflict,
@@ -20,7 +20,7 @@ from storage_core.objectstore.contract import (
     PutMode,
     PutResult,
 )
-from storage_core.objectstore.meter import RequestKind
+from storage_core.store.meter import RequestKind
 from tests.support.fault_store.answers import changed_content, changed_listing
 from tests.support.fault_store.faults import (
     Crash,
@@ -45,18 +45,19 @@ _REFUSALS: Mapping[Fault, int] = {
     ListFault.TIMED_OUT: TIMEOUT_MS,
     DeleteFault.REFUSED: 0,
 }
-"""Faults that keep a request that is no put from having any effect, and how long it takes to notice."""
+"""Faults that prevent the effect of any request except a put, and the time until the caller gets the error."""
 
 Watch = Callable[[RequestKind, str], object]
 
 
 class FaultStore:
-    """The wrapped store with a script of what goes wrong, and chances of what else does.
+    """A wrapped store with scripted faults and faults by chance.
 
-    A step of a script is a fault, an error to raise instead of the request, or an act of somebody else right before
-    the request goes through. Of several scripts that fit a request the oldest is used up; a request without a step
-    meets a fault at the given rates, which the seed decides: the same seed and the same requests give the same `trace`.
-    A delete of several keys is that many requests, so it can stop in the middle.
+    A step of a script is a fault, an error raised instead of the request, or an act right before the request. An act
+    simulates another process. If several scripts match a request, the step comes from the oldest of these scripts. A
+    request without a step meets faults at the given rates. The seed decides these faults, so the same seed and the same
+    requests give the same `trace`. A delete of several keys counts as one request per key, so it can stop in the
+    middle.
     """
 
     def __init__(
@@ -71,8 +72,10 @@ class FaultStore:
     ) -> None:
         """Wrap `store`.
 
-        `watch` is called with kind and key before every request; what it raises the request raises. A reply that never
-        comes takes a minute of `clock`. `page_keys` is the length of a page where a listing loses or repeats one.
+        Args:
+            watch: Called with kind and key before every request. If `watch` raises an error, the request raises it.
+            clock: Advances by a minute when a reply never arrives.
+            page_keys: Page length of a listing that loses or repeats a page.
         """
         self._store = store
         self._watch = watch
@@ -89,29 +92,29 @@ class FaultStore:
 
     @property
     def trace(self) -> Sequence[Happening]:
-        """All requests so far and what happened to each, in order."""
+        """All requests so far in order, each with its outcome."""
         return self._fate.trace
 
     def on_put(self, key: str, *steps: Step) -> None:
-        """Let this happen to the next puts of keys that contain `key`, in order."""
+        """Apply these steps to the next puts of keys that contain `key`, in order."""
         self.on("put", key, *steps)
 
     def on(self, kind: RequestKind, key: str, *steps: Step) -> None:
-        """Let this happen to the next requests of a kind whose key contains `key`, in order."""
+        """Apply these steps to the next requests of a kind whose key contains `key`, in order."""
         self._fate.add(Script(lambda request: request.kind == kind and key in request.key, list(steps)))
 
     def at(self, number: int, step: Step) -> None:
-        """Let this happen to the request of that number, counted from 0 over all kinds since the store was wrapped."""
+        """Apply the step to the request of this number, counted from 0 over all kinds since the store was wrapped."""
         self._fate.add(Script(lambda request: request.number == number, [step]))
 
     def clear_script(self) -> None:
-        """Drop all steps that have not happened. Delayed puts stay on their way."""
+        """Drop all steps that have not happened yet. Delayed puts stay delayed."""
         self._fate.clear_script()
 
     def deliver(self, count: int | None = None) -> list[PutResult]:
-        """Apply the delayed puts, or the oldest `count` of them, and return what became of them.
+        """Apply the delayed puts, or the oldest `count` of them, and return their results.
 
-        Each is applied under the condition that it was sent with.
+        Each put is applied with its original condition.
         """
         due = len(self._delayed) if count is None else count
         delayed, self._delayed = self._delayed[:due], self._delayed[due:]
@@ -123,35 +126,35 @@ class FaultStore:
         return self._store.uri
 
     def get(self, key: str) -> Blob:
-        """One GET."""
+        """Return the object with one GET."""
         with self._request("get", key) as (request, fault):
             blob = self._store.get(key)
             return Blob(self._content(request, fault, blob.data, lambda other: self._store.get(other).data), blob.etag)
 
     def get_range(self, key: str, start: int, end: int) -> bytes:
-        """One GET."""
+        """Return a range of the object with one GET."""
         with self._request("get", key) as (request, fault):
             data = self._store.get_range(key, start, end)
             return self._content(request, fault, data, lambda other: self._store.get(other).data[start:end])
 
     def head(self, key: str) -> ObjectInfo:
-        """One HEAD."""
+        """Return the metadata of the object with one HEAD."""
         with self._request("head", key):
             return self._store.head(key)
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-        """One PUT."""
+        """Put the object with one PUT."""
         with self._request("put", key) as (_, fault):
             if isinstance(fault, PutFault):
                 return self._put(fault, key, bytes(data), mode)
             return self._store.put(key, data, mode)
 
     def make_durable(self, key: str) -> None:
-        """No request."""
+        """Make the object durable, without a request."""
         self._store.make_durable(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """One LIST."""
+        """Yield the objects below `prefix` with one LIST."""
         with self._request("list", prefix) as (request, fault):
             found = self._store.list(prefix, start_after)
             if not isinstance(fault, ListFault):
@@ -160,7 +163,10 @@ class FaultStore:
             return iter(changed_listing(fault, [*first, *found], self._fate.details(request), self._page_keys))
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:
-        """One DELETE per key; the keys before one that fails are deleted. `deleted` remembers them all."""
+        """Delete with one DELETE per key.
+
+        Keys before a failing key are deleted. `deleted` contains all deleted keys.
+        """
         passed: list[str] = []
         kept: dict[str, str | None] = {}
         try:
@@ -178,12 +184,12 @@ class FaultStore:
         return {**results, **kept}
 
     def local_path(self, key: str) -> Path | None:
-        """No request."""
+        """Return the local path of the object, without a request."""
         return self._store.local_path(key)
 
     @contextmanager
     def _request(self, kind: RequestKind, key: str) -> Iterator[tuple[Request, Fault | None]]:
-        """Let the next step for this request happen around it; hand out the fault that changes its effect or answer."""
+        """Run the step for this request before and after it. Yield the fault that changes its effect or its reply."""
         self._require_alive(kind, key)
         if self._watch is not None:
             self._watch(kind, key)
@@ -198,7 +204,7 @@ class FaultStore:
             yield request, self._before(request, step)
 
     def _before(self, request: Request, step: Step | None) -> Fault | None:
-        """Let happen what happens before a request takes effect or instead of it; return the fault that comes after."""
+        """Run a step that happens before or instead of the request. Return a fault that happens after the request."""
         if step is CrashFault.BEFORE:
             self._crashed = True
             self._require_alive(request.kind, request.key)
@@ -243,7 +249,7 @@ class FaultStore:
         return changed_content(fault, data, random, lambda: read(self._another(request.key, random)))
 
     def _another(self, key: str, random: Random) -> str:
-        """Return the key of another object of the folder, or of the same where it is alone."""
+        """Return the key of another object in the folder, or of the same object if it is the only one."""
         folder = key.rpartition("/")[0]
         others = sorted(info.key for info in self._store.list(f"{folder}/" if folder else "") if info.key != key)
         return random.choice(others) if others else key

@@ -1,7 +1,8 @@
-"""What Daft finds in a table: a program for the Python of `requirements/delta_readers.lock`.
+"""Print the rows that Daft finds in a table: a program for the Python of `requirements/delta_readers.lock`.
 
-daft_tables.py delta|iceberg PLACE VERSIONS_AS_JSON: pairs of a snapshot, and the columns to read; of Delta the newest
-version is read. PLACE is that of the Delta table, or of Iceberg's metadata. Prints the rows of each as JSON.
+Usage: daft_tables.py delta|iceberg PLACE VERSIONS_AS_JSON. PLACE is the location of the Delta table, or of Iceberg's
+metadata. VERSIONS_AS_JSON has pairs of a snapshot and the columns to read. For Delta, the program reads the newest
+version. It prints the rows of each pair as JSON.
 """
 
 from __future__ import annotations

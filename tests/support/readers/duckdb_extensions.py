@@ -1,8 +1,9 @@
-"""What DuckDB's extensions find in a table: a program for the Python of `requirements/delta_readers.lock`.
+"""Print the rows that DuckDB's extensions find: a program for the Python of `requirements/delta_readers.lock`.
 
-duckdb_extensions.py delta|iceberg PLACE VERSIONS_AS_JSON: pairs of a version, or a snapshot, and the columns to read.
-PLACE is that of the Delta table, or of Iceberg's metadata. Prints the rows of each as JSON.
-duckdb_extensions.py EXPRESSION: prints how many rows the relation has.
+- duckdb_extensions.py delta|iceberg PLACE VERSIONS_AS_JSON: print the rows of each version as JSON. PLACE is the
+  location of the Delta table, or of Iceberg's metadata. VERSIONS_AS_JSON has pairs of a version, or a snapshot, and the
+  columns to read.
+- duckdb_extensions.py EXPRESSION: print the number of rows of the relation.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import json
 import sys
 from pathlib import Path
 
-import duckdb  # an older one than the project's
+import duckdb  # an older release than the project's
 
 _AS_JSON = {"TIMESTAMP WITH TIME ZONE": "epoch_us({})", "DATE": "{}::varchar"}
 _READ = {
@@ -34,7 +35,7 @@ def _loaded(connection: duckdb.DuckDBPyConnection) -> duckdb.DuckDBPyConnection:
 def count(expression: str) -> None:
     """Evaluate an expression of `duckdb`."""
     _loaded(duckdb.default_connection())
-    sys.stdout.write(json.dumps(len(eval(expression, {"duckdb": duckdb}))))  # noqa: S307  # of our own README
+    sys.stdout.write(json.dumps(len(eval(expression, {"duckdb": duckdb}))))  # noqa: S307  # of docs/readers.md
 
 
 def main(format_: str, place: str, versions: str) -> None:

@@ -1,9 +1,9 @@
-"""What delta-spark finds in a table, in one session: a program that starts a JVM with the JARs of Delta Lake.
+"""Print what delta-spark finds in a table, in one session: a program that starts a JVM with the JARs of Delta Lake.
 
-spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON STREAMED: versions to read, and the columns of each. Prints as
-JSON the rows of each, how many SQL counts in the newest with a condition, what a delete and a vacuum answer, and what
-streams find in another table.
-spark_delta.py EXPRESSION: prints how many rows the data frame has.
+- spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON STREAMED: read these versions, with the columns of each. It
+  prints one JSON value. The value has the rows of each version, and the SQL count with a condition in the newest
+  version. It also has the results of a delete and a vacuum, and the rows of streams over another table.
+- spark_delta.py EXPRESSION: print the number of rows of the data frame.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(place: str, versions: str, columns: str, streamed: str) -> None:
     rows = reduce(DataFrame.unionAll, read).collect()
     found: dict[int, list[object]] = {version: [] for version in json.loads(versions)}
     for version, width, row in rows:
-        values = json.loads(row)  # which has no nulls
+        values = json.loads(row)  # there are no nulls
         found[version].append([values.get(f"c{place}") for place in range(width)])
     counted = session.sql(f"SELECT count(*) FROM delta.`{place}` WHERE n % 2 = 0 AND at >= '2024-02-29T11:00:00Z'")
     refused = [_refused(session, text) for text in (f"DELETE FROM delta.`{place}`", f"VACUUM delta.`{place}`")]
@@ -35,7 +35,7 @@ def main(place: str, versions: str, columns: str, streamed: str) -> None:
 
 
 def _streams(session: SparkSession, place: str) -> dict[str, object]:
-    """How often each row is left of the change feed and how often it is in the table, and the `n` of added rows."""
+    """Return the counts of rows according to the change feed and in the table, and the `n` of the added rows."""
     row = f.to_json(f.struct(*(f.col(name) for name in session.read.format("delta").load(place).columns)))
     left = Counter[str]()
     for change, text in _streamed(session, place, "readChangeFeed").select("_change_type", row).collect():
@@ -50,7 +50,7 @@ def _streams(session: SparkSession, place: str) -> dict[str, object]:
 
 
 def _streamed(session: SparkSession, place: str, option: str) -> DataFrame:
-    """What a stream finds that begins at the first version and ends at the newest."""
+    """Return the rows of a stream that begins at the first version and ends at the newest version."""
     stream = session.readStream.format("delta").option(option, "true").option("startingVersion", 0).load(place)
     with TemporaryDirectory() as folder:
         written = stream.writeStream.format("memory").queryName(option).option("checkpointLocation", folder)
@@ -60,11 +60,11 @@ def _streamed(session: SparkSession, place: str, option: str) -> DataFrame:
 
 def count(expression: str) -> None:
     """Evaluate an expression of `spark`."""
-    sys.stdout.write(json.dumps(eval(expression, {"spark": _session()}).count()))  # noqa: S307  # of our own README
+    sys.stdout.write(json.dumps(eval(expression, {"spark": _session()}).count()))  # noqa: S307  # of docs/readers.md
 
 
 def _session() -> SparkSession:
-    """A session with the JARs of Delta Lake."""
+    """Return a session with the JARs of Delta Lake."""
     given = {
         **settings(),
         "spark.ui.enabled": "false",
@@ -78,7 +78,7 @@ def _session() -> SparkSession:
 
 
 def _rows(session: SparkSession, place: str, version: int, names: list[str]) -> DataFrame:
-    """The rows of a version as JSON, so that those of all versions have the same columns."""
+    """Return the rows of a version as JSON, so that the rows of all versions have the same columns."""
     table = session.read.format("delta").option("versionAsOf", version).load(place)
     kinds = dict(table.dtypes)
     values = [_plain(f.col(f"`{name}`"), kinds[name]).alias(f"c{place}") for place, name in enumerate(names)]
