@@ -1,1 +1,1 @@
-"""Runnable examples on real data."""
+"""Examples that run on real data."""

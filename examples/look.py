@@ -1,19 +1,19 @@
-"""The end of the demo: how every table is, in a line each, and the report in a file."""
+"""The end of the demo: one line with the state of each table, and the report in a file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from examples.narrator import Narrator
-from pipelines.report.written import write_report
-from pipelines.status.table_status import look_at_all, places_of
+from pipelines.report import write_report
+from pipelines.status import look_at_all, places_of
 from pipelines.tables import load_tables, tables_folder
 
 REPORT = Path("report.html")
 
 
 def look(narrator: Narrator) -> None:
-    """Show the status of the declared tables and write their report."""
+    """Show the status of the declared tables, and write their report."""
     narrator.step("Look", "What is behind, what is owed, and what it costs: one line per table, and a page with plots.")
     places = places_of(load_tables(tables_folder()))
     rows: list[dict[str, object]] = [

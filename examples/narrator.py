@@ -1,4 +1,4 @@
-"""What the demo says on the terminal: a headline per step, the metrics of a materialization, answers as tables."""
+"""The output of the demo. It contains a headline per step, the metrics of materializations, and answers as tables."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rich.table import Table as RichTable
 
 
 class Narrator:
-    """Prints the demo's story. Metrics come from the metadata that each asset recorded, never from the demo itself."""
+    """Prints the output of the demo. All metrics come from the recorded metadata of the assets."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
         self._step = 0
 
     def step(self, title: str, why: str) -> None:
-        """Begin a numbered step and say what it is for."""
+        """Begin a numbered step and print its purpose."""
         self._step += 1
         self._console.print(f"\n[bold cyan]{self._step}. {escape(title)}[/]\n   [dim]{escape(why)}[/]")
 
@@ -27,10 +27,10 @@ class Narrator:
         self._console.print(f"   {escape(text)}", highlight=True, soft_wrap=True)
 
     def materialized(self, asset: str, metrics: Mapping[str, object]) -> None:
-        """Print what a materialization of the asset did."""
+        """Print the work of a materialization of the asset."""
         done = str(metrics["status"]).replace("_", " ")
         seconds = _number(metrics["seconds"])
-        parts = [f"version {metrics['version']}"] if metrics["version"] else []  # a raw log has none
+        parts = [f"version {metrics['version']}"] if metrics["version"] else []  # a raw log has no version
         for name in ("rows", "splits", "bytes"):
             before, after = (_number(metrics[f"{name}_{side}"]) for side in ("in", "out"))
             if before or after:

@@ -1,8 +1,9 @@
-"""A producer of the demo: one airport's first departures of 2013, appended to the raw log a few at a time.
+"""A producer of the demo: it appends the first departures of one airport in 2013 to the raw log, a few rows at a time.
 
     python -m examples.producer JFK
 
-Each row that was acknowledged is written down in a file beside the stores, so that a reader of the table can tell.
+The producer writes the id of each acknowledged row to a file next to the stores. The demo compares this file with the
+table.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from examples.datasets import flights
-from storage_core.raw_declaration import load_raw_log
-from storage_core.raw_log.limits import RawLimits
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.raw_log.stores import RawStore
+from storage_core.change.declaration import load_raw_log
+from storage_core.write.raw_log.history import RawStore
+from storage_core.write.raw_log.records import RawLimits
+from storage_core.write.raw_log.writer import RawLog
 
 RAW_LOG = Path("raw_logs/departures.yaml")
 ROWS = 2_000
@@ -29,7 +30,7 @@ SEGMENT_MS = 1_000
 
 
 def acknowledged_file(airport: str) -> Path:
-    """Return the file that has a line per acknowledged row."""
+    """Return the path of the file that contains one line per acknowledged row."""
     return Path("raw/departures") / f"{airport}.acknowledged"
 
 
@@ -44,7 +45,7 @@ def departures(airport: str) -> pa.Table:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Append everything, and return the exit code."""
+    """Append all rows, and return the exit code."""
     (airport,) = arguments
     rows = departures(airport)
     stores = [RawStore(each.uri, mandatory=each.mandatory) for each in load_raw_log(RAW_LOG).stores]

@@ -1,4 +1,7 @@
-"""Two producer processes write one raw log to two stores and one store is lost: what they were told, what is there."""
+"""Two producer processes write one raw log to two stores, and one store is lost.
+
+The module compares the rows that were acknowledged with the rows in the table.
+"""
 
 from __future__ import annotations
 
@@ -11,26 +14,30 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from examples.producer import acknowledged_file
-from storage_core.objectstore.resolve import open_store
-from storage_core.raw_declaration import RawLogDeclaration
+from storage_core.change.declaration import RawLogDeclaration
+from storage_core.store.resolve import open_store
 from tidemark import Table
 
 AIRPORTS = ("EWR", "JFK")
 
 
 def written() -> bool:
-    """Return whether the producers have written: they do it once."""
+    """Return whether the producers have already written their rows. The producers write only once."""
     return any(acknowledged_file(airport).exists() for airport in AIRPORTS)
 
 
 def acknowledged() -> list[str]:
-    """Return the id of every row that a producer was told is durable."""
+    """Return the id of every row that was acknowledged as durable."""
     files = [acknowledged_file(airport) for airport in AIRPORTS]
     return [row for file in files if file.exists() for row in file.read_text(encoding="utf-8").split()]
 
 
 def write_and_lose(lost: Path, *, after: int) -> int:
-    """Let the producers write, remove a store's folder once so many rows are acknowledged; return how many were."""
+    """Let the producers write, and remove the folder of a store when `after` rows are acknowledged.
+
+    Returns:
+        The number of rows that were acknowledged before the removal.
+    """
     producers = [subprocess.Popen([sys.executable, "-m", "examples.producer", airport]) for airport in AIRPORTS]
     try:
         while len(acknowledged()) < after and any(each.poll() is None for each in producers):
@@ -47,12 +54,15 @@ def write_and_lose(lost: Path, *, after: int) -> int:
 
 
 def chunks(declaration: RawLogDeclaration) -> dict[str, int]:
-    """Return how many chunks each store has."""
+    """Return the number of chunks in each store."""
     return {uri: sum(1 for _ in open_store(uri).list("live/")) for uri in declaration.uris}
 
 
 def verdict(table: Table, told: Sequence[str]) -> str:
-    """Return in words that every acknowledged row is in the table exactly once. Raises `RuntimeError` if it is not."""
+    """Check that the table contains every acknowledged row exactly once.
+
+    Return this as text, else raise `RuntimeError`.
+    """
     found = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
     missing, twice = set(told) - found.keys(), [row for row, times in found.items() if times > 1]
     if missing or twice or len(set(told)) != len(told):

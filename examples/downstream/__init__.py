@@ -1,1 +1,1 @@
-"""A Dagster project with a table that Tidemark keeps up, and two assets that are made of its rows."""
+"""A Dagster project. Tidemark maintains one table, and two assets are computed from the rows of this table."""

@@ -1,1 +1,1 @@
-"""Each file in here is found by Dagster: a component by its `defs.yaml`, assets in any module."""
+"""The files that Dagster loads: components in `defs.yaml` files, and assets in any module."""

@@ -1,4 +1,4 @@
-"""Where the assets of this project are kept: in tables beside the one that they are made of."""
+"""The I/O manager of this project. It stores the assets in tables in the same warehouse as their source table."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tidemark.dagster import TidemarkIOManager
 
 @definitions
 def io_manager() -> Definitions:
-    """Return the I/O manager of every asset that names no other."""
+    """Return the default I/O manager. Assets that select no other I/O manager use it."""
     return Definitions(resources={"io_manager": TidemarkIOManager(root=os.environ.get("WAREHOUSE", "warehouse"))})

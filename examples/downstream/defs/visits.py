@@ -1,6 +1,6 @@
-"""Two assets downstream of the table: one partitioned by day, one over all days. Both are tables themselves."""
+"""Two assets downstream of the table: one partitioned by day, and one over all days. Both are tables."""
 
-# No `from __future__ import annotations`: Dagster reads the annotations.
+# Without `from __future__ import annotations`: Dagster reads the annotations.
 
 from typing import Any
 
@@ -19,7 +19,7 @@ CLICKS = AssetKey(["clicks", "compacted"])
     metadata={"tidemark/create": {"time_column": "day", "window": "1h"}},
 )
 def visits(clicks: duckdb.DuckDBPyRelation) -> pa.Table:
-    """Clicks and milliseconds per visitor and day; a day takes the place of what it was before."""
+    """Clicks and milliseconds per visitor and day. A new result for a day replaces the old result for this day."""
     counted = clicks.aggregate(
         "date_trunc('day', time) AS day, visitor, count(*) AS clicks, sum(ms)::BIGINT AS ms", "1, 2"
     )
@@ -29,6 +29,6 @@ def visits(clicks: duckdb.DuckDBPyRelation) -> pa.Table:
 
 @asset(metadata={"tidemark/create": {"primary_key": "visitor"}})
 def visitors(visits: pa.Table) -> pa.Table:
-    """The days and clicks of each visitor so far: a table with a key, in which each row takes its visitor's place."""
+    """The days and clicks of each visitor so far, in a keyed table. A new row replaces the old row of its visitor."""
     grouped = visits.group_by("visitor").aggregate([("day", "count"), ("clicks", "sum")])
     return grouped.rename_columns({"day_count": "days", "clicks_sum": "clicks"})
