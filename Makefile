@@ -25,11 +25,14 @@ PYTEST = TIDEMARK_SCALE="$(SCALE)" $(VENV)/python -m pytest
 
 export DAGSTER_DISABLE_TELEMETRY = 1
 
+# The documentation site has an environment of its own, from requirements/docs.lock.
+MKDOCS = NO_MKDOCS_2_WARNING=1 "$$($(PYTHON) -m scripts.installer docs)" -m mkdocs
+
 # Before whatever may start Spark: find a Java (or bring one along) and tell Spark which it is.
 WITH_JAVA = JAVA_HOME="$$($(PYTHON) -m scripts.find_java)" && export JAVA_HOME &&
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-times nightly planted-faults java-archive test-postgres test-browser pictures simulate soak check lint format types bench ui proto lock clean
+.PHONY: help setup demo test test-all test-times nightly planted-faults java-archive test-postgres test-browser pictures simulate soak check lint format types docs docs-serve bench size ui proto lock clean
 
 help: ## Show this list
 	@echo "Tidemark. Targets (each sets up what it needs first):"
@@ -52,7 +55,7 @@ test-all: java-archive ## Run all tests but those that need a browser
 	@$(WITH_JAVA) $(PYTEST) -m "$(TESTS)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
 java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
-	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java_archive
+	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
 
 test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
@@ -80,17 +83,17 @@ soak: setup java-archive ## Kill processes for an hour, run simulations of write
 
 check: SCALE := 0.5
 check: lint ## Everything that CI runs; matrices that are too large draw a part of themselves (DRAW=seed repeats it)
-	@$(MAKE) -j 3 types demo test-browser BROWSER_TESTS="browser and not nightly"
+	@$(MAKE) -j 3 types docs demo test-browser BROWSER_TESTS="browser and not nightly"
 	@TIDEMARK_DRAW="$(DRAW)" $(MAKE) test TESTS="not nightly and not browser" NEEDS=java-archive SCALE="$(SCALE)"
 
 nightly: lint ## Run all tests, with every case of every matrix, the browser's and those on PostgreSQL
-	@$(MAKE) -j 3 types demo test-browser
+	@$(MAKE) -j 3 types docs demo test-browser
 	@$(MAKE) test-all
 	@$(MAKE) test-postgres
 	@$(MAKE) planted-faults
 
-planted-faults: setup ## Break one guarantee after the other, and see that a test of the check catches each (DRAW=seed)
-	@$(WITH_JAVA) $(VENV)/python -m tests.planted_faults $(DRAW)
+planted-faults: setup ## Break one guarantee after the other, and see that its recorded test catches each (DRAW=seed, FAULT=text)
+	@$(WITH_JAVA) $(VENV)/python -m tests.planted_faults $(DRAW) "$(FAULT)"
 
 test-times: export TIDEMARK_TEST_TIMES := tests/run_times.json
 test-times: ## Run all of the check and write down how long each file of tests takes, which balances later runs
@@ -107,14 +110,26 @@ format: setup ## Format the code and repair what ruff can repair by itself
 types: setup ## Check types with mypy (strict)
 	@$(VENV)/mypy
 
+docs: setup ## Build the documentation site into build/site; any warning is an error
+	@$(VENV)/python -m scripts.reference_pages
+	@$(MKDOCS) build --strict --quiet
+	@$(VENV)/python -m scripts.docs_assets build/site
+
+docs-serve: setup ## Show the documentation site on http://127.0.0.1:8000, and show changes of its pages
+	@$(VENV)/python -m scripts.reference_pages
+	@$(MKDOCS) serve
+
 bench: setup ## Run all benchmarks and write benchmarks/RESULTS.md
 	@$(WITH_JAVA) $(VENV)/python -m benchmarks.run_all
+
+size: setup ## Count code lines, modules and layers, and the modules that an append, a scan or a compaction runs through
+	@$(WITH_JAVA) $(VENV)/python -m scripts.size
 
 ui: setup ## Open the Dagster UI on http://127.0.0.1:3000, with the runs of the demo in it
 	@$(WITH_JAVA) $(VENV)/tidemark ui --port $(PORT) --spark
 
 proto: setup ## Generate the Python code of every .proto file anew
-	@$(VENV)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. storage_core/formats/*.proto
+	@$(VENV)/python -m grpc_tools.protoc -I. --python_out=. --pyi_out=. storage_core/data/formats/*.proto
 
 lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgrade takes newer versions)
 	@UV="$$($(PYTHON) -m scripts.installer)" && compile() { "$$UV" pip compile --quiet --universal --python-version 3.11 \
@@ -123,7 +138,7 @@ lock: ## Resolve the dependencies anew into requirements/*.lock (UPGRADE=--upgra
 	compile pyproject.toml --extra pipeline --extra demo -o requirements/demo.lock && \
 	compile pyproject.toml --extra pipeline --extra connect --extra postgres -o requirements/container.lock && \
 	compile pyproject.toml --all-extras -o requirements/dev.lock && \
-	for name in build delta_readers ducklake installer java judged lance linters; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
+	for name in build delta_readers docs ducklake installer java judged lance linters; do compile requirements/$$name.in -o requirements/$$name.lock || exit 1; done
 
 clean: ## Remove caches and build leftovers; keeps .venv, tables, landed files and Dagster's history
 	@rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info

@@ -1,5 +1,5 @@
-"""Benchmarks: every claim of the documentation, printed as a ratio measured in one run on this machine.
+"""Benchmarks of the claims in the documentation. Most print a ratio of two sides that were measured in one run.
 
-`python -m benchmarks.<name> [--small] [--json]`; `make bench` writes `benchmarks/RESULTS.md`: it runs all but
-`sql_confinement`, which compares two releases.
+`python -m benchmarks.<name> [--small] [--json]` runs one benchmark. `make bench` runs all except `sql_confinement`,
+which compares two releases, and writes `benchmarks/RESULTS.md`.
 """

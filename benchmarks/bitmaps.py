@@ -1,7 +1,7 @@
-"""What a bitmap index spares: rare values of a wide table, asked with the index and without it, in one run.
+"""The gain from a bitmap index: queries for rare values of a wide table, with and without the index, in one run.
 
-On a local disk DuckDB reads the same files beside us. Off it the same table is asked over an S3 API that answers 20 ms
-later, each time with nothing kept: milliseconds, requests and bytes.
+On a local disk, DuckDB also reads the same files. For remote storage, the same queries run over an S3 API that answers
+after 20 ms, each with empty caches. The metrics are milliseconds, requests and bytes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import tidemark as tm
 from benchmarks.metrics import Metric, beside, command, in_turns
 from benchmarks.read_servers import ENVIRONMENT, Place, serving
 from benchmarks.remote_reads import Ours, asked
-from storage_core.settings.index import IndexDefinition
+from storage_core.data.settings.index import IndexDefinition
 from tests.support.upkeep import catch_up
 
 SPLITS, COLUMNS, HOSTS = 8, 40, 1_000
@@ -35,12 +35,12 @@ QUERIES: Mapping[str, str] = {
     "sum over one value of a thousand": "select sum(c1) from t where host = 'host 5'",
     "sum over half of the values": "select sum(c1) from t where host < 'host 5'",
 }
-"""Bounds leave out no split: all of the values are between the least and the greatest of each, but for null."""
+"""All values except null lie between the minimum and the maximum of each split, so statistics prune no split."""
 INDEX = IndexDefinition(name="hosts", kind="bitmap", columns=("host",))
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds, requests and MiB of every query, with the index and without."""
+    """Yield milliseconds, requests and MiB of every query, with and without the index."""
     rows = 2_000 if small else 250_000
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         yield from _local(Path(folder), rows, 3 if small else 9)
@@ -67,7 +67,7 @@ def _remote(root: Path, rows: int, queries: Mapping[str, str]) -> Iterator[Metri
         slow = stack.enter_context(serving("slow", str(urlsplit(endpoint).port)))
         for name in ("indexed", "plain"):
             table = _written(Place(server.netloc, name, endpoint).uri, rows, is_indexed=name == "indexed")
-            table.sql("select count(*) from t").to_arrow()  # the process of queries is there
+            table.sql("select count(*) from t").to_arrow()  # starts the query process
         for name, query in queries.items():
             with_index, without = (
                 asked(Ours(Place(server.netloc, each, slow), root), query, slow) for each in ("indexed", "plain")
@@ -83,7 +83,10 @@ def _remote(root: Path, rows: int, queries: Mapping[str, str]) -> Iterator[Metri
 
 
 def _written(uri: str, rows: int, *, is_indexed: bool) -> tm.Table:
-    """A table of `SPLITS` splits, of which one holds a few rows with a rare value, and another a few without any."""
+    """Make a table of `SPLITS` splits.
+
+    One split has a few rows with a rare value, and another has a few rows without a value.
+    """
     chance = np.random.default_rng(11)
     table: tm.Table | None = None
     for split in range(SPLITS):

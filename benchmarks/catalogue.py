@@ -1,7 +1,7 @@
-"""The SQL catalogue of tables of many splits and many versions, in SQLite and in PostgreSQL.
+"""The SQL catalog for tables with many splits and many versions, in SQLite and in PostgreSQL.
 
-The table's splits are in its state as if they had been committed, so that loading reads what a real log has. Queries
-are the first page of each question, connection included.
+The splits are in the state of the table as if they had been committed. Loading therefore reads the same data as for a
+real log. Each query returns the first page of its question. Its time includes the connection.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from benchmarks.metrics import Metric, command, grown_mib, median, seconds
 from storage_core.catalog.catalog import Catalog
-from storage_core.catalog.insertion import insert
 from storage_core.catalog.opening import open_catalog
+from storage_core.catalog.refresher import insert
 from storage_core.catalog.schema import COMMITS
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.local import LocalStore
-from storage_core.settings.table import TableConfig
+from storage_core.store.local import LocalStore
 from tests.support import postgres
 from tests.support.events import HOUR_SECONDS
 from tests.support.many_splits import snapshot_of_many, table_of_many
@@ -40,7 +40,7 @@ NAME = "events"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one database after the other."""
+    """Yield the metrics of one database after another."""
     splits, versions = (20_000, 1_000) if small else (SPLITS, VERSIONS)
     with tempfile.TemporaryDirectory() as folder, postgres.running(hurried=False) as server:
         root = Path(folder)
@@ -100,7 +100,7 @@ def _at_many_versions(catalog: Catalog, grown: Mapping[int, Path], database: str
 
 
 def _after_a_commit(catalog: Catalog, root: Path) -> float:
-    """Median milliseconds of a refresh after one commit of a split."""
+    """Return the median milliseconds of a refresh after one commit of a split."""
     log, taken = _log(root), []
     for _ in range(COMMITTED):
         head = log.snapshot()
@@ -110,7 +110,7 @@ def _after_a_commit(catalog: Catalog, root: Path) -> float:
 
 
 def _at_version(root: Path, version: int) -> Path:
-    """Make a small table that is at this version: its state says so, and is all that is retained."""
+    """Make a small table at this version. The state contains the version, and only the state is retained."""
     log = _log(root)
     settings = {
         **snapshot_of_many(1, 1).metadata.configuration,
@@ -122,7 +122,7 @@ def _at_version(root: Path, version: int) -> Path:
 
 
 def _fill_history(catalog: Catalog, root: Path, versions: int) -> None:
-    """Let the catalogue have every commit before, as if it had applied them."""
+    """Add every earlier commit to the catalog, as if the catalog had applied it."""
     (known,) = [each for each in catalog.tables() if each.uri == _log(root).store.uri]
     constant = {"table_id": known.table_id, "commit_id": "", "operation": "APPEND", "metrics": "{}"}
     rows = {name: pa.repeat(pa.scalar(text), versions) for name, text in constant.items()}

@@ -1,6 +1,7 @@
-"""Compaction: the kernel against its peers, the job against engines, the sizes, reads, planning, and a large window.
+"""Compaction: the kernel, the job, the sizes of files, planning, and a large window.
 
-What is timed and against what is said on top of each part. `compaction_questions` answers which way of merging is best.
+Each part describes in its module what it measures, and against which peer. `compaction_questions` compares ways of
+merging.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.metrics import Metric, command
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one part after the other."""
+    """Yield the metrics of one part after another."""
     for part in (compaction_kernel, compaction_engines, compaction_sizes, compaction_planning, large_window):
         yield from part.measure(small=small)
 

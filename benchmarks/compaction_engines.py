@@ -1,10 +1,10 @@
-"""A table of sorted splits made one by the job `compact`, against Spark and Delta Lake doing the same in its session.
+"""The job `compact` against Spark and Delta Lake: all make one sorted file of a table of sorted splits.
 
-End to end, in one warm Spark session of two cores with the settings of Tidemark's jobs: ours plans, merges in a task,
-checks and commits. The peers have the same files: Spark reads, sorts and writes them; Delta runs `OPTIMIZE` and
-`OPTIMIZE ZORDER BY` the columns of our order on tables made of them. All write zstd 3. Ratios are of processor seconds
-of the session's JVM, its Python workers and this process; the wall time is printed beside them. Everything was run once
-on a tenth of the rows before.
+The whole job is measured, in one warm Spark session of two cores with the settings of Tidemark's jobs. Our job plans,
+merges in a task, checks and commits. The peers get the same files. Spark reads, sorts and writes them. Delta runs
+`OPTIMIZE`, and `OPTIMIZE ZORDER BY` with the columns of our order, on tables made of these files. All write zstd level
+3. Ratios compare processor seconds of the session's JVM, its Python workers and this process. The wall time is printed,
+too. A tenth of the rows is run first as a warm-up.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from benchmarks.metrics import Metric, command
 from benchmarks.peers import NotMeasuredError, start_with_delta
 from benchmarks.points import KEY, Given
 from benchmarks.processor import processor_seconds
-from jobs import compact
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Compact
+from storage_core.log.job_run import run
 from tidemark import Table
 
 AIMS = {"Spark sort": 5.0, "Delta OPTIMIZE": 10.0, "Delta OPTIMIZE ZORDER BY": 10.0}
@@ -39,14 +39,14 @@ WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Processor seconds, and seconds on the wall."""
+    """Processor seconds and wall-clock seconds."""
 
     processor: float
     wall: float
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield what the job took, on the processor and on the wall, against each peer."""
+    """Yield the processor time and wall time of the job against each peer."""
     rows = 1_000 if small else 250_000
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         try:
@@ -54,7 +54,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             missing = ""
         except NotMeasuredError as error:
             missing = f" (not measured: {error})"
-        spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # its level is 3 by default
+        spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # the level is 3 by default
         if not small:
             _all(Path(folder) / "small", spark, rows // 10, delta=not missing)
         taken = _all(Path(folder) / "large", spark, rows, delta=not missing)
@@ -94,18 +94,18 @@ def _taken(work: Callable[[], object]) -> Taken:
 
 
 def _table(root: Path, spark: Spark, rows: int) -> Callable[[], object]:
-    """A table with the rows of each file as a split of its own, and the run of the job that makes them one."""
+    """Make a table with one split per file, and return it with the run of the job that merges the splits."""
     schema = points.points(0, 1, WIDTH).schema
     table = Table.create(str(root), schema, time_column="observed", sort_schema=points.SORT_SCHEMA, window=None)
     for number in range(SPLITS):
         table.append(points.points(number, rows, WIDTH))
 
-    def run() -> None:
-        report = compact.run(JobRequest(table_uri=str(root)), spark)
+    def compacted() -> None:
+        report = run(Compact(table_uri=str(root)), spark)
         if report.status != "committed":
             raise RuntimeError(f"the compaction did not commit but is {report.status}")
 
-    return run
+    return compacted
 
 
 def _sort(session: SparkSession, given: Given, target: Path) -> None:

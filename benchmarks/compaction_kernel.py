@@ -1,10 +1,12 @@
-"""One merge of sorted splits, against what it could be replaced by: a copy, sorts, and other systems' merges.
+"""One merge of sorted splits against its alternatives: a copy, sorts, and the merges of other systems.
 
-All sides read the same files in one run and write zstd 3; what each does is said in `sorters` and
-`programs.ducklake_merge`. The unit is processor seconds on one thread, in a process of its own per side that has merged
-small files before, so that nothing is started while the clock runs; the sides take turns, and DuckLake, whose Python is
-another, comes last. Done for 8 and for 60 columns and for four times as many splits. The memory is by how much a fresh
-process grows over its first merge, mapped files aside, for 8 columns and for 60: flat is the aim.
+All sides read the same files in one run and write zstd level 3. `sorters` and `programs.ducklake_merge` describe each
+side. The unit is processor seconds on one thread. Each side has its own process, which has already merged small files,
+so the time includes no start. The sides take turns. DuckLake needs another Python and is last. The cases are 8 columns,
+60 columns, and four times as many splits.
+
+The memory is the growth of a fresh process during its first merge, without mapped files, for 8 and for 60 columns. The
+aim is that memory does not depend on the number of columns.
 """
 
 from __future__ import annotations
@@ -33,12 +35,12 @@ SPLITS = 16
 TIME_AIMS = {"Arrow copy": 1.25, "DuckDB ORDER BY": 2.2, "DuckLake's merge": 2.0}
 SIZE_AIMS = {"Arrow copy": 1.0, "DuckLake's merge": 1 / 0.85}
 FLAT = 0.8
-"""What 8 columns take of the memory that 60 take, where it is flat."""
+"""The smallest ratio of the memory of 8 columns to the memory of 60 columns that counts as flat."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of files, and which peers merge it so many times."""
+    """One set of files, the peers that merge it, and the number of merges."""
 
     splits: int
     width: int
@@ -48,7 +50,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """What the case is called in the metrics."""
+        """The name of the case in the metrics."""
         return f"{self.splits} splits, {self.width} columns"
 
 
@@ -71,7 +73,7 @@ class Taken:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one case after the other, then those of the memory."""
+    """Yield the metrics of one case after another, and then those of the memory."""
     rows = 1_000 if small else 250_000
     grown: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -104,7 +106,7 @@ def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str |
 
 
 def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Metric]:
-    """The metrics against a peer, or against what says why it was not measured."""
+    """Return the metrics against a peer, or against the reason why the peer was not measured."""
     seconds = median(own.seconds)
     if isinstance(found, str):
         against, faster, smaller = f"{peer} (not measured: {found})", 0.0, 0.0
@@ -117,7 +119,10 @@ def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[
 
 
 def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> dict[str, Taken]:
-    """Every side in its own process, one merge of each in turn: what else the machine does meets all alike."""
+    """Run all sides, each in its own process, one merge of each in turn.
+
+    Other load on the machine then affects all sides equally.
+    """
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in ("ours", *case.peers)}
     for _ in range(repeats):
         for name, runs in found.items():
@@ -126,8 +131,8 @@ def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> d
 
 
 def _one_thread() -> ProcessPoolExecutor:
-    """A fresh process in which every library keeps to one thread."""
-    os.environ.update(sorters.ONE_THREAD)  # read by the libraries as the process imports them
+    """Return a fresh process in which every library uses one thread."""
+    os.environ.update(sorters.ONE_THREAD)  # libraries read it when the process imports them
     return ProcessPoolExecutor(
         1, mp_context=multiprocessing.get_context("spawn"), initializer=pa.set_cpu_count, initargs=(1,)
     )
@@ -145,7 +150,7 @@ def _taken(side: Side, given: Given) -> tuple[float, int]:
 
 
 def _lake(root: Path, case: Case, given: Given, *, small: bool) -> Taken | str | None:
-    """What DuckLake took, or why nobody knows; None for a case in which it is not asked."""
+    """Return the measurement of DuckLake, or the reason why there is none. Return None for a case without DuckLake."""
     if not case.lake:
         return None
     try:
@@ -162,7 +167,7 @@ def _ducklake(root: Path, given: Given, python: Path, repeats: int) -> Taken:
 
 
 def grown_by_merge(given: Given) -> float:
-    """Return by how many MiB this process grows over one merge, which has to be the first of its life."""
+    """Return the growth of this process in MiB during one merge. The merge must be the first of this process."""
     folder = Path(tempfile.mkdtemp(dir=given.root))
     return grown_mib(lambda: sorters.ours(given, folder))
 

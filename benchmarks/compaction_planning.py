@@ -1,9 +1,8 @@
-"""Planning a compaction of very many splits: time and memory of the plan, and of what `tidemark debt` says.
+"""Planning a compaction of very many splits: time and memory of the plan, and of `tidemark debt`.
 
-A plan starts from a snapshot that is open: its state has been read, which is measured as well and on its own lines.
-Every case is opened from a checkpoint in a process of its own. Two times are given of each step: as the clock on the
-wall has it, and of the processor, all threads together, which does not depend on who else uses the machine. Memory is
-the most that the process has while it plans, the open snapshot included.
+A plan starts from an open snapshot. The reading of its state is measured separately. Every case is opened from a
+checkpoint in its own process. Each step has two times: the wall-clock time, and the processor time of all threads,
+which does not depend on other load. Memory is the peak of the process while it plans, including the open snapshot.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.metrics import Metric, command, peak_mib, reset_peak
-from storage_core.compaction.debt import window_debts
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.compaction.planner import choose
-from storage_core.compaction.policy import Mode
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.compact.debt import window_debts
+from storage_core.compact.planner import choose
+from storage_core.compact.work import MOST_INPUTS
+from storage_core.data.settings.layout import Mode
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
+from storage_core.store.local import LocalStore
 from tests.support.many_splits import snapshot_of_many
 
 CASES = ((921_600, 1, 0), (1_000_000, 100, 10_000), (1_000_000, 10_000, 0))
-"""Splits, windows, and partitions in each window."""
+"""Numbers of splits, of windows, and of partitions in each window."""
 MOST_SECONDS, MOST_MIB = 2.0, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Seconds of one step: on the wall, and of the processor."""
+    """Wall-clock seconds and processor seconds of one step."""
 
     wall: float
     cpu: float
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one case after the other; as ratios, how far below the bound they are."""
+    """Yield the metrics of one case after another. A ratio is the bound divided by the value."""
     for splits, some, partitions in CASES[-1:] if small else CASES:
         count, windows = (splits // 100, min(100, some)) if small else (splits, some)
         case = f"{count:,} splits in {windows:,} window{'s' * (windows > 1)}"
@@ -62,7 +61,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _write(folder: str, splits: int, windows: int, partitions: int) -> None:
-    """Make a table whose checkpoint lists the splits; none of them was committed one by one."""
+    """Make a table whose checkpoint lists the splits. None of the splits was committed separately."""
     log = TransactionLog(LocalStore(Path(folder)))
     many = snapshot_of_many(splits, windows, partitions=partitions)
     head = log.create(many.metadata)
@@ -81,7 +80,7 @@ def _plan(folder: str, now_ms: int) -> tuple[Cost, Cost, Cost, float, float]:
 
 
 def _planned(snapshot: Snapshot, now_ms: int) -> None:
-    """Plan as the job does: all merges at once, their records part by part."""
+    """Plan as the job does: all merges at once, and their records in parts."""
     for _ in choose(snapshot, now_ms=now_ms, mode=Mode.POLICY).first(MOST_INPUTS).parts():
         pass
 
@@ -99,7 +98,7 @@ def _cost(work: Callable[[], object]) -> Cost:
 
 
 def _process() -> ProcessPoolExecutor:
-    """A process of its own, that has what it was told and nothing else in its memory."""
+    """Return a process of its own, whose memory contains only what it was sent."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 

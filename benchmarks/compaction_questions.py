@@ -1,9 +1,13 @@
-"""How to merge best: the questions that the design left open, each answered by one table of metrics.
+"""Measurements for open design questions about merging. Each question has one table of metrics.
 
-How the order is found (composite keys, column at a time, k-way) for few and for many splits; how many splits one merge
-should take, by merging the same 64 with each fan-in until one is left; how many rows a page should have; what the place
-of nulls costs; how large a split should be. One process, one thread, processor seconds, after a merge of small files;
-of each the median of three where it is short. Decision 0080 says what follows.
+- How to find the order (packed keys, column by column, k-way), for few and for many splits.
+- How many splits one merge should take: the same 64 splits are merged with each fan-in until one split is left.
+- How many rows a page should have.
+- How much the position of nulls costs.
+- How large a split should be.
+
+All run in one process on one thread, after a merge of small files. The unit is processor seconds. Short measurements
+are the median of three. docs/architecture/compaction.md contains the conclusions.
 """
 
 from __future__ import annotations
@@ -23,18 +27,17 @@ import pyarrow as pa
 from benchmarks import points
 from benchmarks.compaction_kernel import grown_by_merge
 from benchmarks.compaction_sizes import write
+from benchmarks.merge_strategies import Strategy, positions
 from benchmarks.metrics import Metric, command, median
 from benchmarks.page_reads import bytes_read
 from benchmarks.points import KEY, NAMES, Given
-from storage_core.compaction.execute import execute
-from storage_core.compaction.kernel import merge_order
-from storage_core.compaction.strategies import Strategy
-from storage_core.compaction.work import CompactionTask
-from storage_core.ids import SystemIds
-from storage_core.objectstore.local import LocalStore
-from storage_core.split.encodings import choose
+from storage_core.base.clock import SystemIds
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.split.encode import choose
 from storage_core.split.read import read_split
-from storage_core.split.rewrite import Rewrite
+from storage_core.split.writer import Rewrite
+from storage_core.store.local import LocalStore
 
 SPLITS = 64
 WIDTH = 8
@@ -46,7 +49,7 @@ POINT = f"SELECT value0 FROM rows WHERE metric = '{NAMES[21]}' AND host = 'host-
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one question after the other."""
+    """Yield the metrics of one question after another."""
     rows, repeats = (500, 1) if small else (100_000, 3)
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -65,7 +68,7 @@ def _strategies(root: Path, operation: CompactionTask, repeats: int) -> Iterator
     tables = [read_split(store, add, KEY, verify=True, as_dictionary=True) for add in operation.inputs]
     for fan_in in FAN_IN:
         taken = {
-            strategy: _seconds(partial(merge_order, tables[:fan_in], operation.context.order, strategy), repeats)
+            strategy: _seconds(partial(positions, tables[:fan_in], operation.context.order, strategy), repeats)
             for strategy in Strategy
         }
         for strategy, own in taken.items():
@@ -75,7 +78,7 @@ def _strategies(root: Path, operation: CompactionTask, repeats: int) -> Iterator
 
 
 def _fan_in(root: Path, operation: CompactionTask) -> Iterator[Metric]:
-    """Merge all splits so many at a time until one is left: what that takes, and how often a byte is written."""
+    """Merge all splits with this fan-in until one is left. Measure the time, and how often each byte is written."""
     given_bytes = sum(add.size for add in operation.inputs)
     for fan_in in FAN_IN:
         started, written, inputs = time.process_time(), 0, operation.inputs
@@ -95,7 +98,7 @@ def _fan_in(root: Path, operation: CompactionTask) -> Iterator[Metric]:
 
 
 def _page_size(root: Path, operation: CompactionTask, repeats: int) -> Iterator[Metric]:
-    """Write the merged rows with pages of so many rows, and ask for one series."""
+    """Write the merged rows with pages of this many rows, and query one series."""
     result = _merge(root, replace(operation, inputs=operation.inputs[:16]))
     rows = read_split(LocalStore(root), result.adds[0])
     encodings = choose(rows, rows.num_rows)
@@ -109,7 +112,7 @@ def _page_size(root: Path, operation: CompactionTask, repeats: int) -> Iterator[
 
 
 def _target_size(root: Path, operation: CompactionTask) -> Iterator[Metric]:
-    """Merge all splits into one and into ever more."""
+    """Merge all splits into one, and into more and more splits."""
     whole = sum(add.size for add in operation.inputs)
     for share in SHARES:
         context = replace(operation.context, target_bytes=whole if share == 1 else whole // share)

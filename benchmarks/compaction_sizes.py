@@ -1,14 +1,20 @@
-"""Real rows, as they arrived and as sorted splits: the bytes they take, and the bytes of pages that queries read.
+"""Real rows as they arrived and as sorted splits: the bytes of their files, and the bytes of pages that queries read.
 
-Flights and weather of a year, and a web server's access log, in windows and as a whole. "Arrival" is the order in which
-rows came in (the weather by the hour). Files of the peers have the codec, the pages and the row groups of a split, with
-Arrow's default encodings or with encodings chosen on a sample as splits choose them; they carry no metadata of ours.
-"Bare" ones have neither page indexes nor checksums.
-"Splits" are those that compaction leaves, one per window or one of all; "sorted and chosen" are files of the peers in
-their order. "Packed" are splits of the setting `splits.metadata: packed`, "joined" those of windows that were joined to
-weeks, or days of hours (`compaction.coarsen_to`). "Pages" are the bytes without footers, indexes and metadata, which
-are most of a file in windows of a hundred rows. Reads: the same rows in 32 splits as they arrived, each sorted, and in
-the one that a merge makes of them; neither has windows, which is what serves a range of time.
+The data are the flights and the weather of a year, and the access log of a web server. Each is measured in windows and
+as a whole. The terms are:
+
+- "Arrival": the order in which the rows arrived (the weather by hour).
+- Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. They have Arrow's
+  default encodings, or encodings that were chosen on a sample, as splits choose them.
+- "Bare": such files without page indexes and without checksums.
+- "Splits": the splits after a compaction, one per window or one for all rows.
+- "Sorted and chosen": files of the peers in the order of splits.
+- "Packed": splits with the setting `splits.metadata: packed`.
+- "Joined": splits of windows that were joined (`compaction.coarsen_to`): days to weeks, or hours to days.
+- "Pages": the bytes without footers, indexes and metadata. In windows of a hundred rows, these are most of a file.
+
+For reads, the same rows are in 32 splits as they arrived, each sorted, and in the one split of their merge. Neither has
+windows, which would serve queries for a time range.
 """
 
 from __future__ import annotations
@@ -28,27 +34,25 @@ from benchmarks.metrics import Metric, command
 from benchmarks.page_reads import bytes_read
 from benchmarks.points import MOST_BYTES
 from examples.datasets import access_log_lines, flights, weather
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.sort_order import bind, sort_indices
+from storage_core.data.rows.windows import split_by_window
+from storage_core.data.settings.table import ZSTD_LEVEL, TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.order import sort_indices
-from storage_core.rows.sort_order import bind
-from storage_core.rows.windows import split_by_window
-from storage_core.settings.split_codec import ZSTD_LEVEL
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
-from storage_core.split.encodings import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, Encoding, choose
-from storage_core.split.row_groups import ROWS_PER_GROUP
-from storage_core.split.write import sort_and_write
+from storage_core.split.encode import CHOSEN_DICTIONARY_BYTES, ROWS_PER_PAGE, Encoding, choose
+from storage_core.split.metadata import ROWS_PER_GROUP
+from storage_core.split.writer import sort_and_write
+from storage_core.store.local import LocalStore
 
 AIM = 1 / 0.75
 """A quarter less than arrival order with default encodings."""
 NO_LARGER = 1.0
-"""Small windows, once they are packed or joined, take no more than in arrival order with default encodings."""
+"""Small windows, packed or joined, take at most as many bytes as arrival order with default encodings."""
 MOST_OVERHEAD = 1_024
-"""What a split of one row may take beside the bytes of a file that says nothing of itself."""
+"""Bytes that a split of one row may have in addition to a file without metadata."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -57,7 +61,7 @@ _REQUEST = r"^(?P<method>[A-Z]+) (?P<path>\S+)"
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rows in the order of their arrival, what a user would declare of them, and queries that they would ask."""
+    """Rows in the order of their arrival, settings that a user would declare, and typical queries."""
 
     name: str
     rows: pa.Table
@@ -68,7 +72,7 @@ class Data:
     queries: Mapping[str, str]
 
     def context(self, *, windows: bool, joined: bool = False, packed: bool = False) -> SplitContext:
-        """Return what splits of these rows are made by."""
+        """Return the context of splits with these rows."""
         config = TableConfig(time_column=self.time_column, sort_schema=self.sort_schema)
         order = bind(config, self.rows.schema)
         return SplitContext(
@@ -94,7 +98,7 @@ class Size:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the sizes of each data set by window and for the whole, then what its queries read."""
+    """Yield the sizes of each data set by window and as a whole, and then the bytes that its queries read."""
     for data in datasets(2_000 if small else None):
         for windows in (True, False):
             yield from _sizes(data, windows=windows)
@@ -104,7 +108,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def datasets(rows: int | None = None) -> list[Data]:
-    """Return the data sets, of each the first rows only where a number is given."""
+    """Return the data sets. With a number, each has only its first rows."""
     readings = weather()
     return [
         Data(
@@ -186,7 +190,7 @@ def _sizes(data: Data, *, windows: bool) -> Iterator[Metric]:
 
 
 def small_windows(data: Data) -> Iterator[Metric]:
-    """Yield what becomes of windows of few rows: how splits describe themselves, and how long the windows are."""
+    """Yield the sizes of windows with few rows, for both forms of metadata and for joined windows."""
     parts = [part for _, part in split_by_window(data.rows, data.time_column, data.window_seconds)]
     arrived, bare = _written(parts, chosen=False), _total([_bare(part) for part in parts])
     for what, packed, joined in (("packed", True, False), ("joined", False, True), ("joined and packed", True, True)):
@@ -197,7 +201,7 @@ def small_windows(data: Data) -> Iterator[Metric]:
 
 
 def _one_row(data: Data) -> Iterator[Metric]:
-    """What a split of the first row takes beside a file of Parquet that holds nothing but the row."""
+    """Return the additional bytes of a split with the first row, compared to a Parquet file with only this row."""
     row = data.rows.slice(0, 1)
     bare = _bare(row).files
     for what, is_packed in (("plain", False), ("packed", True)):
@@ -218,14 +222,14 @@ def _one_row(data: Data) -> Iterator[Metric]:
 
 
 def _bare(rows: pa.Table) -> Size:
-    """What these rows take as Arrow writes them where nothing is asked for but the codec of splits."""
+    """Return the size of these rows in a file of Arrow with the codec of splits and no other setting."""
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", compression_level=ZSTD_LEVEL, store_schema=False)
     return _size(pa.BufferReader(sink.getvalue()))
 
 
 def _compacted(data: Data, context: SplitContext) -> Size:
-    """What the splits take that compaction leaves of rows which arrived in parts, one per window or one of all."""
+    """Return the size of the compacted splits of rows that arrived in parts: one per window, or one for all."""
     with tempfile.TemporaryDirectory() as folder:
         store, arrived = LocalStore(folder), dict[int | None, list[Add]]()
         step = -(-data.rows.num_rows // ARRIVING)
@@ -247,7 +251,7 @@ def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]
 
 
 def _written(parts: Sequence[pa.Table], *, chosen: bool) -> Size:
-    """What the parts take as a file each."""
+    """Return the size of the parts, with one file for each."""
     sizes = []
     for rows in parts:
         sink = pa.BufferOutputStream()
@@ -263,7 +267,10 @@ def write(
     *,
     page_rows: int = ROWS_PER_PAGE,
 ) -> None:
-    """Write rows as a file in the settings of a split, with these encodings (None: Arrow's own)."""
+    """Write rows as a file with the settings of a split and with these encodings.
+
+    None selects Arrow's own encodings.
+    """
     others = {name: each.value for name, each in (encodings or {}).items() if each is not Encoding.DICTIONARY}
     pq.write_table(
         rows,

@@ -1,7 +1,7 @@
-"""How fast Dagster's UI lists a history of 100,000 events, in SQLite and in PostgreSQL, before and after its purge.
+"""The time that Dagster's UI needs to list 100,000 events, in SQLite and PostgreSQL, before and after a purge.
 
-The queries are those that the pages of the UI send, taken from the program that the browser gets. What is timed is the
-answer of the webserver's schema, by the clock, for the database is another process.
+The queries are those of the pages of the UI. They are read from the program that the browser gets. The benchmark
+measures the wall-clock time of the answer of the webserver's schema, because the database is another process.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ if TYPE_CHECKING:
 
 EVENTS, SMALL, A_RUN = 100_000, 400, 200
 MADE_BY_A_RUN, SHOWN = 10, 0.1
-"""Partitions that a run materializes, and the part of the runs of which no later one materialized the same again."""
+"""Number of partitions that a run materializes, and the share of runs whose partitions no later run materialized."""
 TRIES = 3
 AIM_SECONDS = 1.0
-"""What a person who opens a page does not mind to wait for."""
+"""A waiting time that is acceptable for a person who opens a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of the UI: the query that it begins with, its variables, and where in the answer its lines are."""
+    """A page of the UI: its first query, the variables of the query, and the path of the page's lines in the answer."""
 
     name: str
     query: str
@@ -44,7 +44,7 @@ class Page:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one database after the other."""
+    """Yield the metrics of one database after another."""
     from benchmarks.programs.ui_queries import Queries
     from tests.support import postgres
 
@@ -60,9 +60,9 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 @contextmanager
 def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
-    """An instance with the settings of the package, in the database at the URL, else in SQLite."""
-    from pipelines.environment import DAGSTER_HOME, POSTGRES
+    """Open an instance with the settings of the package, in the database at the URL, or in SQLite without a URL."""
     from pipelines.instance import home, open_instance
+    from pipelines.tables import DAGSTER_HOME, POSTGRES
 
     environment = {POSTGRES: url} if url else {}
     kept = {name: os.environ.pop(name, None) for name in (POSTGRES, DAGSTER_HOME)}
@@ -76,7 +76,7 @@ def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
 
 
 def _fill(instance: DagsterInstance, runs: int) -> str:
-    """Run an asset once, and store its run and events again, as those of so many runs; return the id of the last."""
+    """Run an asset once, and store its run and events again as many runs. Return the id of the last run."""
     from dagster import AssetExecutionContext, AssetMaterialization, DagsterRun, asset, materialize
     from dagster._core.storage.dagster_run import DagsterRunStatus
     from dagster._core.utils import make_new_run_id
@@ -85,11 +85,11 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
         for number in range(MADE_BY_A_RUN):
             metrics: dict[str, Any] = {f"metric_{each}": each for each in range(20)}
             context.log_event(AssetMaterialization("written", partition=str(number), metadata=metrics))
-        said = len(instance.all_logs(context.run.run_id)) + 5  # which follow
+        said = len(instance.all_logs(context.run.run_id)) + 5  # they follow
         for number in range(A_RUN - said):
             context.log.info("line %d of what a job says while it works", number)
 
-    written.__annotations__ = {"context": AssetExecutionContext, "return": None}  # as Dagster wants them: no text
+    written.__annotations__ = {"context": AssetExecutionContext, "return": None}  # Dagster requires a type, not text
     quiet = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
     first = materialize([asset(written)], instance=instance, run_config=quiet).run_id
     events = instance.all_logs(first)
@@ -106,7 +106,7 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
 
 
 def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
-    """The event as another run logs it now, whose partitions begin with that number."""
+    """Return the event as another run would log it, with partitions that begin with that number."""
     from dagster import DagsterEventType
 
     found, now = event.dagster_event, time.time()
@@ -118,7 +118,7 @@ def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
 
 
 def _store(instance: DagsterInstance, events: list[EventLogEntry]) -> None:
-    """Store events of one run: those of assets as Dagster does, the others at once."""
+    """Store events of one run. Events of assets are stored as Dagster does, and all others at once."""
     from dagster._core.events import ASSET_EVENTS
     from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 
@@ -159,7 +159,7 @@ def _pages(run_id: str) -> list[Page]:
 
 
 def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name: str) -> Iterator[Metric]:
-    """Yield of each page its seconds, the median of a few, and the lines that are on it."""
+    """Yield for each page the median seconds of a few loads, and its number of lines."""
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import EmptyWorkspaceTarget
     from dagster_graphql.schema import create_schema
@@ -187,9 +187,9 @@ def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name
 
 
 def _purged(instance: DagsterInstance, name: str) -> Iterator[Metric]:
-    """Yield what the job that purges takes for runs of any age, and how many runs it leaves."""
-    from pipelines.runs.purge import purge
-    from storage_core.clock import SystemClock
+    """Yield the time of the purge job for runs of any age, and the number of runs that it keeps."""
+    from pipelines.runs import purge
+    from storage_core.base.clock import SystemClock
 
     yield Metric(name=f"{name}, runs", value=instance.get_runs_count(), unit="runs")
     took = seconds(lambda: purge(instance, older_than_ms=0, clock=SystemClock()))

@@ -1,9 +1,10 @@
-"""A delete and an update of one row in a hundred, scattered over every split, and what reads take after it.
+"""A delete and an update of one row in a hundred, scattered over every split, and the cost of later reads.
 
-Against delta-rs, which rewrites the files; a DuckLake, which writes delete files; and Delta Lake on Spark with deletion
-vectors, in a warm session. All have tables of the same rows in as many files, made anew for each statement. Queries are
-asked of a table of ours as it was and of one with as many rows gone, scattered and in one run of each split, in turns,
-by processor time. `python -m benchmarks.deletes --rows 1000000` takes another number of rows.
+The peers are delta-rs, which rewrites the files, DuckLake, which writes delete files, and Delta Lake on Spark with
+deletion vectors, in a warm session. All have tables of the same rows in the same number of files, and a new table for
+each statement. Queries run on our table as it was, and on tables with deleted rows, both scattered and in one run of
+rows per split. They take turns, and the unit is processor time. `python -m benchmarks.deletes --rows 1000000` uses
+another number of rows.
 """
 
 from __future__ import annotations
@@ -50,14 +51,14 @@ STATEMENTS: Mapping[str, str] = {
 }
 DELTA_RS, DUCKLAKE, DELTA = "delta-rs", "DuckLake", "Delta on Spark"
 CALLS = 3
-"""Of a query at a time: processor time of another process is told in hundredths of a second."""
+"""Calls of a query per measurement, because the processor time of another process has a resolution of 10 ms."""
 
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of the statements in their order; milliseconds of the aggregate before and after the first."""
+    """Seconds of the statements in order, and milliseconds of the aggregate before and after the first statement."""
 
     statements: Sequence[float]
     before: float
@@ -65,7 +66,7 @@ class Taken:
 
 
 def measure(*, small: bool, rows: int = ROWS) -> Iterator[Metric]:
-    """Yield seconds of each statement beside the peers, and how much longer reads take after the delete."""
+    """Yield the seconds of each statement compared to the peers, and how much longer reads take after the delete."""
     count, runs = (100_000, 1) if small else (rows, 3)
     given = _rows(count)
     peers = {
@@ -114,7 +115,10 @@ def _reads(root: Path, rows: pa.Table, turns: int) -> Iterator[Metric]:
 
 
 def _processor(works: Sequence[Callable[[], object]], turns: int) -> list[float]:
-    """The median processor milliseconds of a call of each; a turn runs all, and the first turn does not count."""
+    """Return the median processor milliseconds of a call of each function.
+
+    A turn calls all functions, and the first turn does not count.
+    """
 
     def calls(work: Callable[[], object]) -> None:
         for _ in range(CALLS):
@@ -137,7 +141,7 @@ OURS: Mapping[str, Callable[[tm.Table], object]] = {
 def _statement(
     make: Callable[[Path, pa.Table], _Made], rows: pa.Table, runs: int, work: Callable[[_Made], object]
 ) -> float:
-    """The median seconds of a statement on tables made anew."""
+    """Return the median seconds of a statement on new tables."""
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         tables = (make(Path(folder) / str(run), rows) for run in range(runs))
         return median([seconds(partial(work, table)) for table in tables])
@@ -168,7 +172,7 @@ def _ducklake(rows: pa.Table, runs: int, *, make: bool) -> Taken:
 
 
 def _delta(rows: pa.Table, runs: int, *, make: bool) -> Taken:
-    """On Spark of two cores, once on a few rows before."""
+    """Run the statements on Spark with two cores, once on a few rows before."""
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         start_with_delta(spark, make=make)
         root, session = Path(folder), spark.session()

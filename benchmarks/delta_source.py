@@ -1,12 +1,15 @@
-"""Rows per second of a Delta table that lands: as it is, then version by version, beside Spark with the same rows.
+"""Rows per second of ingest from a Delta table: first all rows, then version by version, compared to Spark.
 
-One Spark session of two cores with Delta Lake, in which a small table has landed before: the first one costs some four
-seconds of the processor more, for Python to begin in the tasks and Java to compile. Ours is the ingest job with its
-commits: rows are read, sorted and written as splits, or routed to regions and written as generations. One peer is
-Spark that reads the same rows with Delta Lake and drops them; the other one, which does as much as an append table asks
-for, sorts them and writes them as Parquet with the same compression. Behind them come versions that add rows, each
-followed by one that deletes half of them; a row that was added or deleted counts as one. The processor's seconds are
-those of all processes.
+All sides share one Spark session of two cores with Delta Lake. A small table has been ingested before. The first ingest
+costs about four more processor seconds, for the start of Python in the tasks and for Java's compilation.
+
+Our side is the ingest job with its commits. It reads and sorts rows and writes them as splits, or it routes rows to
+regions and writes them as generations. One peer is Spark that reads the same rows with Delta Lake and drops them. The
+other peer sorts the rows and writes them as Parquet with the same compression, which is comparable to the work for an
+append table.
+
+Then the Delta table gets versions that add rows, each followed by a version that deletes half of them. Each added or
+deleted row counts as one row. Processor seconds are those of all processes.
 """
 
 from __future__ import annotations
@@ -25,9 +28,9 @@ import numpy as np
 from benchmarks.events import events
 from benchmarks.metrics import Metric, command
 from benchmarks.processor import processor_seconds
-from jobs import ingest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import run
 
 _COLUMNS = "columns: {id: long!, time: timestamp, service: string, message: string, latency: double}"
 _TABLES = {
@@ -38,7 +41,7 @@ _VERSIONS = 20
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield rows per second of the first read and of the versions behind it, into both kinds of tables."""
+    """Yield rows per second of the first read and of the later versions, into both kinds of tables."""
     rows = 20_000 if small else 1_000_000
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         for _ in _landed(Path(folder) / "warming up", spark, 1_000):
@@ -55,17 +58,17 @@ def _landed(folder: Path, spark: Spark, rows: int) -> Iterator[Metric]:
     taken = {name: _taken(work, rows) for name, work in peers.items()}
     runs = {kind: _run_of(folder, number) for number, kind in enumerate(_TABLES)}
     for kind, request in runs.items():
-        own = _taken(partial(ingest.run, request, spark), rows)
+        own = _taken(partial(run, request, spark), rows)
         yield from _metrics(f"a Delta table of {rows:,} rows lands in {kind}", own, taken)
     changed = _change(place, rows)
     for kind, request in runs.items():
-        own = _taken(partial(ingest.run, request, spark), changed)
+        own = _taken(partial(run, request, spark), changed)
         yield from _metrics(f"{_VERSIONS} versions of {changed:,} changed rows land in {kind}", own, taken)
 
 
 @dataclass(frozen=True, slots=True)
 class _Rates:
-    """Rows per second on the wall, and per second of the processor."""
+    """Rows per wall-clock second, and rows per processor second."""
 
     wall: float
     processor: float
@@ -77,12 +80,12 @@ def _taken(work: Callable[[], object], rows: int) -> _Rates:
     return _Rates(rows / (time.perf_counter() - started), rows / processor)
 
 
-def _run_of(folder: Path, number: int) -> JobRequest:
-    """Declare a table that lands from the Delta table, and return what its job is asked for."""
+def _run_of(folder: Path, number: int) -> Ingest:
+    """Declare a table that lands from the Delta table, and return the options of its job."""
     name, more = f"table_{number}", [*_TABLES.values()][number]
     landing = f"landing: {{uri: {folder}/delta, format: delta, {more}"
     (folder / f"{name}.yaml").write_text(f"name: {name}\nuri: {folder}/{name}\n{_COLUMNS}\n{landing}\n")
-    return JobRequest(table_uri=str(folder / name), declaration=str(folder / f"{name}.yaml"))
+    return Ingest(table_uri=str(folder / name), declaration=str(folder / f"{name}.yaml"))
 
 
 def _read(spark: Spark, place: Path) -> None:
@@ -102,7 +105,10 @@ _PEERS: Mapping[str, Callable[[Spark, Path], None]] = {
 
 
 def _change(place: Path, rows: int) -> int:
-    """Add versions of new rows, each followed by one that deletes half of them; return how many rows changed."""
+    """Add versions of new rows, each followed by a version that deletes half of them.
+
+    Return the number of changed rows.
+    """
     each = rows // 10 // _VERSIONS
     first = rows
     for version in range(_VERSIONS // 2):

@@ -1,9 +1,11 @@
-"""Durable appends of 1,000 rows by a region writer: how long one takes, how many many threads make, what it holds.
+"""Durable appends of 1,000 rows by a region writer: the time of one append, and the rate of many threads.
 
-Both ends of a timed append: rows as an Arrow table, and the call's return, when they are durable. The peers append the
-same rows to tables of their own on the same disk, each with its default settings; deltalake and DuckLake do not fsync
-what they write. A bare write is the bytes of our entry, written to a new file and fsynced; "under a name" is what any
-store must do so that a reader sees whole objects only: write, fsync, link, fsync the folder.
+A timed append begins with rows as an Arrow table, and ends when the call returns and the rows are durable. The peers
+append the same rows to their own tables on the same disk, with default settings. deltalake and DuckLake do not fsync
+their files.
+
+A bare write writes the bytes of our log entry to a new file and calls fsync. "Under a name" adds what any store needs
+so that readers see only whole objects: write, fsync, link, and fsync of the folder.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ Taken = list[float]
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield how long one append takes, against its peers, and what several threads append a second."""
+    """Yield the time of one append compared to the peers, and the rate of several threads."""
     appends = 10 if small else 200
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -76,9 +78,10 @@ def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Metric
 
 
 def _durable(root: Path, batches: Sequence[pa.Table]) -> tuple[Taken, Taken, Taken]:
-    """Ours, the bare write and the one under a name, one of each in turn: what else the machine does meets all alike.
+    """Measure our append, the bare write and the write under a name in turns.
 
-    The peers that do not fsync have turns of their own: an fsync would also pay for what they left unwritten.
+    Other load on the machine then affects all equally. The peers without fsync are measured separately, because an
+    fsync would also pay for data that they left unwritten.
     """
     table = Table.create(str(root / "ours"), SCHEMA, primary_key=[KEY])
     with table.writer() as writer, _Files(root / "files") as files:
@@ -106,7 +109,7 @@ def _delta(root: Path, batches: Sequence[pa.Table]) -> Taken:
 
 
 class _Files:
-    """A folder whose files are written as plainly as durability allows."""
+    """A folder whose files are written with the least work that makes them durable."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
@@ -144,7 +147,7 @@ def _ducklake(python: Path, root: Path, appends: int) -> Taken:
 
 
 def _sustained(root: Path, threads: int, *, lasting: float) -> float:
-    """Rows a second that so many threads make durable, each with one append of 1,000 rows after the other."""
+    """Return the rows per second that the threads append durably. Each thread appends 1,000 rows at a time."""
     table = Table.create(str(root), SCHEMA, primary_key=[KEY])
     counts = [0] * threads
     with table.writer() as writer:

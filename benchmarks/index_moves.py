@@ -1,7 +1,7 @@
-"""What indexes cost when rows only move: in a compaction of a table that is indexed wholly, and in a merge.
+"""The cost of indexes when rows only move: in a compaction of a completely indexed table, and in a merge.
 
-Neither indexes a row again, moves a watermark back or changes an answer: else this ends with an error. What they write
-for indexes says where the rows went, and is measured beside the segments.
+Neither may index a row again, move a watermark back or change an answer. Otherwise the benchmark fails. The data that
+they write for indexes records where the rows moved. Its size is compared to the segments.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from benchmarks.metrics import Metric, command, seconds
 from storage_core.index import catch_up as indexing
-from storage_core.region.options import WriterOptions
+from storage_core.write.region.records import WriterOptions
 from tests.support.upkeep import catch_up, compact, merge
 from tidemark import Table
 
@@ -24,7 +24,7 @@ ROWS, SMALL_ROWS = 1_000_000, 8_000
 PARTS = 10
 DIMENSIONS = 16
 LEAST_RATIO = 20.0
-"""Segments take at least so many times the bytes that a move writes for indexes: 5 % at most."""
+"""The smallest ratio of the bytes of segments to the bytes that a move writes for indexes. 20 means at most 5 %."""
 
 WORDS = np.array([f"word{each}" for each in range(20_000)])
 INDEXES = [
@@ -49,7 +49,7 @@ SCHEMA = pa.schema(
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield what a compaction, and a merge, of rows that are indexed write for indexes, and how long they take."""
+    """Yield what a compaction and a merge of indexed rows write for indexes, and how long they take."""
     rows = (SMALL_ROWS if small else ROWS) // PARTS
     layout: dict[str, Any] = {
         "time_column": "at",
@@ -97,7 +97,7 @@ def _moved(table: Table, what: str, move: Callable[[Table], object]) -> Iterator
 
 
 def _answers(table: Table) -> pa.Table:
-    """The rows and scores that each index finds, of rows that are not merged as well."""
+    """Return the rows and scores that each index finds, including unmerged rows."""
     found = [
         table.search(index=name, limit=50, columns=["id"], consistency="committed", **query).select(["id", "score"])
         for name, query in QUERIES.items()
@@ -110,7 +110,7 @@ def _index_bytes(table: Table) -> int:
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Return rows of one hour: twelve words, one of four levels, and a place."""
+    """Return rows of one hour, each with twelve words, one of four levels, and an embedding."""
     random = np.random.default_rng(seed)
     places = random.normal(size=count * DIMENSIONS).astype(np.float32)
     return pa.table(

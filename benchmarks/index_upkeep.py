@@ -1,8 +1,9 @@
-"""What keeping indexes current costs while a table grows: appends, a catch-up after each, compactions between them.
+"""The cost of current indexes while a table grows: appends, a catch-up after each append, and compactions in between.
 
-Bytes are all that was ever written for indexes, translations among them, for nothing is collected meanwhile; processor
-time is that of catch-ups. Rebuilding has the same appends and compactions, and builds every segment anew after each
-compaction. Lance appends the same rows and runs `optimize_indices` after each, and `compact_files` as often.
+Bytes are everything that was ever written for indexes, including translations, because nothing is collected meanwhile.
+Processor time is that of catch-ups. For comparison, "rebuilding" has the same appends and compactions, and builds every
+segment again after each compaction. Lance appends the same rows, runs `optimize_indices` after each append, and
+`compact_files` as often as we compact.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from tests.support.upkeep import catch_up, compact
 from tidemark import Table
 
 Size = tuple[int, int, int]
-"""Appends, rows of each, and appends between two compactions."""
+"""The number of appends, the rows of each append, and the appends between two compactions."""
 FULL: Size = (100, 10_000, 10)
 SMALL: Size = (6, 200, 3)
 WORDS = np.array(["tide", "ebb", "flood", *(f"word{each}" for each in range(5_000))])
@@ -35,7 +36,7 @@ INDEXES = [
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield bytes and processor seconds per million rows, and the segments that a search of the end has to open."""
+    """Yield bytes and processor seconds per million rows, and the number of segments that a search at the end opens."""
     size = SMALL if small else FULL
     appends, rows, _ = size
     millions = appends * rows / 1e6
@@ -70,7 +71,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Grown:
-    """A table that grows, and what its indexes cost meanwhile."""
+    """A table that grows, and the cost of its indexes."""
 
     def __init__(self, folder: Path, *, is_rebuilt: bool) -> None:
         self._folder, self._is_rebuilt = folder, is_rebuilt
@@ -78,7 +79,7 @@ class _Grown:
         self.seconds = 0.0
 
     def grow(self, size: Size) -> _Grown:
-        """Append so often, compact every so many times, and let the indexes catch up after each."""
+        """Append rows, compact at the given interval, and let the indexes catch up after each append."""
         appends, rows, every = size
         for number in range(1, appends + 1):
             self.table.append(rows_of(number, rows))
@@ -94,7 +95,7 @@ class _Grown:
 
     @property
     def index_bytes(self) -> int:
-        """All that was written for indexes."""
+        """All bytes that were written for indexes."""
         return sum(file.stat().st_size for file in (self._folder / "_indices").rglob("*") if file.is_file())
 
     def segments(self, index: str) -> int:
@@ -103,7 +104,7 @@ class _Grown:
         return len({path for paths in found.segments.values() for path in paths})
 
     def _drop(self) -> None:
-        """Commit that no segment is there any more."""
+        """Commit the removal of all segments."""
         head = self.table.refresh().snapshot
         dropped = [RemoveIndexSegment(index=each.index, path=each.path) for each in head.segments.values()]
         self.table.log.commit(head, dropped, operation="DROP SEGMENTS")
@@ -127,7 +128,7 @@ def _against_lance(root: Path, label: str, kept: _Grown, size: Size, *, make: bo
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Return lines of twelve words, of several levels."""
+    """Return lines of twelve words, with several levels."""
     random = np.random.default_rng(seed)
     lines = [" ".join(words) for words in random.choice(WORDS, (count, 12)).tolist()]
     levels = random.choice(["debug", "info", "warning", "error"], count).tolist()

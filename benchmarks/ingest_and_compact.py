@@ -1,9 +1,9 @@
-"""Ingest and compaction of a year of flights, against the same sorted and rewritten by plain Spark.
+"""Ingest and compaction of a year of flights, compared to sorting and rewriting with plain Spark.
 
-Both sides share one warm Spark session and start from the same CSV files, two a month. Tidemark ingests them into
-sorted daily splits and compacts each day into one; all of it is committed, checked (MC-1 to MC-4) and counted. Plain
-Spark reads the same files, writes Parquet partitioned by day and sorted within each, and then rewrites every day into
-one sorted file: no log, no checks, no statistics of its own.
+Both sides share one warm Spark session and start from the same CSV files, two per month. Tidemark ingests the files
+into sorted daily splits and compacts each day into one. All of this is committed, checked (MC-1 to MC-4) and counted.
+Plain Spark reads the same files, writes Parquet partitioned by day and sorted within each day, and then rewrites every
+day into one sorted file. It has no log, no checks and no statistics of its own.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from pyspark.sql import functions as sf
 
 from benchmarks.metrics import Metric, command, median, seconds
 from examples.datasets import flights
-from jobs import compact, ingest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
+from storage_core.data.steps import Compact, Ingest
+from storage_core.log.job_run import run
 from tidemark import Table
 
 SORT = ["carrier", "origin", "dest"]
@@ -41,7 +41,7 @@ landing: {{uri: {landing}, format: csv}}
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics: seconds and rows per second of both steps on both sides, and the bytes that result."""
+    """Yield seconds and rows per second of both steps on both sides, and the resulting bytes."""
     months = (1,) if small else tuple(range(1, 13))
     repeats = 1 if small else 3
     with tempfile.TemporaryDirectory() as folder, Spark() as spark:
@@ -63,7 +63,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _land(landing: Path, months: tuple[int, ...]) -> int:
-    """Write each month as two CSV files, the first and the second half of its rows; return the number of rows."""
+    """Write each month as two CSV files, one per half of its rows. Return the number of rows."""
     landing.mkdir(parents=True)
     table = flights()
     total = 0
@@ -90,9 +90,9 @@ def _tidemark(root: Path, target: Path, spark: Spark) -> tuple[float, float, int
         uri=json.dumps(str(target)), columns=json.dumps(columns), landing=json.dumps(str(root / "landing"))
     )
     declaration.write_text(text)
-    request = JobRequest(table_uri=str(target), declaration=str(declaration))
-    ingested = seconds(lambda: ingest.run(request, spark))
-    compacted = seconds(lambda: compact.run(request, spark))
+    ingest = Ingest(table_uri=str(target), declaration=str(declaration))
+    ingested = seconds(lambda: run(ingest, spark))
+    compacted = seconds(lambda: run(Compact(table_uri=str(target)), spark))
     return ingested, compacted, Table.open(str(target)).snapshot.bytes
 
 

@@ -1,6 +1,7 @@
-"""Ingestion: durable appends, their memory, distribution and merging, and reads of what is not merged yet.
+"""Ingestion: durable appends, their memory, distribution and merging, and reads of unmerged rows.
 
-What is timed and against what is said on top of each part: `durable_appends`, `writer_memory`, `merging`, `unmerged`.
+Each part describes in its module what it measures, and against which peer: `durable_appends`, `writer_memory`,
+`merging`, `unmerged`.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from benchmarks.metrics import Metric, command
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one part after the other."""
+    """Yield the metrics of one part after another."""
     for part in (durable_appends, writer_memory, unmerged, merging):
         yield from part.measure(small=small)
 

@@ -1,9 +1,12 @@
-"""What it costs to start the work of a job: one compaction of 4,000 rows, as the command that Dagster runs.
+"""The cost of starting a job: one compaction of 4,000 rows with the command that Dagster runs.
 
-Cold: with a Spark of its own, of which the first also makes what later ones find on disk; warm: on the Spark that
-`tidemark spark up` keeps; through a Connect server that any other user would name; and in the process of the job. Each
-run compacts a copy of the same table, and ratios are those of this run. How long a whole pipeline takes, `make demo`
-says in its last lines; to compare two versions, remove `.dagster/` and `warehouse/` and run it in both.
+- Cold: with its own Spark. The first job also creates files on disk that later jobs find.
+- Warm: on the Spark that `tidemark spark up` started.
+- Through a Connect server that any other user would name.
+- In the process of the job.
+
+Each run compacts a copy of the same table, and ratios are those of this run. The last lines of `make demo` contain the
+time of a whole pipeline. To compare two versions, remove `.dagster/` and `warehouse/`, and run the demo in both.
 """
 
 from __future__ import annotations
@@ -24,26 +27,29 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command, median
-from jobs.spark import java_archive
+from jobs.spark import java
 from jobs.spark.warm import SERVER, read
 
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = 4_000
 COLD_AIM, WARM_AIM = 8.0, 1.5
-"""Seconds that are aimed at on an idle machine."""
+"""Seconds that are aimed at on a machine without other load."""
 
 DRIVER = "compaction in the job's own process"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the seconds of the first and of later jobs in each place; `small` without those that start a Spark each."""
+    """Yield the seconds of the first and of later jobs for each kind of start.
+
+    `small` leaves out the kinds that start a Spark for each job.
+    """
     repeats = 1 if small else 5
     with tempfile.TemporaryDirectory() as folder:
         jobs = _Jobs(Path(folder))
-        jobs.seconds("--spark", "auto")  # the first of all reads the libraries from disk
+        jobs.seconds("--spark", "auto")  # the very first job reads the libraries from disk
         driver = median([jobs.seconds("--spark", "auto") for _ in range(repeats)])
         yield Metric(name=DRIVER, value=driver, unit="s")
-        java_archive.make()
+        java.make()
         if not small:
             yield from _first_and_later(
                 "with a Spark of its own", [jobs.seconds("--spark", "always") for _ in range(4)], COLD_AIM
@@ -71,7 +77,7 @@ def _first_and_later(where: str, seconds: Sequence[float], aim: float) -> Iterat
 
 
 class _WarmSpark:
-    """A warm Spark for the block; how long it took to be there, and its address with its token."""
+    """A warm Spark for the block, with the time of its start, and its address including its token."""
 
     def __init__(self, file: Path, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -94,7 +100,7 @@ class _WarmSpark:
 
 
 class _Jobs:
-    """Compactions of copies of one table, each a process of its own."""
+    """Compactions of copies of one table, each in its own process."""
 
     def __init__(self, folder: Path) -> None:
         self._made = folder / "made"
@@ -119,7 +125,7 @@ class _Jobs:
         """Return the seconds of one compaction with these options, from the start of its process to the end."""
         shutil.rmtree(self._table, ignore_errors=True)
         shutil.copytree(self._made, self._table)
-        words = [sys.executable, "-m", "jobs.compact", "--table-uri", str(self._table), "--json", *options]
+        words = [sys.executable, "-m", "jobs", "compact", "--table-uri", str(self._table), "--json", *options]
         before = time.perf_counter()
         ended = subprocess.run(words, cwd=ROOT, env=self._environment, check=True, capture_output=True)
         took = time.perf_counter() - before

@@ -1,7 +1,7 @@
-"""What a primary-key index spares: `get`, and a merge of a few changes, with it and without, in one run.
+"""The gain from a primary-key index: `get`, and a merge of a few changes, with and without the index, in one run.
 
-Keys are random and rows are ordered by time, so that neither splits nor row groups are bounded by the key. Requests
-and bytes are those of a table off a local disk; milliseconds are those on one. Nothing is kept from one to the next.
+Keys are random and rows are ordered by time, so the key prunes neither splits nor row groups. Requests and bytes are
+those of a table on remote storage. Milliseconds are those of a table on a local disk. Nothing is cached between calls.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command, in_turns
-from storage_core.objectstore.meter import RequestMeter
-from storage_core.region import merge
-from storage_core.settings.index import IndexDefinition
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.split.context import context_of
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.meter import RequestMeter
+from storage_core.write.region import merge
 from tests.support.upkeep import catch_up
 
 SPLITS = 5
@@ -30,7 +30,7 @@ AGAINST = "without the index"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield requests, MiB and milliseconds of every kind of lookup, and of merges, with the index and without."""
+    """Yield requests, MiB and milliseconds of every kind of lookup, and of merges, with and without the index."""
     rows = 20_000 if small else 200_000
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         local = [_written(f"{folder}/{name}", rows, is_indexed=name == "indexed") for name in _NAMES]

@@ -1,9 +1,9 @@
-"""A window that is too large for one task becomes one run of splits that do not overlap (decision 0147).
+"""A window that is too large for one task becomes one run of splits that do not overlap (decision 0015).
 
-Readings of a fleet arrive in splits that all have the same series, in one window. The job `compact` makes them one run,
-on Spark with two cores, by merges of at most an eighth of the rows each. What the parts read is seen at the job's door
-to Spark; the memory is the most that any of its Python workers ever had, of which one runs a task at a time. Rows,
-their checksum and the order of the files are counted by DuckDB, over the files alone.
+Readings of a fleet arrive in splits that all have the same series, in one window. The job `compact` merges them into
+one run, on Spark with two cores. Each merge reads at most an eighth of the rows. The benchmark observes the calls of
+the job to Spark to find what the merges read. The memory is the peak of any Python worker, each of which runs one task
+at a time. DuckDB counts rows, their checksum and the order of the files, from the files alone.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import pyarrow as pa
 
 from benchmarks.metrics import Metric, command
 from benchmarks.processor import descendants
-from jobs import compact
-from jobs.requests.request import JobRequest
-from jobs.spark.spark import Answer, Item, Spark
-from storage_core.compaction.work import CompactionTask
+from jobs.spark.spark import Spark
+from storage_core.compact.work import CompactionTask
+from storage_core.data.steps import Compact
+from storage_core.log.job_run import Answer, Item, run
 from tidemark import Table
 
 SERIES = 5_000
@@ -45,11 +45,11 @@ FROM (
 )
 GROUP BY filename ORDER BY first, last
 """
-"""The ends of each file in the order of the sort schema, which is a number: by series, the latest first."""
+"""The first and last key of each file in the order of the sort schema, as a number: series, then latest time first."""
 
 
 class Watched(Spark):
-    """Keeps how many rows each merge reads, and the most memory of any of its workers, in MiB."""
+    """Records how many rows each merge reads, and the peak memory of its workers in MiB."""
 
     def __init__(self) -> None:
         """Start nothing yet."""
@@ -60,7 +60,7 @@ class Watched(Spark):
     def map(
         self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
     ) -> list[Answer]:
-        """Return what every session returns."""
+        """Return the same as every session."""
         if execute.__name__ == "compact":
             self.merges += [_rows(CompactionTask.from_json(each["task"])) for each in items]
         done = threading.Event()
@@ -78,7 +78,7 @@ class Watched(Spark):
 
 
 def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
-    """Yield what the window had before and after, what its merges took, and whether the rows are the same."""
+    """Yield the window before and after, the cost of its merges, and whether the rows are the same."""
     rows, each = (20_000, 2_000) if small else (rows, SPLIT_ROWS)
     most = rows // PARTS
     with tempfile.TemporaryDirectory() as folder, Watched() as spark:
@@ -87,7 +87,7 @@ def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
         name = f"a window of {rows:,} rows"
         yield Metric(name=f"{name}, splits before", value=len(_files(table)), unit="splits")
         started = time.perf_counter()
-        compact.run(JobRequest(table_uri=table.uri), spark)
+        run(Compact(table_uri=table.uri), spark)
         seconds = time.perf_counter() - started
         files = _files(table.refresh())
         yield Metric(name=f"{name}, splits after", value=len(files), unit="splits")
@@ -123,7 +123,7 @@ def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
 
 
 def _arrived(folder: str, rows: int, each: int, most: int) -> Table:
-    """A table whose one window has so many rows, in splits of each so many, and merges of at most so many."""
+    """Make a table with all rows in one window, with these sizes of splits and of merges."""
     table = Table.create(
         folder,
         _readings(0, 1).schema,
@@ -149,7 +149,7 @@ def _readings(number: int, rows: int) -> pa.Table:
 
 
 def _rows(task: CompactionTask) -> int:
-    """The rows that a merge reads: of a part, those of the part."""
+    """Return the number of rows that a merge reads. For a part, these are the rows of the part."""
     places = [task.row_range(number) for number in range(len(task.inputs))]
     return sum(end - first for first, end in places)
 
@@ -159,20 +159,20 @@ def _files(table: Table) -> list[str]:
 
 
 def _checksum(files: Sequence[str]) -> tuple[int, int]:
-    """The number of the rows, and a sum over a hash of each, in whatever order they are."""
+    """Return the number of rows, and a sum over a hash of each row. The order of the rows does not matter."""
     query = "SELECT count(*), sum(hash(series, seen, level)::HUGEINT) FROM read_parquet($files)"
     ((count, total),) = duckdb.execute(query, {"files": list(files)}).fetchall()
     return int(count), int(total)
 
 
 def _ends(files: Sequence[str]) -> list[tuple[int, int]]:
-    """The last key of each file but the last, in the order of their first ones, and the first key of the next."""
+    """Return the last keys of all files but the last, in order, each with the first key of the next file."""
     found = duckdb.execute(_ENDS, {"files": list(files)}).fetchall()
     return [(last, first) for (_, last), (first, _) in pairwise(found)]
 
 
 def _peak_mib(process: int) -> float:
-    """The most memory that a process of Python has had; nothing of the JVM, and of one that has ended."""
+    """Return the peak memory of a Python process. The result for the JVM, and for a process that has ended, is 0."""
     try:
         is_java = Path(f"/proc/{process}/comm").read_text().strip() == "java"
         found = _PEAK.search(Path(f"/proc/{process}/status").read_text())

@@ -1,8 +1,8 @@
-"""The log of a table of many files: opening, pruning, committing and checkpointing, against delta-rs and JSON.
+"""The log of a table with many files: opening, pruning, committing and checkpointing, compared to delta-rs and JSON.
 
-Every side lists the same files with the same statistics and is opened from its own newest checkpoint, in a process of
-its own that has imported what it needs. "Open" ends where a query can be planned, "look at all" with all files in
-columns, statistics included.
+Every side lists the same files with the same statistics. Each is opened from its own newest checkpoint, in its own
+process, which has already imported its libraries. "Open" ends when a query can be planned. "Look at all" ends when all
+files are in columns, including statistics.
 """
 
 from __future__ import annotations
@@ -24,19 +24,17 @@ import pyarrow.compute as pc
 from deltalake.transaction import AddAction, RemoveAction
 
 from benchmarks.metrics import Metric, command, median, peak_mib, seconds
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Metadata
-from storage_core.log.checkpoints.manifest_info import manifest_info
-from storage_core.log.checkpoints.write import write_checkpoint
-from storage_core.log.files.columns import FILES_SCHEMA, adds_of
-from storage_core.log.files.listed import ListedFiles, Part
-from storage_core.log.files.live import LiveFiles
+from storage_core.log.checkpoint_writing import manifest_info, write_checkpoint
+from storage_core.log.live_splits import ListedFiles, LiveFiles, Part
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
+from storage_core.log.split_columns import FILES_SCHEMA, adds_of
 from storage_core.read.predicate import col
 from storage_core.read.pruning import manifest_filter, prune_table
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.local import LocalStore
 
 MOST_FILES = 1_000_000
 PARTITIONS = 1_000
@@ -51,7 +49,7 @@ DELTA_TYPES = ("string", "string", "long", "timestamp")
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one table after the other."""
+    """Yield the metrics of one table after another."""
     for files in (5_000,) if small else (100_000, MOST_FILES):
         with tempfile.TemporaryDirectory() as folder:
             yield from _measure(Path(folder), files, repeats=1 if small else 3)
@@ -99,7 +97,7 @@ def _measure(root: Path, files: int, repeats: int) -> Iterator[Metric]:
 
 
 def _files(start: int, count: int, at: int) -> pa.Table:
-    """Rows of `FILES_SCHEMA`: a file an hour and partition, with statistics of three columns."""
+    """Return rows of `FILES_SCHEMA`: one file per hour and partition, with statistics of three columns."""
     numbers = np.arange(start, start + count)
     days = numbers % PARTITIONS
     text = pc.cast(pa.array(numbers), pa.string())
@@ -144,7 +142,7 @@ def _maps(values: dict[str, pa.Array], count: int) -> pa.MapArray:
 
 
 def _write_ours(root: Path, files: int, config: TableConfig) -> float:
-    """Make a table whose first version is checkpointed with that many files; return the seconds of its checkpoint."""
+    """Make a table whose first version is checkpointed with that many files. Return the seconds of its checkpoint."""
     log = _log(root)
     metadata = Metadata(
         id=log.ids.uuid(), schemaString=to_schema_string(SCHEMA), partitionColumns=("day",),
@@ -153,7 +151,7 @@ def _write_ours(root: Path, files: int, config: TableConfig) -> float:
     created = log.create(metadata)
     head = log.commit(created, _new_adds(0, 1), operation="APPEND").snapshot
     listed = _listed(head, [_files(at, min(CHUNK, files - at), 1) for at in range(0, files, CHUNK)])
-    # Not through the log, which looks at what is stored: these files were never committed one by one.
+    # Bypass the log, which checks stored objects, because these files were never committed one by one.
     full = replace(head, splits=LiveFiles(listed))
     return seconds(lambda: write_checkpoint(log.store, full, log.ids.uuid, compact=True))
 
@@ -225,7 +223,7 @@ Timed = Callable[[Path], float]
 
 
 def _apart(work: Timed, root: Path, repeats: int) -> tuple[float, float]:
-    """Median seconds of a step and its process's peak MiB; each repetition in a fresh process."""
+    """Return the median seconds of a step and its process's peak MiB. Each repetition has a fresh process."""
     found = []
     for _ in range(repeats):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -234,7 +232,7 @@ def _apart(work: Timed, root: Path, repeats: int) -> tuple[float, float]:
 
 
 def _measured(work: Timed, root: Path) -> tuple[float, float]:
-    work(root.parent / f"tiny-{root.name}")  # imports and starts whatever the step needs
+    work(root.parent / f"tiny-{root.name}")  # imports and starts everything that the step needs
     taken = work(root)
     return taken, peak_mib()
 

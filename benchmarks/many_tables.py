@@ -1,6 +1,7 @@
-"""What hundreds of tables cost Dagster: load, validate, a tick of the upkeep sensor with nothing to do and with debt.
+"""The cost of hundreds of tables in Dagster: loading, validation, and ticks of the upkeep sensor without and with work.
 
-Seconds are of the processor. Requests are of storage, as the sensor counts them. Nothing runs: runs are asked for only.
+Seconds are processor seconds. Requests are requests to storage, as the sensor counts them. Runs are requested but not
+started.
 """
 
 from __future__ import annotations
@@ -20,19 +21,19 @@ from benchmarks.metrics import Metric, command
 
 if TYPE_CHECKING:
     from pipelines.upkeep.sensor import Upkeep
-    from storage_core.declaration import TableDeclaration
+    from storage_core.change.declaration import TableDeclaration
 
 FULL, SMALL = 500, 20
 IN_DEBT = (20, 100)
-PROCESSES_OF_A_RUN = 2  # its own, and that of its jobs
+PROCESSES_OF_A_RUN = 2  # its own memory, and that of its jobs
 LOAD_AIM = 10.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield seconds, requests, memory and counts, each beside the number of tables."""
+    """Yield seconds, requests, memory and counts, each with the number of tables."""
     began = time.process_time()
-    from dagster import DagsterInstance, build_sensor_context  # Dagster is what is measured
+    from dagster import DagsterInstance, build_sensor_context  # Dagster is measured
 
     from assets.launcher import PipesLauncher
     from pipelines.catalog import build_definitions
@@ -62,11 +63,11 @@ def measure(*, small: bool) -> Iterator[Metric]:
             with build_sensor_context(instance) as context:
                 return len(upkeep.tick(context).run_requests or [])
 
-        tick()  # sees all of them
+        tick()  # looks at all of them
         yield from _ticked(f"{count} tables, a tick with nothing to do", upkeep, tick)
         landing = [each for each in tables if each.landing]
         for in_debt in sorted({min(each, len(landing)) for each in IN_DEBT}):
-            tick()  # asks logs; the next one asks landing places again
+            tick()  # checks the logs, so that the next tick checks landing locations
             for each in landing[:in_debt]:
                 land_line(each)
             yield from _ticked(f"{count} tables, a tick with debt in {in_debt}", upkeep, tick)
@@ -85,7 +86,7 @@ def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metr
 
 
 def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metric]:
-    """Yield in how many ticks the tables are checked, and what one of these takes that finds each changed."""
+    """Yield the number of ticks that check all tables, and the time of a tick in which all tables have changed."""
     from dagster import DagsterInstance, build_schedule_context
 
     from pipelines.automation import Automation
@@ -111,7 +112,7 @@ def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metr
 
 
 def _validated(folder: Path) -> float:
-    """The processor seconds of `dagster definitions validate`, with its code server."""
+    """Return the processor seconds of `dagster definitions validate`, including its code server."""
 
     def spent() -> float:
         used = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -1,10 +1,12 @@
-"""Distribution and merging a million upserts into a table of a million keys, against a Delta `MERGE` of the same rows.
+"""A million upserts into a table of a million keys, compared to a Delta `MERGE` of the same rows.
 
-One warm Spark session of two cores for all sides, with the settings of Tidemark's jobs; half of the upserts hit keys of
-the base, half bring new ones, in random order. Timed of ours: the distribute job from closed segments of a raw log, and
-the merge job, each until there is nothing left to do, commits included; and the merge job alone with rows that a writer
-has flushed in ten generations. Timed of the peers: one `MERGE` from the rows as a Parquet file, or as an Arrow table
-where Spark is not there; Tidemark is given less, a raw log of records as their producers sent them.
+All sides use one warm Spark session of two cores with the settings of Tidemark's jobs. Half of the upserts have
+existing keys, and half have new keys, in random order.
+
+For our side, two ways are measured, including commits. One is the distribute job from closed segments of a raw log
+followed by the merge job, each until it has no more work. The other is only the merge job, with rows that a writer has
+flushed in ten generations. For the peers, one `MERGE` is measured, from the rows as a Parquet file, or as an Arrow
+table without Spark. Our input is less prepared: a raw log contains records as producers sent them.
 """
 
 from __future__ import annotations
@@ -24,18 +26,17 @@ from pyspark.sql import SparkSession
 from benchmarks.events import KEY, SCHEMA, events
 from benchmarks.metrics import Metric, seconds
 from benchmarks.peers import NotMeasuredError, start_with_delta
-from jobs import distribute, merge
-from jobs.requests.distribute import DistributeRequest
-from jobs.requests.request import JobRequest
 from jobs.spark.spark import Spark
-from storage_core.raw_log.raw_log import RawLog
-from storage_core.region.options import WriterOptions
+from storage_core.data.steps import Distribute, Merge
+from storage_core.log.job_run import run
+from storage_core.write.raw_log.writer import RawLog
+from storage_core.write.region.records import WriterOptions
 from tidemark import Table
 
 _GENERATIONS = 10
 _PRODUCER_ROWS = 10_000
 _CLOSED_S = 1.1
-"""After so long every segment counts as closed: what `_RAW_LOG` says, and a little."""
+"""Seconds after which every segment counts as closed: the setting in `_RAW_LOG` and a small margin."""
 _TABLE = """
 name: events
 uri: table
@@ -54,7 +55,7 @@ _MERGE = (
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield rows per second of both ways in, and of the peers."""
+    """Yield rows per second of both ways, and of the peers."""
     count = 2_000 if small else 1_000_000
     random = np.random.default_rng(1)
     base = events(random.permutation(count), 1)
@@ -107,8 +108,8 @@ def _distribute_and_merge(root: Path, spark: Spark, base: pa.Table, given: pa.Ta
         for start in range(0, given.num_rows, _PRODUCER_ROWS):
             log.append("events", given.slice(start, _PRODUCER_ROWS))
     time.sleep(_CLOSED_S)
-    request = DistributeRequest(raw_log=str(root / "all.yaml"), tables=(str(root / "events.yaml"),), root=str(root))
-    taken = seconds(partial(_exhaust, lambda: distribute.run(request, spark).status))
+    request = Distribute(raw_log=str(root / "all.yaml"), tables=(str(root / "events.yaml"),), root=str(root))
+    taken = seconds(partial(_exhaust, lambda: run(request, spark).status))
     return taken + seconds(partial(_merge_all, root, spark))
 
 
@@ -119,7 +120,7 @@ def _merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
 
 
 def _based(root: Path, spark: Spark, base: pa.Table) -> Table:
-    """Make a table that holds the base rows, merged."""
+    """Make a table that contains the base rows, merged."""
     root.mkdir()
     table = Table.create(str(root / "table"), SCHEMA, primary_key=[KEY])
     _flush(table, base, 1)
@@ -136,13 +137,12 @@ def _flush(table: Table, rows: pa.Table, generations: int) -> None:
 
 
 def _merge_all(root: Path, spark: Spark) -> None:
-    request = JobRequest(table_uri=str(root / "table"))
-    _exhaust(lambda: merge.run(request, spark).status)
+    _exhaust(lambda: run(Merge(table_uri=str(root / "table")), spark).status)
 
 
-def _exhaust(run: Callable[[], str]) -> None:
-    """Run a job until it says that there is nothing to do, as its schedule would."""
-    while run() == "committed":
+def _exhaust(work: Callable[[], str]) -> None:
+    """Run a job until it reports no more work, as its schedule would."""
+    while work() == "committed":
         continue
 
 

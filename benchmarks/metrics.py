@@ -1,4 +1,4 @@
-"""One metric of a benchmark, and the command line that every benchmark shares."""
+"""A metric of a benchmark, and the command line of every benchmark."""
 
 from __future__ import annotations
 
@@ -17,9 +17,15 @@ from typing import Protocol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
-    """What was measured: `value` in `unit`, `against` which peer it is a `ratio`, and the `aim` the ratio has to reach.
+    """One measurement.
 
-    `ratio` is how many times better than the peer this is (above 1 is better); None where a metric stands alone.
+    Attributes:
+        name: What was measured.
+        value: The value, in `unit`.
+        unit: The unit.
+        against: The peer.
+        ratio: How many times better than the peer the value is. Above 1 is better. None without a peer.
+        aim: The ratio that is aimed at, or None.
     """
 
     name: str
@@ -31,7 +37,7 @@ class Metric:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the aim is reached; None without an aim."""
+        """Whether the aim is reached, or None without an aim."""
         return None if self.aim is None or self.ratio is None else self.ratio >= self.aim
 
     def to_json(self) -> str:
@@ -49,7 +55,7 @@ class Metric:
 
 
 class Measure(Protocol):
-    """A benchmark: yields its metrics; `small` asks for a few seconds' worth only."""
+    """A benchmark, which yields its metrics. With `small`, it takes only a few seconds."""
 
     def __call__(self, *, small: bool) -> Iterable[Metric]:
         """Measure, and yield each metric as soon as it is known."""
@@ -57,7 +63,7 @@ class Measure(Protocol):
 
 
 def command(measure: Measure, summary: str, argv: Sequence[str] | None = None) -> int:
-    """Run a benchmark as a command, print a line per metric, and return 0 unless it raised."""
+    """Run a benchmark as a command, print one line per metric, and return 0 unless it raised."""
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--small", action="store_true", help="a few seconds' worth, to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object per metric")
@@ -69,30 +75,33 @@ def command(measure: Measure, summary: str, argv: Sequence[str] | None = None) -
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """Return the wall time of one call."""
+    """Return the wall-clock time of one call."""
     started = time.perf_counter()
     work()
     return time.perf_counter() - started
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, the value to quote on a machine that is not quiet."""
+    """Return the median, which is the value to report on a machine with other load."""
     return statistics.median(values)
 
 
 def in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
-    """Return the median milliseconds of each; a turn runs all of them, and the first turn does not count."""
+    """Return the median milliseconds of each function. A turn calls all of them, and the first turn does not count."""
     turns = [[1000 * seconds(work) for work in works] for _ in range(runs + 1)]
     return [median(times) for times in zip(*turns[1:], strict=True)]
 
 
 def beside(name: str, value: float, ours: float) -> Metric:
-    """Return the milliseconds of a peer beside ours."""
+    """Return the metric with the milliseconds of a peer."""
     return Metric(name=name, value=value, unit="ms", against="ours", ratio=ours / value)
 
 
 def peak_mib() -> float:
-    """Return the most memory that this process has had; `getrusage` also counts what it was forked from."""
+    """Return the peak memory of this process.
+
+    `getrusage` also counts the memory of the process that it was forked from.
+    """
     status = Path("/proc/self/status")
     if not status.exists():  # not Linux
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
@@ -101,9 +110,9 @@ def peak_mib() -> float:
 
 
 def grown_mib(work: Callable[[], object], every_s: float = 0.005) -> float:
-    """Return by how many MiB of its own this process grows at most during a call, looked at so often.
+    """Return the largest growth of this process in MiB during a call. The memory is read at short intervals.
 
-    Pages of mapped files do not count: the system drops them when it needs the memory.
+    Pages of mapped files do not count, because the system drops them when it needs the memory.
     """
     most = before = _anonymous_mib()
     done = threading.Event()
@@ -132,7 +141,10 @@ def _anonymous_mib() -> float:
 
 
 def reset_peak() -> None:
-    """Let `peak_mib` count from what this process has now; elsewhere than on Linux it counts from the start."""
+    """Let `peak_mib` count from the current memory.
+
+    On systems other than Linux, it counts from the start of the process.
+    """
     reset = Path("/proc/self/clear_refs")
     if reset.exists():
         reset.write_text("5")

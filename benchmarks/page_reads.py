@@ -1,7 +1,9 @@
-"""How many bytes of pages a query has to read: DataFusion's count of a query that prunes by statistics and page index.
+"""The bytes of pages that a query has to read, as counted by DataFusion.
 
-It skips files, row groups and pages by their bounds, and pages of the other columns whose rows the conditions left out.
-Footers and indexes are not counted.
+The query prunes by statistics and page index.
+
+DataFusion skips files, row groups and pages by their minimum and maximum values. It also skips pages of other columns
+whose rows the conditions exclude. Footers and indexes are not counted.
 """
 
 from __future__ import annotations
@@ -16,7 +18,10 @@ from benchmarks.peers import linked
 
 
 def bytes_read(files: Sequence[Path], query: str) -> int:
-    """Return the bytes of the pages that a query over `rows` reads, which are those of all files."""
+    """Return the bytes of the pages that a query reads.
+
+    The query reads the table `rows`, which contains the rows of all files.
+    """
     settings = datafusion.SessionConfig().with_target_partitions(1)
     for name in ("pushdown_filters", "reorder_filters", "enable_page_index"):
         settings = settings.set(f"datafusion.execution.parquet.{name}", "true")

@@ -1,8 +1,7 @@
-"""Systems that are measured against and do not fit into `.venv/`: each is brought along once, into a folder of its own.
+"""Systems that are compared and cannot be installed into `.venv/`. Each is installed once, into its own folder.
 
-DuckLake needs an older DuckDB than the project has, Lance much that nobody else needs, Delta Lake on Spark needs JARs;
-a judged collection of documents is in a package.
-Where one cannot be had, the metric against it says why and counts as missed.
+DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. A judged collection
+of documents is in a package. If a peer cannot be installed, its metric contains the reason and counts as missed.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import Any
 
 from jobs.spark.spark import Spark
 from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
-from storage_core.errors import Unavailable
+from storage_core.base.errors import Unavailable
 
 DUCKLAKE = ROOT / ".ducklake"
 LANCE = ROOT / ".lance"
@@ -26,38 +25,41 @@ _LATER = "not brought along yet; the full benchmark does that"
 
 
 class NotMeasuredError(Exception):
-    """A peer cannot be had on this machine; the message says why."""
+    """A peer is not available on this machine. The message contains the reason."""
 
 
 def ducklake_python(*, make: bool) -> Path:
-    """Return the Python that has DuckLake; without `make` only one that is there already."""
+    """Return the Python that has DuckLake. Without `make`, it must already be installed."""
     return _python(DUCKLAKE, REQUIREMENTS / "ducklake.lock", make=make)
 
 
 def lance_python(*, make: bool) -> Path:
-    """Return the Python that has Lance; without `make` only one that is there already."""
+    """Return the Python that has Lance. Without `make`, it must already be installed."""
     return _python(LANCE, REQUIREMENTS / "lance.lock", make=make)
 
 
 def judged_documents(*, make: bool) -> Path:
-    """Return the folder with the judged documents that a package has; without `make` only one that is there already."""
+    """Return the folder with the judged documents of a package.
+
+    Without `make`, the package must already be installed.
+    """
     _python(JUDGED, REQUIREMENTS / "judged.lock", make=make)
     (found,) = JUDGED.glob("lib/python*/site-packages/gensim/test/test_data")
     return found
 
 
 def printed(python: Path, program: str, *arguments: str) -> Any:
-    """Return what a program of `benchmarks.programs` prints, run by this Python."""
+    """Return what a program of `benchmarks.programs` prints when this Python runs it."""
     command = [str(python), "-m", f"benchmarks.programs.{program}", *arguments]
     finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     if finished.returncode != 0:
         said = finished.stderr.strip().splitlines()[-1]
-        raise NotMeasuredError(re.sub(r",? /\S+", "", said))  # without paths of the machine it was built on
+        raise NotMeasuredError(re.sub(r",? /\S+", "", said))  # removes paths of this machine
     return json.loads(finished.stdout)
 
 
 def start_with_delta(spark: Spark, *, make: bool) -> None:
-    """Start Spark with Delta Lake, whose JARs may be fetched; not without `make`."""
+    """Start Spark with Delta Lake, and download its JARs if necessary. Without `make`, raise `NotMeasuredError`."""
     if not make:
         raise NotMeasuredError(_LATER)
     try:
@@ -67,7 +69,7 @@ def start_with_delta(spark: Spark, *, make: bool) -> None:
 
 
 def linked(files: Sequence[Path], folder: Path) -> None:
-    """Let the folder have the files, in their order, and nothing else."""
+    """Fill the folder with links to the files, in their order."""
     for index, file in enumerate(files):
         (folder / f"{index:05}.parquet").symlink_to(file)
 
@@ -84,7 +86,7 @@ def _python(folder: Path, lock: Path, *, make: bool) -> Path:
 
 
 def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -> None:
-    """Have what the file describes in the folder; a stamp in it tells whether that is so."""
+    """Build the folder from the file that describes it, unless the stamp in the folder shows that it is current."""
     stamp, wanted = folder / ".stamp", hashlib.sha256(described_by.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return

@@ -1,4 +1,4 @@
-"""The rows that the benchmarks of compaction merge: points of a fleet's metrics, in splits that are sorted already."""
+"""The rows of the benchmarks of compaction: points of a fleet's metrics, in splits that are already sorted."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from storage_core.compaction.work import CompactionTask
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemIds
+from storage_core.compact.work import CompactionTask
+from storage_core.data.rows.sort_order import bind
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add
-from storage_core.objectstore.local import LocalStore
-from storage_core.rows.sort_order import bind
-from storage_core.settings.table import TableConfig
 from storage_core.split.context import SplitContext
-from storage_core.split.write import sort_and_write
+from storage_core.split.writer import sort_and_write
+from storage_core.store.local import LocalStore
 
 KEY = ("metric", "host", "observed")
 SQL_KEY = "metric ASC NULLS LAST, host ASC NULLS LAST, observed DESC NULLS LAST"
 SORT_SCHEMA = "metric|host|timestamp/V2"
 NAMES = [f"service.{name % 8}.metric-{name:03d}" for name in range(40)]
 MOST_BYTES = 2**32
-"""A target size above every input together, so that all sides write one file."""
+"""A target size above all inputs together, so that all sides write one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What every side merges: the splits under `root`, as files and as the operation of ours, in JSON."""
+    """The input of every side: the splits under `root`, as files and as our operation in JSON."""
 
     root: Path
     files: tuple[str, ...]
@@ -41,9 +41,12 @@ def config(sort_schema: str = SORT_SCHEMA) -> TableConfig:
 
 
 def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa.Table:
-    """Return points of 40 metrics on 200 hosts, in the order of a quarter of an hour, the `number`th of its table.
+    """Return points of 40 metrics on 200 hosts, ordered by time.
 
-    Four columns say what, where and when, the others are measurements in turn with counters.
+    They are the `number`th quarter of an hour of the table.
+
+    Four columns contain the metric, the host, the time and the region. The other columns alternate between measurements
+    and counters.
     """
     chance = np.random.default_rng(number)
     seen = (number * 900 + np.sort(chance.random(rows)) * 900) * 1e6
@@ -64,7 +67,7 @@ def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa
 
 
 def context(schema: pa.Schema, *, sort_schema: str = SORT_SCHEMA, target_bytes: int = MOST_BYTES) -> SplitContext:
-    """Return the context of a table of points whose splits get about `target_bytes`."""
+    """Return the context of a table of points whose splits have about `target_bytes`."""
     order = bind(config(sort_schema), schema)
     return SplitContext(
         table_id="points", schema=schema, order=order, time_column="observed", target_bytes=target_bytes
@@ -74,7 +77,7 @@ def context(schema: pa.Schema, *, sort_schema: str = SORT_SCHEMA, target_bytes: 
 def operation(
     root: Path, splits: int, rows: int, width: int, *, sort_schema: str = SORT_SCHEMA, null_hosts: float = 0.0
 ) -> CompactionTask:
-    """Write so many sorted splits of so many rows under `root` and return the operation that merges them."""
+    """Write `splits` sorted splits of `rows` rows under `root`, and return the operation that merges them."""
     described = context(points(0, 1, width).schema, sort_schema=sort_schema)
     store, adds = LocalStore(root), list[Add]()
     for number in range(splits):
@@ -84,6 +87,6 @@ def operation(
 
 
 def given(root: Path, splits: int, rows: int, width: int) -> Given:
-    """Write the splits of `operation` and return them as every side wants them."""
+    """Write the splits of `operation`, and return them as the input of every side."""
     made = operation(root, splits, rows, width)
     return Given(root, tuple(str(root / add.path) for add in made.inputs), made.to_json(), splits * rows)

@@ -1,6 +1,6 @@
-"""Processor seconds: what a piece of work costs, however many threads and processes share it.
+"""Processor seconds: the cost of a piece of work, for any number of threads and processes.
 
-The unit of every ratio "per core": a side that takes half the time on two cores has won nothing.
+All ratios "per core" use this unit. A side that takes half the time on two cores is not cheaper.
 """
 
 from __future__ import annotations
@@ -12,13 +12,17 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _PARENT, _FIRST_TIME, _AFTER_TIMES = 1, 11, 15
-"""Fields of `/proc/<pid>/stat` behind the name of the program: its parent; user, system, and both of its children."""
+"""Positions in `/proc/<pid>/stat`, counted after the name of the program.
+
+They are the parent, the first of four times (user and system, own and of children), and the position after them.
+"""
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """Return the user and system seconds of one call: of this process, its descendants, and those that ended.
+    """Return the user and system seconds of one call, in this process and its descendants, including ended ones.
 
-    Of processes that still run when the work ends, the JVM of Spark among them, only Linux tells; in hundredths.
+    Processes that still run when the work ends, such as Spark's JVM, are counted only on Linux, in hundredths of a
+    second.
     """
     before = _cost()
     work()
@@ -37,7 +41,7 @@ def _of_running_children() -> float:
 
 
 def descendants(process: int) -> set[int]:
-    """Return the running processes that this one started, or one of them; elsewhere than on Linux none."""
+    """Return the running processes that this process started, directly or indirectly. Only on Linux, otherwise none."""
     if not _PROC.is_dir():
         return set()
     every = {int(each.name): _stat(each) for each in _PROC.iterdir() if each.name.isdigit()}
@@ -49,7 +53,10 @@ def descendants(process: int) -> set[int]:
 
 
 def _stat(process: Path) -> list[str]:
-    """The fields behind the name, which may hold blanks and parentheses; none of a process that has just ended."""
+    """Return the fields after the name, which may contain spaces and parentheses.
+
+    Return none for a process that has just ended.
+    """
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

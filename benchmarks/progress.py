@@ -1,7 +1,8 @@
-"""What exactly-once remembers, and what it costs who does not ask: after ten and after 100,000 files and writers.
+"""The cost of the state for exactly-once ingestion: after ten and after 100,000 files and writers.
 
-Opening is measured in processor time, both tables in turns, in one process. The others are what a process pays that
-asks: an ingest for the files that are in, a commit for its own transactions, a checkpoint for what is new.
+Opening a table should not become slower. It is measured in processor time, both tables in turns, in one process. The
+other metrics are the costs of steps that use this state. These steps are an ingest that looks up ingested files, a
+commit with its own transaction, and a checkpoint of new entries.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from random import Random
 import pyarrow as pa
 
 from benchmarks.metrics import Metric, command, median
-from storage_core.ingest.landing import LandedFile
-from storage_core.ingest.progress import progress
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Metadata, Txn
-from storage_core.log.checkpoints.write import write_checkpoint
+from storage_core.log.checkpoint_writing import write_checkpoint
 from storage_core.log.log import TransactionLog
 from storage_core.log.transactions import Transactions
-from storage_core.objectstore.contract import ObjectStore
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.contract import ObjectStore
+from storage_core.store.local import LocalStore
+from storage_core.store.meter import MeteredStore
+from storage_core.write.ingest.landing import LandedFile
+from storage_core.write.ingest.progress import progress
 
 FEW = 10
 MANY = 100_000
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the costs of opening, then those of asking."""
+    """Yield the costs of opening, and then the costs of these steps."""
     many = 5_000 if small else MANY
     with tempfile.TemporaryDirectory() as folder:
         logs = {count: _log(Path(folder) / str(count), count) for count in (FEW, many)}
@@ -63,7 +64,7 @@ def _against_few(name: str, cost: float, few: float, unit: str) -> Metric:
 
 
 def _log(root: Path, count: int) -> TransactionLog:
-    """A table with what so many landed files leave, and as many writers of raw logs that ended."""
+    """Return a table with the entries of this many landed files, and of as many ended writers of raw logs."""
     log = TransactionLog(LocalStore(root))
     schema = to_schema_string(pa.schema([("id", pa.int64())]))
     metadata = Metadata(
@@ -87,7 +88,7 @@ def _opening(store: ObjectStore) -> tuple[int, int]:
 
 
 def _in_turns(works: list[Callable[[], object]], times: int) -> list[float]:
-    """The median processor time of each, in s; what others do to the machine meanwhile, they do to all."""
+    """Return the median processor time of each function in seconds. Other load then affects all equally."""
     taken: list[list[float]] = [[] for _ in works]
     for _ in range(times):
         for work, each in zip(works, taken, strict=True):

@@ -1,7 +1,7 @@
-"""What a Delta mirror costs per commit of the table: after ten versions and after many, all of them published.
+"""The cost of a Delta mirror per commit of the table: after ten published versions, and after many.
 
-Twenty commits are published one by one, as a schedule does it, over two checkpoints of either log: a split comes and
-one goes, so that the table stays as large. Requests and bytes are those of publishing alone.
+Twenty commits are published one by one, as a schedule does, over two checkpoints of either log. Each commit adds a
+split and removes one, so the table keeps its size. Requests and bytes are those of publishing alone.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from pathlib import Path
 import pyarrow as pa
 
 from benchmarks.metrics import Metric, command
-from storage_core.formats.keys import split_key
+from storage_core.data.formats.keys import split_key
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.settings.table import TableConfig
+from storage_core.interop.delta_mirror import publish_delta
 from storage_core.log.actions import Add, Metadata, Remove
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.publishing.delta import publish_delta
-from storage_core.rows.schema import to_schema_string
-from storage_core.settings.table import TableConfig
+from storage_core.store.local import LocalStore
+from storage_core.store.meter import MeteredStore
 
 FEW = 10
 MANY = 2_000
@@ -44,7 +44,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _cost(root: Path, versions: int) -> tuple[float, float, float]:
-    """Requests, KiB and milliseconds of the processor per publication of one commit."""
+    """Return the requests, KiB and processor milliseconds per publication of one commit."""
     store = MeteredStore(LocalStore(root))
     log = TransactionLog(store)
     schema = to_schema_string(pa.schema([("id", pa.int64()), ("name", pa.string())]))

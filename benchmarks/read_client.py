@@ -1,9 +1,11 @@
-"""What a read of S3 costs through our client, boto3's and obstore's: the same requests to one server, in turns.
+"""The cost of a read from S3 with our client, boto3 and obstore: the same requests to one server, in turns.
 
-Of "answers from memory" the server does next to nothing, so that the clients show; the S3 server of the tests takes one
-request at a time, which bounds everybody; "20 ms later" is that server behind a proxy. Each client has one connection
-pool, obstore's bytes are copied out as ours are, and nobody repeats a request. What a program pays to read one object,
-its imports included, is measured in processes of their own.
+- "Answers from memory": the server does almost nothing, so the clients are measured.
+- The S3 server of the tests handles one request at a time, which limits all clients.
+- "20 ms later": the same server behind a proxy.
+
+Each client has one connection pool and retries no request. The bytes of obstore are copied, as ours are. The cost of a
+whole program that reads one object, including its imports, is measured in separate processes.
 """
 
 from __future__ import annotations
@@ -26,8 +28,8 @@ from obstore.store import S3Store as RustStore
 
 from benchmarks.metrics import Metric, command, median, seconds
 from benchmarks.read_servers import ENVIRONMENT, OBJECT, REGION, SMALL_BYTES, Place, s3_servers, serving
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.contract import IfAbsent
+from storage_core.store.resolve import open_store
 
 ROOT = Path(__file__).resolve().parents[1]
 PEERS = ("boto3", "obstore")
@@ -36,7 +38,7 @@ LITTLE, MUCH = 64 * 2**10, 8 * 2**20
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """Whole objects and ranges, as bytes."""
+    """Reads whole objects and ranges as bytes."""
 
     get: Callable[[str], bytes]
     get_range: Callable[[str, int, int], bytes]
@@ -44,7 +46,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """So many requests of one kind by so many threads at once: whole small objects, or ranges of `size` bytes."""
+    """A number of requests of one kind by concurrent threads: whole small objects, or ranges of `size` bytes."""
 
     name: str
     requests: int
@@ -52,7 +54,7 @@ class Work:
     size: int | None = None
 
     def run(self, client: Client) -> None:
-        """Send them all, and look at how much came."""
+        """Send all requests, and check the number of bytes."""
         if self.threads == 1:
             found = [self._one(client, number) for number in range(self.requests)]
         else:
@@ -69,7 +71,7 @@ class Work:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield requests per second, processor time per request, and what a program pays for its first read."""
+    """Yield requests per second, processor time per request, and the cost of a program's first read."""
     os.environ.update(ENVIRONMENT)
     share, runs = (0.02, 1) if small else (1, 5)
     with serving("memory") as memory, s3_servers() as servers:
@@ -133,7 +135,7 @@ def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Ite
     clients = _clients(place)
     for work in works:
         found: dict[str, list[Cost]] = {name: [] for name in clients}
-        for turn in range(runs + 1):  # the first one connects, and does not count
+        for turn in range(runs + 1):  # the first request connects, and does not count
             for name, client in clients.items():
                 cost = _cost(partial(work.run, client))
                 if turn:
@@ -158,7 +160,7 @@ def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Ite
 
 
 class Cost(NamedTuple):
-    """Seconds of a piece of work by the clock and by the processor, and the most memory of it in MiB."""
+    """Wall-clock seconds and processor seconds of a piece of work, and its peak memory in MiB."""
 
     wall: float
     processor: float
@@ -166,7 +168,7 @@ class Cost(NamedTuple):
 
 
 def _cost(work: Callable[[], object], who: int = resource.RUSAGE_SELF) -> Cost:
-    """Of this process, or of its children that ended; never of the servers, which are children that run."""
+    """Return the cost in this process, or in its ended children. Servers are running children, so they do not count."""
     before = resource.getrusage(who)
     wall = seconds(work)
     after = resource.getrusage(who)
@@ -175,7 +177,7 @@ def _cost(work: Callable[[], object], who: int = resource.RUSAGE_SELF) -> Cost:
 
 _OURS = """
 import sys
-from storage_core.objectstore.resolve import open_store
+from storage_core.store.resolve import open_store
 assert open_store(sys.argv[1]).get("small").data
 """
 _BOTO3 = """

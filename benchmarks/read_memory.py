@@ -1,8 +1,8 @@
-"""The memory of reads that no local disk serves: a scan, a scan above the base with a filter, and a `group by`.
+"""The memory of reads from remote storage: a scan, a scan of unmerged rows with a filter, and a `group by`.
 
-The table is one split under many names, of which only the first is on disk: the store that reads them makes the others
-of it, and gives no local paths, so that it is read as one in a bucket is. Each read has a process of its own: what is
-told is the most that it and the process of its query had in memory.
+The table is one split under many names, of which only the first is on disk. The store creates the other copies when
+they are read. It has no local paths, so the table is read like a table in a bucket. Each read has its own process. The
+metric is the peak memory of this process and of its query process.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ import xxhash
 
 from benchmarks.metrics import Metric, command
 from storage_core.log.actions import Add
-from storage_core.objectstore.contract import IfAbsent
-from storage_core.objectstore.local import LocalStore
-from storage_core.region import merge as merging
 from storage_core.split.metadata import CHECKSUM, with_checksum
+from storage_core.store.contract import IfAbsent
+from storage_core.store.local import LocalStore
+from storage_core.write.region.steps import merge_regions
 from tidemark import Table
 
 BOUND_MB: Final = 512
@@ -54,7 +54,7 @@ READS: Final[dict[str, Callable[[Table], int]]] = {"scan": _scanned, "latest": _
 
 
 def rows_of(count: int, *, is_dense: bool) -> pa.Table:
-    """Return rows of about 100 bytes each; those that are not dense take nearly none encoded."""
+    """Return rows of about 100 bytes each. Rows that are not dense take almost no bytes when encoded."""
     random = np.random.default_rng(1)
     keys = np.arange(count)
     values = random.integers(0, 2**62, count) if is_dense else keys // 1000
@@ -64,9 +64,9 @@ def rows_of(count: int, *, is_dense: bool) -> pa.Table:
 
 
 def table_of(uri: str, rows: pa.Table, splits: int) -> Table:
-    """Make a table of so many splits that each have these rows, and one row that is not merged.
+    """Make a table of `splits` splits that each have these rows, and one unmerged row.
 
-    Of a table on disk there is the first split only: see `measured`.
+    A table on disk has only the file of the first split (see `measured`).
     """
     table = Table.create(uri, SCHEMA, primary_key="k")
     with table.writer() as writer:
@@ -86,14 +86,11 @@ def table_of(uri: str, rows: pa.Table, splits: int) -> Table:
 
 
 def _merge(table: Table) -> None:
-    log, snapshot = table.log, table.refresh().snapshot
-    works = merging.plan(table.store, snapshot)
-    results = [merging.execute(table.store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
-    merging.commit(log, snapshot, works, results)
+    merge_regions(table.log, table.refresh().snapshot)
 
 
 def _copy(add: Add, data: bytes, number: int) -> tuple[Add, bytes]:
-    """A split with another name, which stands in its footer too."""
+    """Return a copy of a split with another name. The footer contains the name, too."""
     stem = Path(add.path).stem
     own = f"{stem[:-12]}{number:012x}"
     copied = _renamed(data, _names(pa.BufferReader(data), stem, own))
@@ -103,7 +100,7 @@ def _copy(add: Add, data: bytes, number: int) -> tuple[Add, bytes]:
 
 
 def _names(file: pa.NativeFile | Path, stem: str, own: str) -> list[tuple[bytes, bytes]]:
-    """What stands in a copy of a split in place of what: its name, and the checksum over all that it says of itself."""
+    """Return the replacements for a copy of a split: its name, and the checksum over its metadata."""
     said = {key.decode(): value.decode() for key, value in pq.read_metadata(file).metadata.items()}
     theirs = with_checksum({key: value.replace(stem, own) for key, value in said.items()})
     return [(stem.encode(), own.encode()), (said[CHECKSUM].encode(), theirs[CHECKSUM].encode())]
@@ -116,7 +113,7 @@ def _renamed(data: bytes, names: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def peaks(uri: str, read: str) -> dict[str, int]:
-    """Return the rows that a read in a process of its own found, and the most bytes that it and its helper had."""
+    """Return the rows that a read in its own process found, and the peak bytes of the process and of its helper."""
     program = f"from benchmarks.read_memory import measured; measured({uri!r}, {read!r})"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout)
@@ -124,7 +121,7 @@ def peaks(uri: str, read: str) -> dict[str, int]:
 
 
 def measured(uri: str, read: str) -> None:
-    """Do a read, and print what `peaks` returns. A split that is not on disk is made of the one that is."""
+    """Run a read, and print the result of `peaks`. A split that is not on disk is created from the first split."""
     table = Table.open(uri)
     stored = [*Path(uri.removeprefix("file://")).rglob("*.parquet")] if uri.startswith("file://") else []
     if stored:
@@ -148,7 +145,7 @@ def _part_of(_store: LocalStore, stored: Path, key: str, start: int, end: int) -
 
 
 def _nowhere(_store: LocalStore, _key: str) -> None:
-    """A store without local files."""
+    """Return a store without local files."""
 
 
 def _status(process: str, metric: str) -> int:
@@ -158,7 +155,7 @@ def _status(process: str, metric: str) -> int:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the peak memory of each read and of the process of its query, in MB."""
+    """Yield the peak memory of each read and of its query process, in MB."""
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of(60_000 if small else 1_000_000, is_dense=True)
         table = table_of(str(Path(folder) / "table"), rows, 2 if small else 250)

@@ -1,6 +1,6 @@
-"""Table formats and indexes beside which reads are timed: over the same files or rows, with logs of their own.
+"""Table formats and indexes that reads are compared to, over the same files or rows, with their own logs.
 
-DuckLake and Lance run in processes of their own, in the same run.
+DuckLake and Lance run in their own processes, in the same run.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from benchmarks.peers import NotMeasuredError, ducklake_python, lance_python, li
 
 
 def delta_queries(files: Sequence[Path], folder: Path) -> Callable[[str], pa.Table]:
-    """Return what answers queries by delta-rs and its DataFusion, over these files as a table `t` of Delta Lake."""
+    """Return a function that answers queries with delta-rs and its DataFusion.
+
+    The table `t` is a Delta table over these files.
+    """
     folder.mkdir()
     linked(files, folder)
     convert_to_deltalake(str(folder))
@@ -40,7 +43,7 @@ def ducklake_queries(
 
 
 def lance_requests(name: str, ours_ms: float, rows: pa.Table, requests: Sequence[int | str], *, make: bool) -> Metric:
-    """Return what Lance takes for each of these keys, or for ten rows of these texts, of the rows' first column."""
+    """Return Lance's times for lookups in the first column of the rows: of each key, or of ten rows for each text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         pq.write_table(rows, path)

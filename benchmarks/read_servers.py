@@ -1,7 +1,12 @@
-"""Servers of the benchmarks of remote reads, each a process of its own: python -m benchmarks.read_servers KIND [PORT].
+"""Servers for the benchmarks of remote reads: python -m benchmarks.read_servers KIND [PORT].
 
-`memory` answers every GET from memory, so that clients are measured and no server; `s3` is the S3 server of the tests;
-`slow` hands on to a port of this machine what it gets, 20 ms later, and counts. Each prints where it listens.
+Each is a process of its own.
+
+- `memory` answers every GET from memory, so that only clients are measured.
+- `s3` is the S3 server of the tests.
+- `slow` forwards requests to a port of this machine after 20 ms, and counts them.
+
+Each prints its address.
 """
 
 from __future__ import annotations
@@ -21,9 +26,10 @@ from urllib.parse import parse_qs, urlsplit
 
 DELAY_S = 0.02
 COUNTS = "COUNTS"
-"""The method of a request that the slow server answers itself: requests, waves and bytes since it was asked last.
+"""The method of a request for counts, which the slow server answers itself.
 
-A wave begins with each request that comes while no other is under way.
+It returns the requests, round trips and bytes since the last such request. A round trip begins with each request that
+arrives while no other is active.
 """
 
 REGION = "eu-central-1"
@@ -33,7 +39,7 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "NO_PROXY": "127.0.0.1",
 }
-"""Of the processes that read from a server."""
+"""Environment variables of the processes that read from a server."""
 
 OBJECT = bytes(range(256)) * (64 * 2**20 // 256)
 SMALL_BYTES = 1024
@@ -48,7 +54,7 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder of a bucket, and the endpoint through which it is reached."""
+    """A folder of a bucket, and the endpoint by which it is reached."""
 
     bucket: str
     name: str
@@ -56,12 +62,12 @@ class Place:
 
     @property
     def uri(self) -> str:
-        """Where it is, to our client."""
+        """The location for our client."""
         return f"s3://{self.bucket}/{self.name}?endpoint={self.endpoint}&region={REGION}&path_style=true"
 
 
 class S3Servers(NamedTuple):
-    """A bucket of the S3 server of the tests, its endpoint, and that of the slow server before it."""
+    """A bucket of the S3 server of the tests, its endpoint, and the endpoint of the slow server before it."""
 
     bucket: str
     endpoint: str
@@ -70,7 +76,7 @@ class S3Servers(NamedTuple):
 
 @contextmanager
 def s3_servers() -> Iterator[S3Servers]:
-    """The S3 server of the tests and the slow one before it, which run meanwhile."""
+    """Run the S3 server of the tests, and the slow server before it."""
     with serving("s3") as uri:
         server = urlsplit(uri)
         endpoint = parse_qs(server.query)["endpoint"][0]
@@ -80,7 +86,7 @@ def s3_servers() -> Iterator[S3Servers]:
 
 @contextmanager
 def serving(kind: str, port: str = "") -> Iterator[str]:
-    """The address of a server that runs meanwhile."""
+    """Run a server, and yield its address."""
     command = [sys.executable, "-m", "benchmarks.read_servers", kind, *([port] if port else [])]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -90,7 +96,7 @@ def serving(kind: str, port: str = "") -> Iterator[str]:
 
 
 class _Memory(asyncio.Protocol):
-    """Answers a GET with a range of the one object, or with its first bytes."""
+    """Answers a GET with a range of its only object, or with the first bytes of the object."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -115,7 +121,10 @@ async def _answer_from_memory() -> None:
 
 
 class _Slow:
-    """A proxy of one server of this machine: each request waits 20 ms; those since the last question are counted."""
+    """Proxy of a server on this machine.
+
+    It delays each request by 20 ms, and counts the requests since the last query.
+    """
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -129,7 +138,7 @@ class _Slow:
 
     async def _hand_on(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):  # either side closed
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # one side has closed the connection
             while True:
                 method, request = await _message(from_client)
                 if method == COUNTS.encode():
@@ -154,7 +163,7 @@ class _Slow:
 
 
 async def _message(source: asyncio.StreamReader, *, has_body: bool = True) -> tuple[bytes, bytes]:
-    """The first word of a request or an answer, and all of its bytes."""
+    """Return the first word of a request or an answer, and all of its bytes."""
     head = await source.readuntil(b"\r\n\r\n")
     length = _LENGTH.search(head)
     body = await source.readexactly(int(length[1])) if has_body and length else b""

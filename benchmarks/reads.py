@@ -1,9 +1,10 @@
-"""What answers cost beside the engines that are inside: the same queries over the same files, in turns, in one process.
+"""The cost of queries compared to the engines themselves: the same queries over the same files in one process.
 
-Three tables on a local disk: flights by day (365 splits), the same flights in one split, and 60 columns in one split.
-DuckDB and Polars read the files of the splits themselves, know no log, and verify nothing; delta-rs (by its DataFusion)
-and DuckLake read them as tables of their own. "First" is the first query of a table that was just opened, "warm" the
-median of those that follow. Searches are in `benchmarks.searches`, lookups in `benchmarks.unmerged`.
+The sides take turns. There are three tables on a local disk: flights by day (365 splits), the same flights in one
+split, and 60 columns in one split. DuckDB and Polars read the files of the splits directly, without a log and without
+verification. delta-rs (with its DataFusion) and DuckLake read the files as their own tables. "First" is the first query
+of a table that was just opened. "Warm" is the median of the following queries. Searches are in `benchmarks.searches`,
+and lookups in `benchmarks.unmerged`.
 """
 
 from __future__ import annotations
@@ -41,15 +42,16 @@ QUERIES: Mapping[str, str] = {
 }
 OF_FLIGHTS: Mapping[str, str] = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
 OF_WIDE: Mapping[str, str] = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
-"""What stands in the queries for flights, and for `wide`."""
+"""The names and values in the queries for flights, and in the queries for `wide`."""
 
 WIDE_COLUMNS = 60
-# Of many columns or splits a query may take 1.3 times as long as DuckDB, of one split so many milliseconds longer.
+# With many columns or splits, a query may take 1.3 times as long as DuckDB. With one split, it may take this many ms
+# longer.
 MANY_AIM, ONE_AIM_MS = 1 / 1.3, 5.0
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of queries and searches."""
+    """Yield the metrics of queries."""
     flights = datasets.flights()
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         root = Path(folder)
@@ -84,7 +86,7 @@ def wide(rows: int) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A table, and the words of the queries that it is asked."""
+    """A table, and the words of its queries."""
 
     name: str
     path: Path
@@ -92,7 +94,7 @@ class _Case:
     table: tm.Table
 
     def asked(self, runs: int, *, small: bool) -> Iterator[Metric]:
-        """Yield what each query takes, ours and the peers'."""
+        """Yield the times of each query, ours and those of the peers."""
         paths = [self.path / str(each["path"]) for each in self.table.files()]
         files, texts = [*map(str, paths)], {name: each.format(**self.words) for name, each in QUERIES.items()}
         label = f"{self.name}, {f'{len(files)} splits' if len(files) > 1 else '1 split'}"

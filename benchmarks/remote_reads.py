@@ -1,9 +1,9 @@
-"""What queries cost off a local disk: the ten of `benchmarks.reads` over an S3 API that answers 20 ms later.
+"""The cost of queries on remote storage: the ten queries of `benchmarks.reads` over an S3 API that answers after 20 ms.
 
-DataFusion reads the same objects through its own client, knows no log, and verifies nothing. Both are asked three
-times: with nothing kept ("cold"), again, and after ten more commits, which each reader has to notice by itself: a
-table is refreshed before each query, DataFusion lists the folder anew. The processes in which the engines run are
-there before. The server of the tests takes one request at a time, so bytes are bound by it, not by the readers.
+DataFusion reads the same objects with its own client, without a log and without verification. Both readers run each
+query three times: with empty caches ("cold"), again, and after ten more commits. Each reader must notice new commits
+itself: our table is refreshed before each query, and DataFusion lists the folder again. The processes of the engines
+are already running. The server of the tests handles one request at a time, so it limits the transfer of bytes.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from examples import datasets
 
 COMMITS = 10
 COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
-"""Ours may take 1.5 times as long as DataFusion with nothing kept, and 0.2 times as long after that."""
+"""Our reader may take 1.5 times as long as DataFusion with empty caches, and 0.2 times as long after that."""
 
 
 class Ours:
-    """A reader with a folder of its own for what it keeps."""
+    """A reader with its own cache folder."""
 
     def __init__(self, place: Place, root: Path) -> None:
         os.environ["TIDEMARK_CACHE_DIR"] = tempfile.mkdtemp(dir=root)
@@ -43,7 +43,7 @@ class Ours:
         self._table: tm.Table | None = None
 
     def sql(self, text: str) -> pa.Table:
-        """The answer at the newest version."""
+        """Return the answer at the newest version."""
         if self._table is None:
             self._table = tm.Table.open(self._uri)
         else:
@@ -52,7 +52,7 @@ class Ours:
 
 
 class Theirs:
-    """DataFusion, which keeps metadata of files by itself."""
+    """DataFusion, which caches metadata of files itself."""
 
     def __init__(self, place: Place) -> None:
         self._folder = f"s3://{place.bucket}/{place.name}/splits/"
@@ -64,14 +64,14 @@ class Theirs:
         self._context.register_object_store("s3://", store, place.bucket)
 
     def sql(self, text: str) -> pa.Table:
-        """The answer of the files that are there."""
+        """Return the answer over the current files."""
         self._context.deregister_table("t")
         self._context.register_parquet("t", self._folder)
         return self._context.sql(text).to_arrow_table()
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds, requests, waves and MiB of every query, ours and DataFusion's."""
+    """Yield milliseconds, requests, round trips and MiB of every query, ours and DataFusion's."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, s3_servers() as (bucket, endpoint, slow):
         flights = datasets.flights()
@@ -83,7 +83,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Written:
-    """A table that goes on being written, past the slow server."""
+    """A table that still gets commits, which bypass the slow server."""
 
     def __init__(self, place: Place, rows: pa.Table, time_column: str | None = None) -> None:
         daily = time_column is not None
@@ -91,12 +91,12 @@ class _Written:
             place.uri, rows.schema, time_column=time_column, window="1d" if daily else "auto", coarse_window=daily
         )
         self._table.append(rows)
-        self._table.sql("select count(*) from t").to_arrow()  # the process of queries is there
+        self._table.sql("select count(*) from t").to_arrow()  # starts the query process
         self._place, self._rows = place, rows
         self._label = f"{place.name}, {len(self._table.files()):,} splits"
 
     def asked(self, name: str, query: str, slow: str, root: Path) -> Iterator[Metric]:
-        """One query by both readers, thrice."""
+        """Run one query with both readers, three times."""
         place = replace(self._place, endpoint=slow)
         readers: tuple[Theirs | Ours, ...] = (Theirs(place), Ours(place, root))
         for moment, aim in (("cold", COLD_AIM), ("again", WARM_AIM), (f"after {COMMITS} commits", WARM_AIM)):
@@ -116,7 +116,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What a query took, and how many rows came back."""
+    """The cost of a query, and its number of rows."""
 
     taken_ms: float
     rows: int
@@ -126,7 +126,7 @@ class Answer:
 
 
 def asked(reader: Ours | Theirs, query: str, slow: str) -> Answer:
-    """Ask a query through the slow server, which counts."""
+    """Run a query through the slow server, which counts requests."""
     counted(slow)
     started = time.perf_counter()
     found = reader.sql(query)
@@ -135,7 +135,7 @@ def asked(reader: Ours | Theirs, query: str, slow: str) -> Answer:
 
 
 def counted(endpoint: str) -> dict[str, int]:
-    """What the slow server did since it was asked last."""
+    """Return the counts of the slow server since the last call."""
     connection = http.client.HTTPConnection(urlsplit(endpoint).netloc)
     try:
         connection.request(COUNTS, "/")

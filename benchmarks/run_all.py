@@ -1,4 +1,6 @@
-"""Run every benchmark but `sql_confinement` and write `benchmarks/RESULTS.md`: the metrics, the machine, the versions.
+"""Run every benchmark except `sql_confinement`, and write `benchmarks/RESULTS.md`.
+
+The file contains the metrics, the machine and the versions.
 
 python -m benchmarks.run_all [--small] [--only NAME …]
 """
@@ -50,7 +52,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def main() -> int:
-    """Run them one after the other, each in a process of its own; the exit code is 1 when one of them failed."""
+    """Run the benchmarks one after another, each in its own process. Return 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="see that they run; results are not written")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="run these, and leave the results of the others")

@@ -1,7 +1,7 @@
-"""What a search costs: ten rows of 200,000 and of 5,000,000 lines, with tantivy alone and Lance beside it.
+"""The cost of a search: ten rows of 200,000 and of 5,000,000 lines, compared to tantivy alone and to Lance.
 
-Tantivy has the same lines in memory and returns addresses, no rows. Lance returns rows, and any of several words will
-do for it.
+Tantivy has the same lines in memory, and returns addresses instead of rows. Lance returns rows. For Lance, a query of
+several words matches any of them.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import tantivy
 import tidemark as tm
 from benchmarks.metrics import Metric, beside, command, in_turns
 from benchmarks.read_peers import lance_requests
-from storage_core.settings.index import IndexDefinition
+from storage_core.data.settings.index import IndexDefinition
 from tests.support.upkeep import catch_up
 
 CASES = ((200_000, False, 5.0), (5_000_000, False, 15.0), (5_000_000, True, 15.0))
-"""The number of lines, whether each has a time, which orders lines with equal scores, and the aim in milliseconds."""
+"""The number of lines, whether lines have a time (which orders equal scores), and the aim in milliseconds."""
 WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 QUERIES: Mapping[str, str | None] = {"tide": "tide", "tide AND ebb": None, "tide OR flood": "tide flood"}
-"""Ours, and how Lance is asked for the same rows."""
+"""Our queries, and the queries of Lance for the same rows."""
 MICROSECONDS = 432_000
-"""From one line to the next: a day has 200,000."""
+"""Time between two lines. A day then has 200,000 lines."""
 _AT_ONCE = 200_000
 
 
@@ -59,7 +59,7 @@ def _searches(root: Path, rows: int, aim_ms: float, *, is_timed: bool, small: bo
 
 
 def _written(root: Path, rows: int, *, is_timed: bool) -> tuple[tm.Table, tantivy.Index]:
-    """A table whose lines are indexed, and an index in memory of the same lines."""
+    """Make a table whose lines are indexed, and an index of the same lines in memory."""
     words = IndexDefinition(name="words", kind="fulltext", columns=("line",))
     at = {"at": pa.timestamp("us", "UTC")} if is_timed else {}
     schema = pa.schema([*at.items(), ("line", pa.string())])

@@ -1,8 +1,8 @@
-"""One merge of sorted files by every side that runs in a process of Python: each reads all files and writes the result.
+"""One merge of sorted files by every side that runs in Python. Each side reads all files and writes the result.
 
-All write zstd 3. Ours writes a split: pages of 1,024 rows, their index and checksums, statistics, row keys, checked for
-MC-1 to MC-4. The copy writes each file as it is, in the settings of a split but with Arrow's own encodings. The others
-write what they write by default, and sort by the same key with nulls last.
+All write zstd level 3. Our side writes a split: pages of 1,024 rows with an index and checksums, statistics, and row
+keys. It is checked for MC-1 to MC-4. The copy writes each file unchanged, with the settings of a split but with Arrow's
+own encodings. The other sides use their default settings, and sort by the same key with nulls last.
 """
 
 from __future__ import annotations
@@ -16,30 +16,30 @@ import pyarrow.parquet as pq
 
 from benchmarks.peers import linked
 from benchmarks.points import KEY, SQL_KEY, Given
-from storage_core.compaction.execute import execute
-from storage_core.compaction.work import CompactionTask
-from storage_core.ids import SystemIds
-from storage_core.objectstore.local import LocalStore
-from storage_core.settings.split_codec import ZSTD_LEVEL
-from storage_core.split.encodings import ROWS_PER_PAGE
-from storage_core.split.row_groups import ROWS_PER_GROUP
+from storage_core.base.clock import SystemIds
+from storage_core.compact.execute import execute
+from storage_core.compact.work import CompactionTask
+from storage_core.data.settings.table import ZSTD_LEVEL
+from storage_core.split.encode import ROWS_PER_PAGE
+from storage_core.split.metadata import ROWS_PER_GROUP
+from storage_core.store.local import LocalStore
 
 Side = Callable[[Given, Path], None]
-"""Merges what is given into files in the folder."""
+"""Merges the input into files in the folder."""
 
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "TOKIO_WORKER_THREADS": "1"}
-"""Of the environment of a process that measures a side, from its start."""
+"""Environment variables of a process that measures a side, from its start."""
 
 
 def ours(given: Given, folder: Path) -> None:
-    """Merge by the kernel of compactions, through a store."""
+    """Merge with the kernel of compactions, through a store."""
     operation = CompactionTask.from_json(given.operation)
     for add in execute(LocalStore(given.root), operation, ids=SystemIds(), now_ms=1).adds:
         shutil.move(given.root / add.path, folder)
 
 
 def arrow_copy(given: Given, folder: Path) -> None:
-    """Decode and encode each file as it is: what a rewrite costs that gains nothing."""
+    """Decode and encode each file unchanged. This is the cost of a rewrite without any gain."""
     for index, file in enumerate(given.files):
         pq.write_table(
             pq.ParquetFile(file).read(),
@@ -55,9 +55,9 @@ def arrow_copy(given: Given, folder: Path) -> None:
 
 
 def duckdb_sort(given: Given, folder: Path) -> None:
-    """Sort all rows by DuckDB."""
+    """Sort all rows with DuckDB."""
     with duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute("SET enable_progress_bar = false")  # it would be among the metrics
+        connection.execute("SET enable_progress_bar = false")  # the progress bar would appear among the metrics
         connection.execute(
             f"COPY (SELECT * FROM read_parquet({list(given.files)}) ORDER BY {SQL_KEY}) "  # noqa: S608 -- our own
             f"TO '{folder}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"
@@ -65,16 +65,16 @@ def duckdb_sort(given: Given, folder: Path) -> None:
 
 
 def polars_sort(given: Given, folder: Path) -> None:
-    """Sort all rows by Polars' streaming engine."""
-    import polars as pl  # as late as its number of threads is settled
+    """Sort all rows with Polars' streaming engine."""
+    import polars as pl  # import it after the number of threads is set
 
     rows = pl.scan_parquet(list(given.files)).sort(KEY, descending=[False, False, True], nulls_last=True)
     rows.sink_parquet(folder / "sorted.parquet", compression_level=ZSTD_LEVEL, engine="streaming")
 
 
 def polars_merge(given: Given, folder: Path) -> None:
-    """Merge the sorted files by Polars, whose keys have to ascend."""
-    import polars as pl  # as late as its number of threads is settled
+    """Merge the sorted files with Polars, whose keys must ascend."""
+    import polars as pl  # import it after the number of threads is set
 
     *what, when = KEY
     back = pl.col(when).dt.epoch("us").neg().alias("back")
@@ -83,11 +83,11 @@ def polars_merge(given: Given, folder: Path) -> None:
 
 
 def datafusion_merge(given: Given, folder: Path) -> None:
-    """Merge by DataFusion, which knows the order of the files; it reads each as a partition and merges once.
+    """Merge with DataFusion, with the order of the files declared. It reads each file as a partition and merges once.
 
-    Raises `RuntimeError` when its plan is another one.
+    Raises `RuntimeError` if DataFusion chooses another plan.
     """
-    import datafusion  # as late as its number of threads is settled
+    import datafusion  # import it after the number of threads is set
 
     settings = datafusion.SessionConfig().with_target_partitions(len(given.files))
     session = datafusion.SessionContext(settings)

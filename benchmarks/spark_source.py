@@ -1,8 +1,9 @@
-"""Reads by the data source of Spark beside Spark's own Parquet reader over the same files, in one warm session.
+"""Reads with our Spark data source compared to Spark's own Parquet reader, over the same files, in one warm session.
 
-Both sides get the files of one table on a local disk, the columns that a query needs, and the same aggregates; a frame
-is loaded anew for each query. Whole reads are of large splits, as compaction leaves them; what each takes however few
-rows there are, its start, is measured apart. The query that pruning helps asks one hour of a table of many.
+Both sides get the files of one table on a local disk, the columns of a query, and the same aggregates. A frame is
+loaded again for each query. Whole reads use large splits, as compaction creates them. The start of a read, which does
+not depend on the number of rows, is measured separately. One query selects one hour of a table with many hours, so it
+benefits from pruning.
 """
 
 from __future__ import annotations
@@ -77,14 +78,14 @@ def _compared(
 
 
 def _beyond(start: Metric, whole: Metric) -> Metric:
-    """What the rows take: a whole read without its start."""
+    """Return the time for the rows: a whole read without its start."""
     own = max(whole.value - start.value, 0.001)
     peer = max(whole.value * (whole.ratio or 0) - start.value * (start.ratio or 0), 0.001)
     return Metric(name=f"{whole.name}, beyond its start", value=own, unit="ms", against=PEER, ratio=peer / own)
 
 
 def _asked(frame: DataFrame, columns: Sequence[str]) -> list[object]:
-    """An aggregate that reads every value of the columns."""
+    """Run an aggregate that reads every value of the columns."""
     kinds = dict(frame.dtypes)
     sums = [f"sum({'length(' if kinds[each] == 'string' else '('}{each}))" for each in columns if each != "time"]
     times = ["min(time)", "max(time)"] if "time" in columns else []

@@ -1,9 +1,11 @@
-"""What one `sql` costs, by the number of splits, also against another release: each question is asked of both in turn.
+"""The cost of one `sql` call by the number of splits, compared to another release.
+
+Each query runs in both releases in turn.
 
     python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
-Two processes answer, one per release, so both meet the same other load; which of them begins changes each time. Printed
-are medians of the time, and of the differences of the pairs.
+Each release has its own process, so other load affects both equally. The release that begins changes each time. The
+output contains the medians of the times, and of the differences of pairs.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ ROWS = 1_000
 
 
 def answer(folder: str) -> None:
-    """Answer the questions that come in by a line each with milliseconds taken."""
-    from storage_core.table import Table  # of the release that is asked
+    """Answer the queries that arrive one per line, each with the milliseconds that it took."""
+    from storage_core.table import Table  # from the release that is measured
 
     tables = {}
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("s", pa.string())])
@@ -51,7 +53,7 @@ def answer(folder: str) -> None:
 
 
 def main(seconds: float, other: str | None) -> None:
-    """Print a line per table and query."""
+    """Print one line per table and query."""
     here = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         processes = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]

@@ -1,7 +1,7 @@
-"""How long the library and the commands take to start, on a small table with a checkpoint, against bare Python.
+"""The start time of the library and of commands, on a small table with a checkpoint, compared to bare Python.
 
-Each program is a process of its own. The runs of all of them take turns, and a metric is the median of its runs; the
-first turn, which may compile and fill caches, does not count. Processor seconds include threads that libraries start.
+Each program is a separate process. The programs run in turns, and a metric is the median of a program's runs. The first
+turn may compile and fill caches, so it does not count. Processor seconds include threads of libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.metrics import Metric, command
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
 
-# Seconds that are aimed at on an idle machine.
+# Seconds that are aimed at on a machine without other load.
 IMPORT_AIM = 0.4
 COMMAND_AIM = 0.7
 BARE = "bare Python"
@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, tuple[str, ...]] = {
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the seconds of each program by the clock and by the processor."""
+    """Yield the wall-clock seconds and processor seconds of each program."""
     with tempfile.TemporaryDirectory() as folder:
         _make_tables(Path(folder))
         programs = {name: [sys.executable, "-c", text] for name, text in LIBRARIES.items()}
@@ -67,7 +67,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _make_tables(folder: Path) -> None:
-    """`logs` with a checkpoint and a full-text index, and `people` with a key."""
+    """Make `logs` with a checkpoint and a full-text index, and `people` with a key."""
     words = {"name": "words", "kind": "fulltext", "columns": ["path"]}
     logs = tm.Table.create(str(folder / "logs"), SCHEMA, time_column="at", indexes=[words])
     while logs.snapshot.checkpoint_version is None:
@@ -78,7 +78,7 @@ def _make_tables(folder: Path) -> None:
 
 
 def _seconds(programs: Mapping[str, Sequence[str]], folder: Path, *, runs: int) -> dict[str, tuple[float, float]]:
-    """The median of the seconds of each program, by the clock and by the processor."""
+    """Return the median wall-clock seconds and processor seconds of each program."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     measured: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for turn in range(runs + 1):

@@ -1,8 +1,8 @@
-"""Lookups of a key among a million, with no and with ten unmerged generations, and the replay of a log.
+"""Lookups of a key among a million, with zero and with ten unmerged generations, and the replay of a log.
 
-A lookup opens the table's view anew each time, as `Table.get` does; again, it finds what the first of its key kept. A
-replay is a new writer's claim in a process of its own, from the call until it takes rows; its memory is what the
-process grew by at its peak.
+Each lookup opens the table's view again, as `Table.get` does. "Again" uses what the first lookup of the key cached. A
+replay is the claim of a new writer in its own process, from the call until it accepts rows. Its memory is the peak
+growth of the process.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import numpy as np
 from benchmarks.events import KEY, SCHEMA, Keys, batch, events
 from benchmarks.metrics import Metric, median, peak_mib, seconds
 from benchmarks.read_peers import lance_requests
-from storage_core.region import merge
-from storage_core.region.options import WriterOptions
+from storage_core.write.region.records import WriterOptions
+from storage_core.write.region.steps import merge_regions
 from tidemark import Table
 
 GENERATIONS = 10
@@ -32,7 +32,7 @@ _NEVER = WriterOptions(flush_rows=10**9, flush_bytes=10**11)
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds and requests of lookups, then seconds and memory of a replay."""
+    """Yield milliseconds and requests of lookups, and then seconds and memory of a replay."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _lookups(
             str(Path(folder) / "table"), keys=20_000 if small else 1_000_000, gets=_FEW if small else 25
@@ -42,7 +42,10 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Metric]:
-    """Base and generations hold even keys over one range: only Bloom filters and key columns rule out an odd one."""
+    """Measure lookups.
+
+    Base and generations have even keys in one range, so only Bloom filters and key columns exclude an odd key.
+    """
     shuffled = np.random.default_rng(1).permutation(keys) * 2
     each = min(_ROWS_OF_GENERATION, keys // (2 * GENERATIONS))
     flushed = np.split(shuffled[: GENERATIONS * each], GENERATIONS)
@@ -105,11 +108,7 @@ def _get_many(uri: str, name: str, requested: Keys, repeated: int) -> Iterator[M
 
 
 def _merge(table: Table) -> None:
-    table.refresh()
-    store, log = table.store, table.log
-    works = merge.plan(store, table.snapshot)
-    results = [merge.execute(store, work, ids=log.ids, now_ms=log.clock.now_ms()) for work in works]
-    merge.commit(log, table.snapshot, works, results)
+    merge_regions(table.log, table.refresh().snapshot)
 
 
 def _replay(uri: str, *, log_mb: int) -> Iterator[Metric]:

@@ -1,8 +1,8 @@
-"""Whether the job of a vector index stays within its memory, and a killed one is run again: 1,000,000 × 256 on Spark.
+"""The memory of the job of a vector index, and its recovery after a kill: 1,000,000 × 256 on Spark.
 
-The job is a process of its own, as Dagster starts it. It is killed, with its tasks, when the first segment is stored,
-and run again until the lease of the dead one is over, and then to its end. Memory is the most that any Python process
-of a task had (`VmHWM`), on Linux.
+The job is a separate process, as Dagster starts it. The benchmark kills the job and its tasks when the first segment is
+stored. It starts the job again until the lease of the killed job is over, and then to its end. Memory is the peak of
+any Python process of a task (`VmHWM`), on Linux.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import pyarrow as pa
 
 import tidemark as tm
 from benchmarks.metrics import Metric, command
-from storage_core.rows.vectors import column_of, vector_type
-from storage_core.settings.index import IndexDefinition
+from storage_core.data.rows.vectors import column_of, vector_type
+from storage_core.data.settings.index import IndexDefinition
 
 BOUND_MIB = 1_536
 _APPENDS = 10
@@ -31,7 +31,7 @@ _RETRY_SECONDS = 5.0
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the memory of tasks, the seconds of the job, and what was covered after it was killed, and at the end."""
+    """Yield the memory of tasks, the seconds of the job, and the covered rows after the kill and at the end."""
     rows, dimensions = (4_000, 32) if small else (1_000_000, 256)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         uri = str(Path(folder) / "table")
@@ -72,17 +72,17 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Job:
-    """The catch-up of the table as a process with its tasks, all in a session of their own."""
+    """The catch-up of the table as a process with its tasks, in its own session."""
 
     def __init__(self, uri: str, log: Path) -> None:
         self.log, self._stored = log, Path(uri) / "_indices"
         self.peak_mib, self.seconds = 0.1, 0.0
-        arguments = [sys.executable, "-m", "jobs.catch_up", "--table-uri", uri, "--index", "near"]
+        arguments = [sys.executable, "-m", "jobs", "catch_up", "--table-uri", uri, "--index", "near"]
         with log.open("wb") as file:
             self.process = subprocess.Popen(arguments, stdout=file, stderr=file, start_new_session=True)
 
     def watch(self, *, until_stored: bool = False) -> None:
-        """Look at its tasks until it ends, or a segment is stored."""
+        """Read the memory of its tasks until it ends or a segment is stored."""
         started = time.perf_counter()
         while self.process.poll() is None:
             for each in self._of_session():
@@ -113,7 +113,7 @@ class _Job:
 
 
 def _task_mib(process: Path) -> float:
-    """The most memory that a Python process of Spark's had; 0 of any other."""
+    """Return the peak memory of a Python process of Spark, or 0 for any other process."""
     try:
         if b"pyspark" not in (process / "cmdline").read_bytes():
             return 0.0
@@ -124,7 +124,7 @@ def _task_mib(process: Path) -> float:
 
 
 def _written(uri: str, rows: int, dimensions: int) -> tm.Table:
-    """A table of vectors around a thousand points, in splits of some tens of megabytes."""
+    """Make a table of embeddings around a thousand points, in splits of some tens of megabytes."""
     chance = np.random.default_rng(6)
     points = chance.standard_normal((1_000, dimensions), np.float32)
     schema = pa.schema([("id", pa.int64()), ("v", vector_type(dimensions))])

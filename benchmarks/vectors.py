@@ -1,8 +1,9 @@
-"""What searches by vector cost and find: 400,000 words of GloVe, and 100,000 made vectors of 1,536 dimensions.
+"""The cost and recall of vector searches: 400,000 words of GloVe, and 100,000 generated embeddings of 1,536 dimensions.
 
-Beside us Lance (IVF_PQ and IVF_RQ: √rows partitions, 20 of them probed, four times the rows ranked exactly), faiss in
-memory (IVF of whole vectors) and numpy, which looks at all. No row has the vector of a query. Warm queries are asked of
-open tables on a local disk, cold ones over an S3 API that answers 20 ms later, with nothing kept.
+The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy, which compares all rows.
+Lance has √rows partitions, probes 20 of them, and ranks four times the rows exactly. No row has the embedding of a
+query. Warm queries run on open tables on a local disk. Cold queries run over an S3 API that answers after 20 ms, with
+empty caches.
 """
 
 from __future__ import annotations
@@ -29,14 +30,13 @@ from benchmarks.peers import NotMeasuredError, lance_python, printed
 from benchmarks.read_servers import ENVIRONMENT, REGION, Place, S3Servers, s3_servers
 from benchmarks.remote_reads import Answer, counted
 from examples import datasets
-from storage_core.clock import SystemClock
-from storage_core.ids import SystemIds
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.data.rows.vectors import Floats, vector_type
+from storage_core.data.settings.index import IndexDefinition
 from storage_core.log.log import TransactionLog
-from storage_core.objectstore.contract import Overwrite
-from storage_core.objectstore.meter import MeteredStore
-from storage_core.objectstore.resolve import open_store
-from storage_core.rows.vectors import Floats, vector_type
-from storage_core.settings.index import IndexDefinition
+from storage_core.store.contract import Overwrite
+from storage_core.store.meter import MeteredStore
+from storage_core.store.resolve import open_store
 from tests.support.upkeep import catch_up
 from tests.support.waves import WavesStore
 
@@ -48,16 +48,16 @@ FILTERS: Mapping[str, str] = {
     "0.1 %": "share < 1",
     "10 % on one side": "side < 100",
 }
-"""The rows of the last lie far from most queries: they are those that are least in one direction."""
+"""The rows of the last filter are far from most queries, because they are the smallest ones along one direction."""
 RECALL_AIM, FILTERED_AIM, MS_AIM = 0.99, 0.98, 5.0
 COLD_AIMS = {"requests": 12, "waves": 3, "MiB": 8.0}
-"""Of a search in its segment; beside these there are those that open the table and fetch vectors and rows."""
+"""Aims for a search in its segment. Further requests open the table, and read embeddings and rows."""
 _COLD_QUERIES, _FILTERED_QUERIES, _WARMING = 5, 50, 5
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
 class Given:
-    """Vectors with what filters ask about, and queries."""
+    """Embeddings, columns for filters, and queries."""
 
     name: str
     metric: str
@@ -67,7 +67,7 @@ class Given:
 
     @cached_property
     def rows(self) -> pa.Table:
-        """What each vector has beside it."""
+        """The other columns of each row."""
         chance, count = np.random.default_rng(self.seed), len(self.vectors)
         along = self.vectors @ chance.standard_normal(self.vectors.shape[1], np.float32)
         side: npt.NDArray[np.int64] = np.argsort(np.argsort(along)) * 1_000 // count
@@ -76,7 +76,7 @@ class Given:
 
     @cached_property
     def distances(self) -> Floats:
-        """Of each query the distance of every row, but for what is the same of all."""
+        """The distance of every row to each query, without a term that is equal for all rows."""
         found = np.empty((len(self.queries), len(self.vectors)), np.float32)
         squares = np.einsum("ij,ij->i", self.vectors, self.vectors)
         for number, query in enumerate(self.queries):
@@ -85,7 +85,7 @@ class Given:
         return found
 
     def recall(self, found: Sequence[Sequence[int]], wanted: str = "") -> float:
-        """The share of the nearest rows that meet the filter among those found by the first queries; ties count."""
+        """Return the share of the nearest matching rows that were found, for the first queries. Ties count as found."""
         away = self.distances[: len(found)]
         if wanted:
             column, bound = wanted.split(" < ")
@@ -101,7 +101,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """What an engine took, and what it found, by filter."""
+    """The cost of an engine, and the rows that it found, by filter."""
 
     cpu_s: float
     bytes: float
@@ -110,7 +110,7 @@ class Measured:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield what builds, warm queries, filters and cold queries cost and find."""
+    """Yield the cost of builds, and the cost and recall of warm, filtered and cold queries."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, s3_servers() as servers:
         for given in (_glove(small=small), _made(small=small)):
@@ -130,7 +130,7 @@ def _glove(*, small: bool) -> Given:
 
 
 def _made(*, small: bool) -> Given:
-    """Clusters of a thousand points, of which, as of embeddings, few directions say much."""
+    """Return clusters around a thousand points. As in real embeddings, a few directions have most of the variance."""
     count, dimensions = (4_000, 256) if small else (100_000, 1_536)
     asked, chance = 20 if small else 200, np.random.default_rng(2)
     weights = (np.arange(1, dimensions + 1) ** -0.5).astype(np.float32)
@@ -155,7 +155,7 @@ def _written(uri: str, given: Given) -> tm.Table:
 
 
 def _indexed(table: tm.Table) -> tuple[tm.Table, float]:
-    """The table with its segments, and the seconds of the processor that these took."""
+    """Return the table with its segments, and the processor seconds of building them."""
     started = time.process_time()
     catch_up(table)
     return table.refresh(), time.process_time() - started
@@ -222,7 +222,7 @@ def _brute_force(given: Given, ours: Measured) -> Iterator[Metric]:
 
 
 def _beside(given: Given, who: str, measured: Measured, ours: Measured) -> Iterator[Metric]:
-    """What an engine took and found; of others beside ours."""
+    """Yield the cost and recall of an engine. Other engines are compared to ours."""
     label, is_ours = f"{_label(given)}, {who}", measured is ours
 
     def metric(name: str, value: float, unit: str, *, own: float, aim: float | None = None) -> Metric:
@@ -264,7 +264,7 @@ def _cold(root: Path, given: Given, servers: S3Servers, *, make: bool) -> Iterat
         with tempfile.TemporaryDirectory(dir=root) as cache:
             os.environ["TIDEMARK_CACHE_DIR"] = cache
             opened = tm.Table.open(slow.uri)
-            opened.files()  # the snapshot is there
+            opened.files()  # loads the snapshot
             counted(servers.slow)
             started = time.perf_counter()
             opened.search(vector=query, columns=["id"], limit=ROWS)
@@ -291,7 +291,7 @@ def _copy(source: str, target: str) -> None:
 
 
 def _of_segments(uri: str, paths: set[str], query: Floats) -> dict[str, float]:
-    """Requests, waves and MiB of a cold search that go to segments."""
+    """Return the requests, round trips and MiB of a cold search that read segments."""
     store = WavesStore(open_store(uri))
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())

@@ -1,8 +1,8 @@
-"""The memory of a region writer whose callers are faster than its store, against the bounds that its options state.
+"""The memory of a region writer whose callers are faster than its store, compared to the bounds that its options state.
 
-Sixteen threads append without waiting to a store whose puts take 20 ms, in a process of their own. "Held" is the most
-that Arrow had allocated at one time, the batches in the hands of the callers included. The process grows by more than
-that: by what a flush computes, and by what the allocators of so many threads keep back.
+Sixteen threads append without pauses to a store whose puts take 20 ms, in a separate process. "Held" is the peak memory
+of Arrow, including the batches of the callers. The process grows by more than this: by the work of a flush, and by
+memory that the allocators of many threads keep.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ import pyarrow as pa
 
 from benchmarks.events import KEY, SCHEMA, batch
 from benchmarks.metrics import Metric, peak_mib
-from storage_core.clock import SystemClock
-from storage_core.errors import Overloaded
-from storage_core.ids import SystemIds
-from storage_core.objectstore.local import LocalStore
-from storage_core.objectstore.meter import RequestKind
-from storage_core.region.options import MB, WriterOptions
-from storage_core.region.writer import RegionWriter
+from storage_core.base.clock import SystemClock, SystemIds
+from storage_core.base.errors import Overloaded
+from storage_core.store.local import LocalStore
+from storage_core.store.meter import RequestKind
+from storage_core.write.region.records import MB, WriterOptions
+from storage_core.write.region.writer import RegionWriter
 from tests.support.fault_store import FaultStore
 from tidemark import Table
 
@@ -44,7 +43,7 @@ BOUND_MIB = (_OPTIONS.refuse_bytes + _OPTIONS.flush_bytes + _OPTIONS.entry_bytes
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield by how many MiB the process grew, against the stated bounds."""
+    """Yield the growth of the process in MiB, compared to the stated bounds."""
     with tempfile.TemporaryDirectory() as folder:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             held, grown, mb = pool.submit(_grown_mib, folder, 20 if small else 400).result()
@@ -55,13 +54,13 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _slowly(kind: RequestKind, _key: str) -> None:
-    """Let a put take longer."""
+    """Make a put take longer."""
     if kind == "put":
         time.sleep(0.02)
 
 
 def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
-    """MiB that Arrow held at most and that the process grew by, while the writer was given so many MB; and how many."""
+    """Return three numbers: the peak memory of Arrow in MiB, the growth of the process in MiB, and the written MB."""
     root = Path(folder) / "table"
     snapshot = Table.create(str(root), SCHEMA, primary_key=[KEY]).snapshot
     store = FaultStore(LocalStore(root), watch=_slowly)
@@ -78,7 +77,7 @@ def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
             try:
                 writer.put(rows)
             except Overloaded:
-                continue  # as a caller does who comes back later
+                continue  # as a caller that comes back later
             given[thread] += rows.nbytes
             number += _THREADS
 

@@ -1,1 +1,4 @@
-"""Programs of the Makefile and of developers. Those that bring Python packages, Java and a browser need no package."""
+"""Programs for the Makefile and for developers.
+
+The programs that install Python packages, Java and a browser do not need any package.
+"""

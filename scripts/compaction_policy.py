@@ -1,4 +1,4 @@
-"""Print `docs/compaction-policy.md`: what the policy makes of a day, by simulation.
+"""Print `docs/compaction-policy.md`: a simulation of the compaction policy over one day.
 
 python -m scripts.compaction_policy > docs/compaction-policy.md
 """
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pipelines.commands.policy_simulation import MINUTES_PER_DAY, Ingestion, Simulation, simulate
-from storage_core.compaction.merges import MOST_INPUTS
-from storage_core.settings.compaction import CompactionSettings
+from storage_core.compact.work import MOST_INPUTS
+from storage_core.data.settings.layout import CompactionSettings
 
 MB = 1_000_000
 FULL = Ingestion(rates=[1000] * MINUTES_PER_DAY, split_bytes=MB, split_rows=2000)
@@ -40,16 +40,17 @@ CASES = (
 
 HEAD = f"""# The compaction policy over a day
 
-Written by `python -m scripts.compaction_policy`; nothing here was timed, and the same release prints the same page. The
-rules are those of scheduled runs (decision 0068): ten to twelve splits of one generation become one, and windows that
-are cold become one sorted run. `tidemark simulate-policy` does it for other loads. The target size is 256 MiB; a
-merge is taken to write as many bytes as it reads.
+How do splits and bytes develop over a day under the compaction policy? `python -m scripts.compaction_policy` simulates
+the day and prints this page. Nothing here was timed, so the same release prints the same page. The rules are those of
+scheduled runs (decision 0015). Ten to twelve splits of one generation become one split, and cold windows become one
+sorted run. `tidemark simulate-policy` simulates other loads. The target size is 256 MiB. The simulation assumes that a
+merge writes as many bytes as it reads.
 
-One run replaces at most {MOST_INPUTS:,} splits, as a scheduled one does. Where more arrive from one run to the next,
-they pile up until fewer arrive, and compactions have to run more often: see the last two cases.
+One run replaces at most {MOST_INPUTS:,} splits, like a scheduled run. If more splits arrive between two runs, splits
+pile up until fewer arrive. Compactions then have to run more often: see the last two cases.
 
-One task reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million (decision 0073):
-a window that holds more becomes one run in parts, of so many tasks (decision 0147).
+One task reads at most 256 splits, 64 target sizes and `run_rows` rows, by default 2^25 = 33.6 million. A larger window
+becomes one run in several parts, with one task per part.
 """
 
 

@@ -1,11 +1,16 @@
-"""Take in every file below a folder that others wrote, and compare the rows with those of a second reader.
+"""Import every file below a folder of foreign files, and compare the rows with those of a second reader.
 
 python -m scripts.compare_foreign_files FOLDER
 
-Parquet files come in by an import of a folder and as landed files, Delta tables and Arrow IPC files by an import. The
-second reader is DuckDB for Parquet, or pyarrow where DuckDB differs, delta-rs for Delta tables and pyarrow for Arrow
-IPC. An import refuses Avro files. Nothing is fetched, and nothing below the folder is changed. The exit code is 1 if a
-row is wrong or an error is not one of `storage_core.errors`.
+Each Parquet file is imported twice: in a folder, and as a landed file. Delta tables and Arrow IPC files are imported
+once. Imports reject Avro files. The second readers are:
+
+- for Parquet, DuckDB, and also pyarrow if the result of DuckDB differs
+- for Delta tables, delta-rs
+- for Arrow IPC, pyarrow
+
+Nothing is downloaded, and nothing below the folder is changed. The exit code is 1 if a row is wrong, or if an error is
+not one of `storage_core.base.errors`.
 """
 
 from __future__ import annotations
@@ -33,9 +38,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import tidemark as tm
-from storage_core.errors import TidemarkError
-from storage_core.ingest.landing import LandingSpec, discover
-from storage_core.ingest.parse import parse
+from storage_core.base.errors import TidemarkError
+from storage_core.write.ingest.batch import parse_file
+from storage_core.write.ingest.landing import LandingSpec, discover
 
 EQUAL, REFUSED, UNTYPED, WRONG, UNCHECKED = "equal", "typed refusal", "untyped", "wrong", "no second reader"
 PARQUET, ARROW, AVRO = (".parquet", ".parq"), (".arrow", ".arrows", ".feather", ".arrow_file", ".stream"), (".avro",)
@@ -46,7 +51,7 @@ Doors = dict[str, tuple[Read, Sequence[Callable[[Path], pa.Table]]]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of one file or Delta table by one way in. `why` is empty where the rows are equal."""
+    """The result for one file or Delta table and one kind of import. `why` is empty if the rows are equal."""
 
     place: str
     door: str
@@ -55,7 +60,7 @@ class Outcome:
 
 
 def main(folder: str) -> int:
-    """Print the counts, the refusals by reason, and each failure. Return 1 for a wrong row or an untyped error."""
+    """Print the counts, the rejections by reason, and each failure. Return 1 for a wrong row or an untyped error."""
     outcomes = list(compared(Path(folder)))
     counts = Counter((each.door, each.result) for each in outcomes)
     for result in (EQUAL, REFUSED, UNTYPED, WRONG, UNCHECKED):
@@ -71,7 +76,7 @@ def main(folder: str) -> int:
 
 
 def compared(folder: Path) -> Iterator[Outcome]:
-    """Yield what came of every file and Delta table below a folder, each read in a process that may end."""
+    """Yield the results of every file and Delta table below a folder. Each is read in a process that may crash."""
     places = sorted(_places(folder))
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     for place in places:
@@ -84,7 +89,7 @@ def compared(folder: Path) -> Iterator[Outcome]:
 
 
 def equal_rows(ours: pa.Table, theirs: pa.Table) -> bool:
-    """Return whether two tables have the same rows in any order, with values of different but equal types."""
+    """Return whether two tables have the same rows in any order. Values of different types may be equal."""
     ours = ours.rename_columns([each.casefold() for each in ours.column_names])
     theirs = theirs.rename_columns([each.casefold() for each in theirs.column_names])
     if ours.num_rows != theirs.num_rows or set(ours.column_names) != set(theirs.column_names):
@@ -161,18 +166,21 @@ def _imported_arrow(scratch: Path, place: Path) -> pa.Table:
 
 
 def _landed(folder: Path) -> pa.Table:
-    """The rows of the file as it lands in a table with its columns. Raises the first rejection as `InvalidInput`."""
-    from storage_core.importing.folder import folder_of
+    """Return the rows that a table with the columns of the file gets when the file lands.
+
+    Raises the first rejection as `InvalidInput`.
+    """
+    from storage_core.interop.import_files import folder_of
 
     spec = LandingSpec(uri=folder.resolve().as_uri(), format="parquet")
     landed = discover(spec)
     try:
         schema = folder_of(str(folder)).schema
     except TidemarkError:
-        if not landed:  # of a file without a byte
+        if not landed:  # the file is empty
             raise
-        schema = pa.schema({"any": pa.int64()})  # of a table that lands such a file all the same
-    found = parse(landed[0], spec, schema, None)
+        schema = pa.schema({"any": pa.int64()})  # a table may also land a file that cannot be imported
+    found = parse_file(landed[0], spec, schema, None)
     if found.rejected:
         raise tm.errors.InvalidInput(found.rejected[0].reason)
     return found.rows
@@ -202,7 +210,7 @@ def _by_pyarrow(place: Path) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
-    """A value that is equal, as text, to that of a reader with other types."""
+    """Return a value whose text is the same for readers that use different types."""
     match value:
         case bool() | None:
             return value
@@ -218,7 +226,7 @@ def _plain(value: Any) -> Any:
             return "NaN" if math.isnan(value) else value
         case UUID():
             return str(value)
-        case bytes():  # readers differ in which values are text
+        case bytes():  # readers disagree on whether such a value is text
             return value.decode(errors="surrogateescape")
     return value
 
@@ -230,7 +238,7 @@ def _difference(ours: pa.Table, theirs: pa.Table) -> str:
 
 
 def _general(why: str) -> str:
-    """A reason without the names and numbers of one file, to count it by."""
+    """Return a reason without the names and numbers of one file, so that equal reasons can be counted."""
     return re.sub(r"'[^']*'|/\S+|\d+", "…", why.splitlines()[0])[:160]
 
 

@@ -1,4 +1,4 @@
-"""Installs Debian packages, where that is possible without asking anybody: on Debian and its kin, as root."""
+"""Installs Debian packages without user input. It works only on Debian and its derivatives, as root."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ import sys
 
 
 def install_first(*packages: str) -> bool:
-    """Install the first of `packages` that this release has; False when none could be, or this is not the place."""
+    """Install the first of `packages` that this release has.
+
+    Return False if no package could be installed, or if this is not Debian or not root.
+    """
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         return False
     print(f"setup: installing {packages[0]} with apt-get", file=sys.stderr)
@@ -19,5 +22,5 @@ def install_first(*packages: str) -> bool:
 
 def _apt_get(*arguments: str) -> bool:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # apt-get talks on stdout, which belongs to the path that the caller prints
+    # apt-get writes to standard output, which the caller uses for the path
     return subprocess.run(["apt-get", *arguments], check=False, env=environment, stdout=sys.stderr).returncode == 0

@@ -1,7 +1,14 @@
-"""Prints the path of a Chromium that Playwright can drive: `.venv/bin/python -m scripts.find_browser`.
+"""Prints the path of a Chromium that Playwright can use: `.venv/bin/python -m scripts.find_browser`.
 
-In this order: `TIDEMARK_CHROMIUM`, a Chromium or Chrome on PATH, one that Playwright downloaded before, Debian's
-package (as root), Playwright's own download; else one sentence on what to do, and exit code 1.
+The program tries these in order:
+
+1. `TIDEMARK_CHROMIUM`
+2. a Chromium or Chrome on PATH
+3. a Chromium that Playwright has already downloaded
+4. Debian's package (as root)
+5. Playwright's own download
+
+If every attempt fails, the program prints one sentence with instructions, and exits with 1.
 """
 
 from __future__ import annotations
@@ -24,7 +31,7 @@ SENTENCE = (
 
 
 def find_browser() -> str | None:
-    """The path of a Chromium, installed if need be; None when there is no way to one."""
+    """Return the path of a Chromium, which is installed if necessary. Return None if that fails."""
     return os.environ.get("TIDEMARK_CHROMIUM") or _on_path() or _playwrights() or _install()
 
 
@@ -47,7 +54,7 @@ def _install() -> str | None:
 
 
 def main() -> int:
-    """Print the path, or say what to do."""
+    """Print the path, or instructions."""
     path = find_browser()
     if path is None:
         print(f"setup: {SENTENCE}", file=sys.stderr)

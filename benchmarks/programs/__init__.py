@@ -1,1 +1,4 @@
-"""Programs for the Pythons of peers (`benchmarks.peers`), which have not what the project has: each prints JSON."""
+"""Programs for the Pythons of peers (`benchmarks.peers`), which do not have the project's packages.
+
+Each prints JSON.
+"""

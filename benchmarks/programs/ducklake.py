@@ -1,4 +1,4 @@
-"""A new DuckLake, as its users make one."""
+"""A new DuckLake with its default settings."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import duckdb  # an older one than the project's
+import duckdb  # an older version than the project's
 
 
 def attached(folder: str | Path, *, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a new lake in the folder, which is called `lake` in it."""
+    """Return a connection to a new lake in the folder. In the connection, the lake is called `lake`."""
     package = importlib.util.find_spec("duckdb_extension_ducklake")
     if package is None or package.origin is None:
         sys.exit("this Python has no DuckLake")
     (extension,) = Path(package.origin).parent.rglob("*.duckdb_extension")
     connection = duckdb.connect(config={"threads": threads})
-    connection.execute("SET enable_progress_bar = false")  # it would be in what is printed
+    connection.execute("SET enable_progress_bar = false")  # the progress bar would appear in the output
     connection.execute(f"LOAD '{extension}'")
     connection.execute(f"ATTACH 'ducklake:{folder}/catalog.ducklake' AS lake (DATA_PATH '{folder}/data/')")
     return connection
 
 
 def add_files(connection: duckdb.DuckDBPyConnection, table: str, files: Iterable[str]) -> None:
-    """Have these files be those of a table."""
+    """Register these files as the files of a table."""
     for file in files:
         connection.execute("CALL ducklake_add_data_files('lake', ?, ?)", [table, file])
 

@@ -1,8 +1,8 @@
-"""Statements of a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+"""Times of DuckLake statements. A program for the Python that `peers.ducklake_python` returns.
 
 python -m benchmarks.programs.ducklake_deletes FOLDER RUNS STATEMENTS_AS_JSON QUERY FILE... registers the files for each
 run of each statement in a new lake as its table `t`. It prints as JSON the median seconds of each statement, in their
-order, and the median milliseconds of the query before and after the first of them.
+order, and the median milliseconds of the query before and after the first statement.
 """
 
 import json
@@ -18,7 +18,7 @@ from benchmarks.programs.ducklake import add_files, attached, create_like
 
 
 def main(folder: str, runs: str, statements: str, query: str, *files: str) -> None:
-    """Print what the statements took, and the query."""
+    """Print the times of the statements and of the query."""
     lakes = (Path(folder) / str(number) for number in range(1_000_000))
     taken = [
         statistics.median(_seconds(_lake(next(lakes), files), statement) for _ in range(int(runs)))

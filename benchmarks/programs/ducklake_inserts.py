@@ -1,4 +1,4 @@
-"""Inserts into a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns, which has no Arrow.
+"""Times of inserts into a DuckLake. A program for the Python that `peers.ducklake_python` returns, which has no Arrow.
 
 python -m benchmarks.programs.ducklake_inserts FOLDER ROWS_AS_PARQUET INSERTS WARM_UP prints the milliseconds of each
 insert as JSON.

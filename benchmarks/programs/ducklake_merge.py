@@ -1,9 +1,9 @@
-"""Merges of sorted files by a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+"""Times of merges of sorted files by a DuckLake. A program for the Python that `peers.ducklake_python` returns.
 
-python -m benchmarks.programs.ducklake_merge FOLDER ORDER REPEATS FILE... registers the files in a lake of its own for
-each repeat, in a table that is SORTED BY the order, merges them into one with zstd 3 on one thread, and prints the
-processor seconds of each merge, the bytes that result, and its path, as JSON. The first merge is a warm-up and not
-counted.
+python -m benchmarks.programs.ducklake_merge FOLDER ORDER REPEATS FILE... registers the files in a new lake for each
+repeat, in a table that is SORTED BY the order. It merges them into one file with zstd level 3 on one thread. It prints
+as JSON the processor seconds of each merge, the resulting bytes, and the path of the file. The first merge is a warm-up
+and does not count.
 """
 
 import json
@@ -17,7 +17,7 @@ from benchmarks.programs.ducklake import add_files, attached, create_like
 
 
 def main(folder: str, order: str, repeats: str, *files: str) -> None:
-    """Print what the merges took."""
+    """Print the times of the merges."""
     taken, merged = [], []
     for run in range(int(repeats) + 1):
         lake = Path(folder) / str(run)

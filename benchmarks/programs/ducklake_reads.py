@@ -1,7 +1,7 @@
-"""Queries of a DuckLake, timed: a program for the Python that `peers.ducklake_python` returns.
+"""Times of queries of a DuckLake. A program for the Python that `peers.ducklake_python` returns.
 
 python -m benchmarks.programs.ducklake_reads FOLDER RUNS QUERIES_AS_JSON FILE... registers the files in a new lake as
-its table `t`, runs each query once and then so many times, and prints the median milliseconds of each, in their order,
+its table `t`. It runs each query once and then RUNS times, and prints the median milliseconds of each, in their order,
 as JSON.
 """
 
@@ -14,7 +14,7 @@ from benchmarks.programs.ducklake import add_files, attached, create_like
 
 
 def main(folder: str, runs: str, queries: str, *files: str) -> None:
-    """Print what the queries took."""
+    """Print the times of the queries."""
     connection = attached(folder, threads=2)
     create_like(connection, "t", files[0])
     add_files(connection, "t", files)

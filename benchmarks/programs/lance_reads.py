@@ -1,8 +1,10 @@
-"""Lookups by key and full text of a Lance dataset, timed: a program for the Python that `peers.lance_python` returns.
+"""Times of lookups by key and by full text in a Lance dataset.
+
+A program for the Python that `peers.lance_python` returns.
 
 python -m benchmarks.programs.lance_reads FOLDER ROWS_AS_PARQUET COLUMN REQUESTS_AS_JSON writes the rows into a dataset
-with an index on the column, an inverted one of text and a B-tree of anything else, asks for each key or for ten rows
-of each text, and prints the milliseconds of each request, in their order, as JSON.
+with an index on the column: an inverted index for text, and a B-tree for anything else. It looks up each key, or ten
+rows of each text. It prints the milliseconds of each request, in their order, as JSON.
 """
 
 import json
@@ -15,14 +17,14 @@ import pyarrow.parquet as pq
 
 
 def main(folder: str, rows: str, column: str, requests: str) -> None:
-    """Print what the requests took."""
+    """Print the times of the requests."""
     table = pq.read_table(rows)
     is_text = pa.types.is_string(table.schema.field(column).type)
     dataset = lance.write_dataset(table, f"{folder}/{column}.lance")
     dataset.create_scalar_index(column, "INVERTED" if is_text else "BTREE")
     asked = json.loads(requests)
     taken = []
-    for request in [asked[0], *asked]:  # the first opens the index
+    for request in [asked[0], *asked]:  # the first request opens the index
         wanted = {"full_text_query": request, "limit": 10} if is_text else {"filter": f"{column} = {request}"}
         started = time.perf_counter()
         found = dataset.to_table(**wanted)

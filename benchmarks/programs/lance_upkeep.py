@@ -1,7 +1,8 @@
-"""A Lance dataset that grows, with indexes: a program for the Python that `peers.lance_python` returns.
+"""A growing Lance dataset with indexes. A program for the Python that `peers.lance_python` returns.
 
-python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY appends each Parquet file of a folder, runs
-`compact_files` after every so many and `optimize_indices` after each, and prints the processor seconds of the latter.
+python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY appends each Parquet file of a folder. It runs
+`optimize_indices` after each file and `compact_files` after EVERY files. It prints the processor seconds of
+`optimize_indices`.
 """
 
 import json
@@ -14,7 +15,7 @@ import pyarrow.parquet as pq
 
 
 def main(folder: str, files: str, every: str) -> None:
-    """Print what keeping the indexes took."""
+    """Print the cost of the indexes."""
     first, *others = sorted(Path(files).iterdir())
     dataset = lance.write_dataset(pq.read_table(first), folder)
     started = time.process_time()

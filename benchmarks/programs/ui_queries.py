@@ -1,4 +1,4 @@
-"""The GraphQL queries of Dagster's UI, read from the program that its webserver gives to browsers."""
+"""The GraphQL queries of Dagster's UI, read from the program that its webserver sends to browsers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Queries:
 
     @classmethod
     def of_the_webserver(cls) -> Self:
-        """Read those of the webserver that is installed."""
+        """Read the queries of the installed webserver."""
         import dagster_webserver
 
         found: dict[str, ExecutableDefinitionNode] = {}

@@ -1,10 +1,10 @@
-"""Nearest neighbours by Lance and by faiss: a program for the Python that `peers.lance_python` returns.
+"""Nearest neighbours with Lance and with faiss. A program for the Python that `peers.lance_python` returns.
 
 python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_AS_JSON [URI OPTIONS_AS_JSON] reads
-`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, builds the index and asks each query for ten rows without
-a filter, and the first fifty with each. It prints JSON: processor seconds of the build, bytes per vector of the index,
-and per filter the milliseconds and rows of each query. ENGINE `ask IVF_PQ` asks the dataset at the URI for the first
-query alone, and prints its milliseconds.
+`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. It runs each query for ten rows
+without a filter, and the first fifty queries with each filter. It prints JSON: processor seconds of the build, bytes
+per embedding of the index, and for each filter the milliseconds and rows of each query. ENGINE `ask IVF_PQ` runs only
+the first query on the dataset at the URI, and prints its milliseconds.
 """
 
 import json
@@ -29,7 +29,7 @@ PROBES, REFINE = 20, 4
 
 
 def main(folder: str, engine: str, metric: str, filters: str, *where: str) -> None:
-    """Print what was measured."""
+    """Print the measurements."""
     queries = np.load(Path(folder) / "queries.npy")
     if engine.startswith("ask"):
         import lance

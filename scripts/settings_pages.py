@@ -1,0 +1,58 @@
+"""Copies of the table of settings: the rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
+
+`python -m scripts.settings_pages` writes them again. A test compares them with the files. The program updates only
+existing rows. A new setting first needs its row in docs/declarations.md, and a row in the table of settings of
+docs/spec.md.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from pipelines.declaration_schema import schema_text
+from storage_core.change.declaration import TableDeclaration
+from storage_core.data.settings.table import GROUPS, SETTINGS
+
+ROOT: Final = Path(__file__).parents[1]
+SCHEMA: Final = ROOT / "tables" / "table.schema.json"
+PAGES: Final = (ROOT / "docs" / "declarations.md", ROOT / "docs" / "operations.md")
+
+_TABLE = re.compile(r"(?<= \| Means \| Default \|\n\|---\|---\|---\|\n)(?:\|.*\n)+")
+_ROW = re.compile(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", re.MULTILINE)
+
+
+def means() -> Iterator[tuple[str, str, str | None]]:
+    """Yield every field of a table and every part of a group: its name, its meaning, and its default.
+
+    The default of a field that is not a setting is None, because a page describes it in its own words.
+    """
+    for name, field in TableDeclaration.model_fields.items():
+        if name not in SETTINGS and name not in GROUPS:
+            yield name, str(field.description), None
+    for name, entry in SETTINGS.items():
+        choices = ", ".join(f"`{each}`" for each in entry.choices)
+        yield name, f"{entry.about}: {choices}" if choices else entry.about, entry.default_text
+
+
+def with_rows(page: str) -> str:
+    """Return the page with the current rows of fields. Rows of other names are kept."""
+    known = {name: (about.replace("|", r"\|"), usual) for name, about, usual in means()}
+
+    def row(found: re.Match[str]) -> str:
+        about, usual = known.get(found[1], (None, None))
+        return found[0] if about is None else f"| `{found[1]}` | {about} | {found[2] if usual is None else usual} |"
+
+    return _TABLE.sub(lambda table: _ROW.sub(row, table[0]), page)
+
+
+def written() -> dict[Path, str]:
+    """Return the text of every file that is created from the settings."""
+    return {SCHEMA: schema_text(), **{page: with_rows(page.read_text(encoding="utf-8")) for page in PAGES}}
+
+
+if __name__ == "__main__":
+    for path, text in written().items():
+        path.write_text(text, encoding="utf-8")
