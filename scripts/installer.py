@@ -104,7 +104,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the path of uv. With the name of a lock as argument, print the path of the Python that has its packages."""
+    """Print the path of uv. If the argument is a lock file, print the path of the Python with its packages."""
     if arguments:
         try:
             print(locked_python(arguments[0]))

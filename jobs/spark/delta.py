@@ -86,7 +86,7 @@ def require_delta(session: SparkSession, master: str) -> None:
 
 
 def cannot_start(error: Exception) -> Unavailable:
-    """Return the error for a Spark that did not start with Delta Lake. Usually, a download of its JARs has failed."""
+    """Return the error for a Spark session without Delta Lake. Usually, the download of its JARs has failed."""
     return Unavailable(
         f"Spark did not start with Delta Lake, which landing from a Delta table needs ({error}). Its output above "
         f"contains the cause. {PACKAGE} is downloaded from Maven Central once, or taken from the cache of Spark or "

@@ -2,8 +2,8 @@
 
 - Commands: the program and the arguments of each process. The processes share only the address of the code server. Each
   process can therefore be stopped and started separately, on one machine or on several machines.
-- Hosts: the names by which browsers reach the webserver, in headers of requests and in `--allow-host`. Commands check
-  `--allow-host` with this module, which does not import the webserver.
+- Hosts: the names under which browsers reach the webserver. The headers of requests and `--allow-host` contain them.
+  Commands check `--allow-host` with this module, which does not import the webserver.
 - The lock: each home folder of Dagster has one daemon, because two daemons would request every run twice.
 """
 

@@ -1,8 +1,8 @@
 """Sorted merge in two steps (docs/architecture/compaction.md).
 
-Step 1 computes the order from the sort columns, as runs of rows that stay together. Step 2 reads all inputs once, from
-start to end, and writes all columns in pieces of `PIECE_BYTES`. Each moved value is compared with its source (MC-1,
-MC-2, decision 0016).
+Step 1 computes the order of the rows from the sort columns. Rows that stay together form one run. Step 2 reads all
+inputs once, from start to end, and writes all columns in pieces of `PIECE_BYTES`. Each moved value is compared with its
+source (MC-1, MC-2, decision 0016).
 """
 
 from __future__ import annotations

@@ -82,8 +82,9 @@ class CatchUpWork:
 class CatchUpPlan:
     """The work that an index needs at a version, and the objects that the index no longer uses.
 
-    `stale` are unused segments, and `idle` are translations that no index uses. `merges` has merges of small segments,
-    and segments of embeddings that are trained again. With `retrain`, all segments of embeddings are trained again.
+    `stale` are unused segments, and `idle` are translations that no index uses. `merges` has two kinds of work: to
+    merge small segments, and to train vector segments again. With `retrain`, all segments of embeddings are trained
+    again.
     """
 
     index: str

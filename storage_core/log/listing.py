@@ -155,7 +155,7 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 SPAN = 1_000
 """The number of versions whose keys differ only in the last three digits. Such versions count as near each other."""
 CLOSE = 100
-"""A state that is at most this number of versions older counts as close.
+"""A state counts as close if it is at most this number of versions older.
 
 For a close state, a search for a newer JSON checkpoint would cost more than it saves.
 """
@@ -284,8 +284,8 @@ def listed_states(store: ObjectStore) -> list[int]:
 def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[ParsedKey], int]:
     """Return the checkpoints near `at` that are not after `at`, and the first listed version.
 
-    The checkpoints are taken from the thousand versions that contain `at`. If there are none, they are taken from the
-    thousand versions before.
+    The checkpoints are taken from the thousand versions that contain `at`. If these versions have no
+    checkpoint, the previous thousand versions are listed.
     """
     since = at
     for since in range(at - at % SPAN, max(-1, at - 2 * SPAN), -SPAN):

@@ -227,7 +227,7 @@ class Report:
 
 
 def damage_of(kind: Kind, error: TidemarkError, key: str, expected: str) -> Finding:
-    """Return the finding for an error of `DAMAGE` that a read of `key` raised.
+    """Return the finding for an error that a read of `key` raised. The class of the error is in `DAMAGE`.
 
     The finding has the key that the error names, or `key` if the error names no key. The format of a newer release is
     not damage.

@@ -245,7 +245,7 @@ DuckDB reads this many bytes in the time that an index lookup takes.
 """
 
 MOST_VALUES, LOCAL_VALUES = 1_000, 64
-"""The most bitmaps of one column that are combined: for a split on an object store, and for a local split.
+"""The largest number of bitmaps of one column that a read combines. First for object stores, then for local files.
 
 A condition with more values usually selects most rows.
 """

@@ -246,7 +246,8 @@ def _except_all(mine: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def _bytes(add: Add) -> int:
-    # Other writers may not record the size. A Parquet file is seldom smaller than a quarter of its rows.
+    # Other writers may not record the size. A Parquet file is seldom smaller than a quarter of the uncompressed size of
+    # its rows.
     whole = add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
     return math.ceil(whole * add.visible_rows / add.numRecords) if add.numRecords else whole
 

@@ -250,8 +250,8 @@ def plan(
 def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
     """Return the live splits that may contain one of the keys, by path. There is at least one key.
 
-    The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, all statistics of
-    the log are used for this split as well. Makes one GET per manifest that was not read yet and whose bounds admit one
+    The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, the other
+    statistics of the log select the split. Makes one GET per manifest that was not read yet and whose bounds admit one
     of the keys.
     """
     from storage_core.split import pages  # it imports Parquet

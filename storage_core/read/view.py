@@ -1,7 +1,7 @@
 """The position at which an open table is read, and the ways to name a version.
 
 `snapshot_at` returns the snapshot for a version number, a point in time or the name of a tag. The name of a tag starts
-with a letter, and a number or a time never does, so a text never has two meanings. A version that is no longer
+with a letter. Numbers and times start with a digit, so the three forms cannot be confused. A version that is no longer
 retained raises `NotFound`, and the message lists the retained versions. A damaged log still raises `Corrupt`.
 
 `View` is the position of an open table: a snapshot, which `refresh` and commits replace by a newer snapshot.

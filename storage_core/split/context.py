@@ -77,7 +77,7 @@ class SplitContext:
 
     @property
     def partition_folder(self) -> str:
-        """The folders of the partition in keys of its splits, joined by slashes. Empty without partitions."""
+        """The part of a split's key that names the partition. It is empty without partitions."""
         return _folders(self.partition_by, self.partition_values)
 
     def of_partition(self, values: Partition) -> SplitContext:

@@ -143,7 +143,7 @@ class _Search:
         return bool(self.possible)
 
     def _until(self, way: _Possible, *, write: int | None = None, read: int | None = None) -> Iterator[_Possible]:
-        """Apply open writes in any order until the given call has happened, but no more writes than needed."""
+        """Apply open writes in any order, and stop as soon as the given call has happened."""
         if write in way.applied or read in way.read:
             yield way
             return

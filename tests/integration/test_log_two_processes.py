@@ -100,7 +100,7 @@ def append(uri: str, number: int, folder: Path) -> None:
 
 
 def committed(log: TransactionLog, snapshot: Snapshot, add: Add, told: Counter[str]) -> Snapshot:
-    """Append one split like a careful caller, and count the results of the log's calls.
+    """Append one split as a careful caller would, and count the results of the calls.
 
     - `Unavailable` means that nothing was written, so the same call is repeated.
     - Ten lost attempts can happen, because one request in ten fails and a rival commits. The commit is planned again.

@@ -104,7 +104,7 @@ def _harm(store: MemoryStore, random: Random) -> None:
 
 
 def _left(whole: ObjectStore, stores: list[MemoryStore]) -> tuple[set[tuple[str, int]], set[tuple[str, int]]]:
-    """Return the chunks with an intact copy under their own name and number, and all chunks that are listed."""
+    """Return two sets: the chunks with an intact copy under their own name and number, and all listed chunks."""
     sound = {(key.writer, key.number): whole.get(info.key).data for info in whole.list("") if (key := _key(info.key))}
     left, listed = set(), set()
     for store in stores:

@@ -288,7 +288,7 @@ class Writer:
             return
         self.world.write_splits(work)
         named = replace(work, commit_id=SeededIds(self.random.getrandbits(64)).uuid())
-        # A commit can only be found again after a crash or a damaged read if its caller chose the ID.
+        # After a crash or a damaged read, only a commit whose caller chose the ID can be found again.
         anonymous = self.world.reads_are_true and not self.planned_for_deletion and self.random.random() < 0.4
         self.attempt(work if anonymous else named)
 

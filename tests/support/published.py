@@ -122,7 +122,7 @@ def shown_versions(uri: str | Path) -> list[int]:
 
 
 def history(uri: str) -> Iterator[Table]:
-    """Create a table at `uri`, and yield it after each of about sixty changes. Only the last changes rename columns."""
+    """Create a table at `uri`, and yield it after each of about sixty changes. Columns are renamed only at the end."""
     settings = {"publish": "delta", "checkpoint.interval": "4"}
     table = Table.create(uri, SCHEMA, time_column="at", window="1h", sort_schema="host|timestamp/V2", settings=settings)
     numbers = count(0, 30)

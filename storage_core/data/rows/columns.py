@@ -6,9 +6,9 @@ was added later may have a default, which is the value of the column in rows tha
 All splits contain a column under the same stored name. The stored name is the first name of the column, unless another
 column had this name earlier. A field records its stored name if it differs from the current name.
 
-These entries are in the metadata of the column's field, in Spark's JSON and in Arrow. Splits and records are never
-rewritten after such a change. They contain the columns and types that the table had when they were written, and
-`of_earlier` converts them to the current columns of the table.
+The schema stores these entries as metadata of the column's field, both in Spark's JSON and in Arrow. Splits and records
+are never rewritten after such a change. They contain the columns and types that the table had when they were written,
+and `of_earlier` converts them to the current columns of the table.
 """
 
 from __future__ import annotations

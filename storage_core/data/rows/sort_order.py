@@ -79,7 +79,7 @@ class SortColumn:
 
     @property
     def text(self) -> str:
-        """The canonical form. It contains the type and the direction only if they are not the default of the name."""
+        """The canonical form. Defaults for the column's name are left out."""
         suffix = "" if self.type == _default_type(self.name) else f"__{_SUFFIX_BY_TYPE[self.type]}"
         direction = "" if self.descending == _default_descending(self.name) else ":-" if self.descending else ":+"
         return f"{self.name}{suffix}{direction}"

@@ -52,7 +52,7 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whol
 # Parts: the typed rows that one task found for one region, until the generation is written (decision 0031).
 #
 # A part is a data file in a generation's directory that no manifest names. It looks like the file of a distributor that
-# ended before it wrote its manifest. Only the task that received the name of the part reads it. The collector deletes
+# ended before it wrote its manifest. A part is read only by the task that received its name. The collector deletes
 # old parts. With parts, records are decoded and typed once, and neither the driver nor a shuffle carries the records.
 
 

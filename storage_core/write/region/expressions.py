@@ -342,7 +342,7 @@ def check_expression(text: str, columns: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def check_bounded(text: str) -> None:
-    """Raise `InvalidInput` unless the text limits how long its values can be."""
+    """Raise `InvalidInput` if the values of the expression `text` can have any length."""
     try:
         tree = _parsed(text)
         check_growth(tree["select_list"], text, most=MOST_MADE)

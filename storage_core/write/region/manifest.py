@@ -95,7 +95,7 @@ def memory_bytes(manifest: RegionManifest) -> int:
 def read_version(store: ObjectStore, region: str, version: int) -> RegionManifest:
     """Return one manifest version. One GET.
 
-    Raise `NotFound`, or raise `Corrupt` if the manifest contains another version or region.
+    Raise `NotFound` if the manifest is absent. Raise `Corrupt` if the manifest contains another version or region.
     """
     key = keys.region_manifest_key(region, version)
     manifest = region_manifest.decode_region(store.get(key).data, key)
