@@ -95,8 +95,24 @@ def equal_rows(ours: pa.Table, theirs: pa.Table) -> bool:
     if ours.num_rows != theirs.num_rows or set(ours.column_names) != set(theirs.column_names):
         return False
     names = sorted(ours.column_names)
-    first, second = (sorted(repr(_plain(row)) for row in each.select(names).to_pylist()) for each in (ours, theirs))
+    try:
+        first, second = (_texts(each.select(names)) for each in (ours, theirs))
+    except (OverflowError, ValueError):  # a time outside Python's calendar
+        first, second = (_texts(_counted_times(each.select(names))) for each in (ours, theirs))
     return first == second
+
+
+def _texts(rows: pa.Table) -> list[str]:
+    return sorted(repr(_plain(row)) for row in rows.to_pylist())
+
+
+def _counted_times(rows: pa.Table) -> pa.Table:
+    """Return the rows with each timestamp column as microseconds since 1970."""
+    for index, field in enumerate(rows.schema):
+        if pa.types.is_timestamp(field.type):
+            times = rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
+            rows = rows.set_column(index, field.name, times.cast(pa.int64()))
+    return rows
 
 
 def _places(folder: Path) -> Iterator[Path]:
@@ -232,7 +248,7 @@ def _plain(value: Any) -> Any:
 
 
 def _difference(ours: pa.Table, theirs: pa.Table) -> str:
-    first, second = (sorted(repr(_plain(row)) for row in each.to_pylist()) for each in (ours, theirs))
+    first, second = (_texts(_counted_times(each)) for each in (ours, theirs))
     one, other = next(((a, b) for a, b in zip(first, second, strict=False) if a != b), ("", ""))
     return f"{ours.num_rows} rows, expected {theirs.num_rows}; {one[:200]}, expected {other[:200]}"
 
