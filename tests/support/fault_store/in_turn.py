@@ -29,7 +29,7 @@ class InTurn(Executor):
         done: Future[Result] = Future()
         try:
             done.set_result(call(*args, **kwargs))
-        except BaseException as error:  # as an executor does
+        except BaseException as error:  # noqa: BLE001
             done.set_exception(error)
         return done
 
