@@ -107,6 +107,9 @@ _STOPPED = (
     "stopped by a signal. Committed changes are kept (see `tidemark history`). Run the command again for the rest."
 )
 
+_ELSEWHERE: Final = frozenset({"ingest", "distribute", "catch-up", "merge-segments"})
+"""The commands of steps that stand under another heading than Maintenance."""
+
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Data": {
         "append": rows.append,
@@ -141,7 +144,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Maintenance": {
         "debt": inspecting.debt,
-        **{name: upkeep.COMMANDS[name] for name in ("merge", "sort", "compact", "expire", "checkpoint", "gc")},
+        **{name: each for name, each in upkeep.COMMANDS.items() if name not in _ELSEWHERE},
         "leases": upkeep.leases,
         "cache": reading.cache,
         "fsck": checking.fsck,

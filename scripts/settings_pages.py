@@ -15,11 +15,15 @@ from typing import Final
 from pipelines.declaration_schema import schema_text
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.settings.table import GROUPS, SETTINGS
+from storage_core.data.steps import STEPS, Step
 
 ROOT: Final = Path(__file__).parents[1]
 SCHEMA: Final = ROOT / "tables" / "table.schema.json"
 PAGES: Final = (ROOT / "docs" / "declarations.md", ROOT / "docs" / "operations.md")
 
+ORCHESTRATION: Final = ROOT / "docs" / "architecture" / "orchestration.md"
+
+_STEPS = re.compile(r"(?<=\n\| Step \| Does \| Command \| Asset \| Follows \| Requested by \| Lease \|\n)(?:\|.*\n)+")
 _TABLE = re.compile(r"(?<= \| Means \| Default \|\n\|---\|---\|---\|\n)(?:\|.*\n)+")
 _ROW = re.compile(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", re.MULTILINE)
 
@@ -48,9 +52,24 @@ def with_rows(page: str) -> str:
     return _TABLE.sub(lambda table: _ROW.sub(row, table[0]), page)
 
 
+def _step_row(step: Step) -> str:
+    requested = "sensor" if step.is_observable else "schedule" if step.asset else ""
+    follows = ", ".join(f"`{each}`" for each in step.follows)
+    named = [f"`{each}`" if each else "" for each in (step.command, step.asset)]
+    cells = (f"`{step.name}`", step.summary, *named, follows, requested, f"`{step.lease}`" if step.lease else "")
+    return f"| {' | '.join(cells)} |\n"
+
+
+def with_steps(page: str) -> str:
+    """Return the page with one row per step of the catalog."""
+    rows = "|---|---|---|---|---|---|---|\n" + "".join(map(_step_row, STEPS.values()))
+    return _STEPS.sub(lambda _: rows, page)
+
+
 def written() -> dict[Path, str]:
     """Return the text of every file that is created from the settings."""
-    return {SCHEMA: schema_text(), **{page: with_rows(page.read_text(encoding="utf-8")) for page in PAGES}}
+    steps = {ORCHESTRATION: with_steps(ORCHESTRATION.read_text(encoding="utf-8"))}
+    return {SCHEMA: schema_text(), **steps, **{page: with_rows(page.read_text(encoding="utf-8")) for page in PAGES}}
 
 
 if __name__ == "__main__":

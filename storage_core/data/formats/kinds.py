@@ -11,7 +11,7 @@ To add a kind:
 2. A small JSON object has its codec in the entry, and its record in `documents`. Other kinds have a module of their
    own.
 3. Write its `<kind>_key` in `keys`.
-4. If `fsck --deep` should read such objects, add a reader to `_READERS` in `storage_core/maintain/check.py`.
+4. If the object contains values of rows, add a reader to `_READERS` in `storage_core/maintain/check.py`.
 5. Add an object of the kind to `tests/support/every_kind.py`, and a row to section 1 of docs/spec.md. Run
    `tests/unit/test_kinds.py` and `tests/unit/test_keys.py`, which report anything that is missing.
 
