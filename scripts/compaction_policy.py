@@ -42,9 +42,9 @@ HEAD = f"""# The compaction policy over a day
 
 How do splits and bytes develop over a day under the compaction policy? `python -m scripts.compaction_policy` simulates
 the day and prints this page. Nothing here was timed, so the same release prints the same page. The rules are those of
-scheduled runs (decision 0015). Ten to twelve splits of one generation become one split, and cold windows become one
-sorted run. `tidemark simulate-policy` simulates other loads. The target size is 256 MiB. The simulation assumes that a
-merge writes as many bytes as it reads.
+scheduled runs (decision 0015). Ten to twelve splits of one [merge level](concepts/glossary.md) become one split, and
+cold windows become one sorted run. `tidemark simulate-policy` simulates other loads. The target size is 256 MiB. The
+simulation assumes that a compaction writes as many bytes as it reads.
 
 One run replaces at most {MOST_INPUTS:,} splits, like a scheduled run. If more splits arrive between two runs, splits
 pile up until fewer arrive. Compactions then have to run more often: see the last two cases.
@@ -70,7 +70,7 @@ def _page() -> Iterator[str]:
     for name, load in CASES:
         yield _row(name, load, simulate(load))
     yield "\n## Splits over time\n\nThe first case, run by run.\n"
-    yield "| minute | live before | live after | most in a window before | merges | GB written |"
+    yield "| minute | live before | live after | most in a window before | compactions | GB written |"
     yield "|---|---|---|---|---|---|"
     for each in simulate(FULL).rounds:
         yield (

@@ -2,7 +2,7 @@
 
 The class of an error and the error code of the database determine its meaning. The text of a message never does.
 
-`prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalogue"). Upgrade
+`prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalog"). Upgrade
 steps are additive: they add tables, columns and indexes, and change nothing else.
 """
 

@@ -1,4 +1,4 @@
-"""The tables of the catalog in SQLAlchemy (`docs/spec.md`, "SQL catalogue").
+"""The tables of the catalog in SQLAlchemy (`docs/spec.md`, "SQL catalog").
 
 This module defines the newest version of the tables. Changes are additive. Each change is made here and in a step of
 `catalog.database`.

@@ -3,25 +3,26 @@
 The policy is a pure function of columns (docs/architecture/compaction.md, "Policy").
 
 A *group* contains the splits that may be merged with each other: the splits of one scope and one window. Inside a
-group, the write amplification is constant per generation. Ten splits that went through the same number of merges become
-one split, and the oldest splits are merged first. So a row is rewritten at most once per generation.
+group, the write amplification is constant per merge level, which is the number of merges that a split went through. Ten
+splits of one level become one split, and the oldest splits are merged first. So a row is rewritten at most once per
+merge level.
 
 A mature split is not merged. A split is mature if one of these is true:
 
 - It has half the target size.
 - It has half the rows that one merge may read.
-- It is of the last generation.
+- It has the last merge level.
 
 A split that is older than two days is merged only with other splits older than two days.
 
 A group of a cold window is *finalized* if more than a tenth of its bytes, or too many of its files, are outside its
 sorted run. The whole group becomes one run of splits that do not overlap. Splits of the run record a number of merges
-that is above every generation (decision 0015). The members of the run are the splits with the greatest number of merges
-in the group, if this number is above `generations`. Later splits have a smaller number. A merge by generation that
+that is above every merge level (decision 0015). The members of the run are the splits with the greatest number of
+merges in the group, if this number is above `generations`. Later splits have a smaller number. A merge by level that
 takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`), each of which reads every *run*. A run
-is a single split, or all splits with the same number of merges above the generations. If a group has more runs than a
+is a single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a
 part can read, its oldest splits are first merged into runs. Each of these runs has its own number (decision 0015).
 """
 
@@ -37,7 +38,7 @@ from storage_core.data.settings.layout import MOST_GENERATIONS, MOST_RUN_INPUTS,
 FINALIZED = MOST_GENERATIONS + 1
 """The least number of merges that means "one sorted run".
 
-This number is above every number of generations that can be configured.
+This number is above every merge level that can be configured.
 """
 
 LATE_SHARE = 1 / 10

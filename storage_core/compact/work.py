@@ -43,7 +43,7 @@ any time, the driver holds only a part of these splits as records and as JSON (`
 class Reason(StrEnum):
     """The reason of a merge.
 
-    A merge is due because of many splits or many bytes of one generation, late data, too many files, or deleted rows.
+    A merge is due because of many splits or many bytes of one merge level, late data, too many files, or deleted rows.
     Or a user requested the merge.
     """
 

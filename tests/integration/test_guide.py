@@ -170,7 +170,9 @@ def test_a_page_for_the_core_does_what_it_shows(page: str, reader: Reader) -> No
 
 def test_the_example_of_the_readme_runs_in_an_empty_folder(reader: Reader) -> None:
     (example,) = (each for each in blocks(ROOT / "README.md") if each.language == "python")
-    assert "'sku': 'S1'" in reader.python(example.text)
+    shown = re.findall(r"^print\(.*\)  # (.+)$", example.text, re.MULTILINE)
+    assert len(shown) == example.text.count("print(")
+    assert reader.python(example.text).splitlines() == shown
 
 
 @pytest.mark.spark

@@ -20,7 +20,7 @@ from pipelines.cli import build
 from scripts import settings_pages
 from scripts.docs_site import anchor as anchor_of
 from storage_core.base.errors import TidemarkError
-from storage_core.change.declaration import TableDeclaration
+from storage_core.change.declaration import RawLogDeclaration, TableDeclaration, load_raw_log
 from storage_core.data.rows.columns import FORMER_NAMES, LAST_COLUMN_ID
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.layout import RegionSpec
@@ -330,10 +330,25 @@ def test_the_operations_page_lists_exactly_the_settings_of_compaction() -> None:
 
 
 def test_the_page_of_declarations_lists_exactly_the_fields_of_a_table() -> None:
-    listed = re.findall(r"^\| `([^|`]+)` \|", _text(DECLARATIONS), re.MULTILINE)
+    of_tables = _text(DECLARATIONS).replace(_section(DECLARATIONS, "Raw logs"), "")
+    listed = re.findall(r"^\| `([^|`]+)` \|", of_tables, re.MULTILINE)
     fields_of_tables = {name for name in TableDeclaration.model_fields if name not in GROUPS}
     elsewhere = {name for name in SETTINGS if name.startswith("compaction.")} | {"former_windows"}
-    assert sorted(listed) == sorted({*fields_of_tables, *SETTINGS, "compaction"} - elsewhere)
+    assert sorted(listed) == sorted({*fields_of_tables, *SETTINGS, "compaction", "late_data"} - elsewhere)
+
+
+def test_the_page_of_declarations_lists_exactly_the_fields_of_a_raw_log(tmp_path: Path) -> None:
+    section = _section(DECLARATIONS, "Raw logs")
+    rows = _table(section, "Field", "Type", "Default", "Meaning")
+    assert [name.strip("`") for name, *_ in rows] == [*RawLogDeclaration.model_fields]
+    (example,) = (text for language, text in FENCE.findall(section) if language == "yaml")
+    (tmp_path / "events.yaml").write_text(example, encoding="utf-8")
+    given = load_raw_log(tmp_path / "events.yaml")
+    assert given.model_fields_set == RawLogDeclaration.model_fields.keys()
+    values = {name.strip("`"): default.strip("`") for name, _, default, _ in rows}
+    usual = {name: values[name] for name in ("closed_after", "schedule", "unique_for", "upkeep_schedule")}
+    declared = RawLogDeclaration.model_validate({"name": "events", "stores": ["raw"], **usual})
+    assert declared == RawLogDeclaration.model_validate({"name": "events", "stores": ["raw"]})
 
 
 def test_pages_and_the_schema_say_what_the_table_of_settings_says() -> None:

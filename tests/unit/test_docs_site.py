@@ -112,14 +112,21 @@ def test_the_page_of_configuration_lists_every_variable_of_the_environment() -> 
 
 # Each operation of the table in README: the metric of the benchmark, and the peer that README names first.
 MEASURED = {
-    "open a table of 1,000,000 files": ("open 1,000,000 files", "delta-rs"),
-    "the same, with the entries of all files": ("open 1,000,000 files and look at all, statistics too", "delta-rs"),
-    "durable append of 1,000 rows": ("durable append of 1,000 rows, p50, to a deltalake append", "deltalake append"),
-    "delete 1 % of 10,000,000 rows": ("delete of 1 % of 10,000,000 rows, beside delta-rs", "delta-rs"),
-    "update 1 % of 10,000,000 rows": ("update of 1 % of 10,000,000 rows, beside delta-rs", "delta-rs"),
-    "compaction job": ("compact job, wall, to a Delta OPTIMIZE", "Delta OPTIMIZE"),
-    "count on an S3 test server, cold": ("days, 366 splits, count, cold", "DataFusion"),
-    "read 3 of 6 columns in Spark": (
+    "open a table of 1,000,000 files with all entries": (
+        "open 1,000,000 files and look at all, statistics too",
+        "delta-rs",
+    ),
+    "durable `put` of 1,000 rows of 32 bytes": (
+        "durable append of 1,000 rows, p50, to a deltalake append",
+        "deltalake append",
+    ),
+    "upsert 1,000,000 rows into 1,000,000, keyed table": (
+        "distribution and merging, 1,000,000 upserts into 1,000,000 keys, to a Delta MERGE on Spark",
+        "Delta MERGE on Spark",
+    ),
+    "delete 1 % of 10,000,000 rows, append table": ("delete of 1 % of 10,000,000 rows, beside delta-rs", "delta-rs"),
+    "`select count(*)`, 366 files, S3 test server, cold": ("days, 366 splits, count, cold", "DataFusion"),
+    "read 3 of 6 columns, 16,000,000 rows, Spark": (
         "whole read of 3 of 6 columns, 16,000,000 rows, 8 splits",
         "Spark's Parquet reader",
     ),

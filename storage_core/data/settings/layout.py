@@ -78,20 +78,23 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionSettings:
-    """The conditions under which splits of a window are merged (`compact.policy`). Durations are in ms.
+    """The conditions under which splits of a window are compacted (`compact.policy`). Durations are in ms.
 
-    A split that went through `generations` merges is mature. A window is cold `cold_after_ms` after its end. A cold
+    The merge level of a split is the number of compactions that its rows went through. A split of merge level
+    `generations` is mature. A window is cold `cold_after_ms` after its end. A cold
     window is finalized when more than `most_files` of its splits are outside its sorted run.
 
-    - `factor`: this many splits of a window that went through equally many merges become one split
-    - `most_inputs`: the most splits that one merge reads, from `factor` to 256
-    - `generations`: a split that went through this many merges waits until its window is cold
+    - `factor`: this many splits of one window and one merge level become one split
+    - `most_inputs`: the most splits that one compaction reads, from `factor` to 256
+    - `generations`: a split of this merge level waits until its window is cold. The merge level is the number of
+      compactions that its rows went through
     - `most_files`: a cold window becomes one run when more files than this are outside the run, or more than a
       tenth of the bytes
     - `cold_after_ms`: a window is cold this long after its end
-    - `mature_after_ms`: splits older than this are merged only with other splits older than this. A bucket of null
+    - `mature_after_ms`: splits older than this are compacted only with other splits older than this. A bucket of null
       timestamps is cold after this long without a new split
-    - `run_rows`: the most rows that one task of a merge reads. Each takes about 120 bytes of memory (decision 0015)
+    - `run_rows`: the most rows that one task of a compaction reads. Each takes about 120 bytes of memory (decision
+      0015)
     - `coarsen_after_ms`: windows are joined to a longer window this long after the end of the longer one
     - `coarsen_to`: the duration of the longer windows, in whole hours and a multiple of `window`. Scheduled
       compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)

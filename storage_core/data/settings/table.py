@@ -129,8 +129,8 @@ LatePolicy = Literal["accept", "quarantine", "drop"]
 class LateData:
     """The policy for rows that arrive later than `acceptance_ms` after their event time.
 
-    - `policy`: what happens to rows that arrive late
-    - `acceptance_ms`: a row is late when it arrives this long after its event time
+    - `policy`: the treatment of late rows in a table with `late_data`
+    - `acceptance_ms`: a row is late when it arrives more than this long after its event time
     """
 
     policy: LatePolicy = setting("quarantine", TEXT, choices=get_args(LatePolicy))
@@ -454,9 +454,10 @@ class TableConfig:
     - `sort_schema`: the order of rows in a split: `visitor|url|timestamp/V2`. `timestamp` is the time column
     - `checkpoint_format`: the format of checkpoints
     - `checkpoint_compression`: the compression of checkpoints in Avro
-    - `window_seconds`: the span of event time whose rows a split contains: `15m`, `1h`
+    - `window_seconds`: the span of event time whose rows a split contains: `15m`, `1h`. A keyed table may have windows
+      only if its time column is part of the key
     - `former_windows`: the durations that windows had before
-    - `target_split_bytes`: the size of splits that merges aim at
+    - `target_split_bytes`: the target size of new splits
     - `checkpoint_interval`: a checkpoint follows after this many versions. 0: only its job
     - `manifest_entries`: the number of splits in a manifest that a checkpoint aims at
     - `retained_states`: this many of the newest checkpoints stay at any age
@@ -465,16 +466,17 @@ class TableConfig:
     - `split_metadata`: the form of metadata in new splits, where `packed` makes small splits smaller
     - `string_cut`: the log keeps this many characters of a string bound
     - `gc_horizon_ms`: unreferenced objects stay this long
-    - `version_retention_ms`: old versions can be read this long
-    - `retention_ms`: windows are dropped this long after their end
+    - `version_retention_ms`: the age of versions: a version can be read this long after a newer version replaced it
+    - `retention_ms`: the age of rows: a window is dropped this long after its end. Needs a `window`
     - `idle_after_ms`: a merge takes over a region whose writer was silent for this long
     - `coarse_window`: allows windows above an hour
-    - `primary_key`: the columns of the key. They make the table a keyed table
+    - `primary_key`: the columns of the key. They make the table a keyed table. If it has windows, the time column must
+      be one of them
     - `partition_by`: `[tenant, day(ts)]`: columns, or `year`, `month`, `day`, `hour`, `bucket[16]`, `truncate[4]`
       of one. A keyed table is partitioned by columns of its key
     - `bloom_filters`: columns with Parquet Bloom filters, for readers that look for single values
     - `late_data`: what happens to late rows
-    - `compaction`: when splits are merged
+    - `compaction`: when splits are compacted
     - `region_specs`: how keys are divided among writers
     - `regions_by_hand`: writers name their region
     - `maintained_indexes`: the indexes of which generations have segments
