@@ -25,6 +25,7 @@ from typing import BinaryIO, Literal
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput, NotFound, out_of_memory, unsound
 from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
@@ -36,6 +37,7 @@ from storage_core.data.rows.times import BEYOND
 from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.casts import Cast, Mask, cast_text
 from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
 
 MOST_REASONS = 50
@@ -232,6 +234,59 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
     if unknown:
         raise InvalidInput(unknown_names("column", unknown, target.schema.names), columns=unknown)
+    raw = raw.combine_chunks()
+    casts = {field.name: cast for field in target.schema if (cast := _cast(raw, field, target)) is not None}
+    undecided = np.zeros(raw.num_rows, np.bool_)
+    for each in casts.values():
+        undecided |= each.undecided
+    decided = _assembled(raw, casts, target, ~undecided)
+    if not undecided.any():
+        return decided
+    exact = _converted(raw.filter(pa.array(undecided)), target)
+    order = pa.array(np.argsort(np.concatenate([np.flatnonzero(~undecided), np.flatnonzero(undecided)])))
+    columns = [exact.rows.column(name).cast(decided.rows.field(name).type) for name in exact.rows.column_names]
+    both = pa.concat_tables([decided.rows, pa.table(columns, schema=decided.rows.schema)]).take(order)
+    return Converted(both, pa.concat_arrays([decided.reasons, exact.reasons]).take(order))
+
+
+def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
+    """Return the column as far as Arrow can decide it, or None if DuckDB has to convert all of it."""
+    if field.name not in raw.column_names:
+        return Cast(pa.nulls(raw.num_rows, field.type), np.full(raw.num_rows, not field.nullable))
+    column = raw.column(field.name)
+    if not pa.types.is_string(column.type) or (field.name == target.time_column and target.time_format is not None):
+        return None
+    nulls = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
+    texts = column.combine_chunks()
+    texts = texts.chunk(0) if isinstance(texts, pa.ChunkedArray) else texts
+    if nulls and (is_null := pc.is_in(texts, value_set=pa.array(nulls, pa.string()))).true_count:
+        texts = pc.if_else(is_null, pa.scalar(None, pa.string()), texts)
+    return cast_text(texts, field)
+
+
+def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chosen: Mask) -> Converted:
+    """Return the chosen rows: the casts, and the other columns converted by DuckDB."""
+    whole = bool(chosen.all())
+    slow = pa.schema([field for field in target.schema if field.name not in casts])
+    if len(slow):
+        texts = raw.select(slow.names)
+        others = _converted(texts if whole else texts.filter(pa.array(chosen)), replace(target, schema=slow))
+        reasons = others.reasons
+    else:
+        reasons = pa.nulls(int(chosen.sum()), pa.string())
+    columns = [
+        others.rows.column(slow.names.index(field.name))
+        if field.name not in casts
+        else casts[field.name].values
+        if whole
+        else casts[field.name].values.filter(pa.array(chosen))
+        for field in target.schema
+    ]
+    return Converted(pa.table(columns, names=target.schema.names), reasons)
+
+
+def _converted(raw: pa.Table, target: RowFormat) -> Converted:
+    """Convert all columns with DuckDB."""
     import duckdb
 
     with session(CONVERSION, threads=1) as connection:

@@ -29,6 +29,7 @@ import pyarrow.csv as pa_csv
 from storage_core.base.errors import unsound
 from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
+from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
 from storage_core.engine.session import session
 from storage_core.write.ingest.convert import (
@@ -46,6 +47,7 @@ from storage_core.write.ingest.convert import (
     rejected,
     valid_text,
 )
+from storage_core.write.ingest.json_lines import read_plain
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
@@ -530,7 +532,29 @@ def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes
     columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
         for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
-            yield _parsed(file, piece, lambda lines: _json_fields(lines, target), target)
+            yield _json_rows(file, piece, target)
+
+
+def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
+    """Return the rows of the block in order. Only the lines that are not plain take the exact path."""
+    plain = read_plain(block.text, target)
+    if plain is None:
+        return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
+    rows = conform(plain.rows, target.schema)
+    if not plain.marked.any():
+        return Parsed(rows, ()).and_rejected(not_text(file, block.not_text))
+    marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
+    exact, numbers = _numbered(file, marked, target)
+    if not exact.rows.num_rows:
+        return Parsed(rows, exact.rejected)
+    order = np.argsort(np.concatenate([block.numbers[~plain.marked], numbers]), kind="stable")
+    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected)
+
+
+def _numbered(file: str, block: LineBlock, target: RowFormat) -> tuple[Parsed, npt.NDArray[np.int64]]:
+    """Return the block as the exact path reads it, and the number of the line of each row."""
+    parsed = _parsed(file, block, lambda lines: _json_fields(lines, target), target)
+    return parsed, np.setdiff1d(block.numbers, [each.line for each in parsed.rejected if each.line is not None])
 
 
 def _parsed(
