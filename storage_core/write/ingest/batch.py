@@ -37,7 +37,15 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
-from storage_core.write.ingest.convert import BLOCK_BYTES, Parsed, RejectedLine, RowFormat, tally, write_quarantine
+from storage_core.write.ingest.convert import (
+    BLOCK_BYTES,
+    Parsed,
+    RejectedLine,
+    RowFormat,
+    shared_session,
+    tally,
+    write_quarantine,
+)
 from storage_core.write.ingest.landing import (
     ContentHash,
     LandedFile,
@@ -427,7 +435,8 @@ def execute_batch(
         with rejections, and one per block and window with late rows.
     """
     collected = _Collected(store, context, ids, now_ms)
-    files = [_executed(collected, work, block_bytes) for work in works]
+    with shared_session():
+        files = [_executed(collected, work, block_bytes) for work in works]
     collected.write_all()
     if len(files) == 1:
         only = files[0]

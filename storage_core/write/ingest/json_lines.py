@@ -5,19 +5,19 @@ it: one object per line, known names, and values of the columns' types. `read_pl
 marks the others. The caller sends only the marked lines through the exact path, so every reason comes from there.
 
 Arrow accepts some input that the exact path refuses. So the following lines are marked as well: lines that do not
-begin with `{` and end with `}`, and rows with a number that is not finite. If the number of objects is not the number
-of lines, a line has several objects, and all lines are marked.
+begin with `{` and end with `}`, and lines with a number that is not finite. A line that begins and ends like this
+cannot be a part of an object. So if there are as many objects as lines, each line is one object.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pa_json
@@ -25,6 +25,9 @@ import pyarrow.json as pa_json
 from storage_core.data.rows.vectors import is_vector
 from storage_core.write.ingest.casts import Mask, cast_text
 from storage_core.write.ingest.convert import RowFormat
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int64]
 
 _ROW: Final = re.compile(r" in row ([0-9]+)$")
 _GROUP: Final = 256
@@ -56,16 +59,25 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     types = _types_of(target)
     if types is None or not len(lines):
         return None
-    data = _joined(lines)
-    ends = np.flatnonzero(data == ord("\n"))
-    starts = np.concatenate([[0], ends[:-1] + 1])
-    plain = (data[starts] == ord("{")) & (data[ends - 1] == ord("}"))
+    plain = _look_plain(lines)
     if any(map(pa.types.is_decimal128, types.types)):  # Arrow rounds some decimals with an exponent
         plain &= ~np.asarray(pc.match_substring_regex(lines, _EXPONENT))
-    reader = _Reader(data, starts, ends + 1, types)
-    for first, last in _runs(plain):
-        reader.read(first, last)
-    return _converted(reader, target)
+    places = np.flatnonzero(plain)
+    reader = _Reader(*_joined(lines if plain.all() else lines.filter(pa.array(plain))), types)
+    reader.read(0, len(places))
+    rows, read = _converted(reader, target)
+    marked = np.ones(len(lines), np.bool_)
+    marked[places[read]] = False
+    return PlainLines(rows, marked)
+
+
+def _look_plain(lines: pa.StringArray) -> Mask:
+    """Return which lines begin with `{` and end with `}`. Lines are never empty."""
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    text = np.frombuffer(data, np.uint8)
+    found: Mask = (text[ends[:-1]] == ord("{")) & (text[ends[1:] - 1] == ord("}"))
+    return found
 
 
 def _types_of(target: RowFormat) -> pa.Schema | None:
@@ -97,27 +109,22 @@ def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
     return pa.list_(type_.value_type) if is_vector(type_) else None
 
 
-def _joined(lines: pa.StringArray) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    """Return the lines as bytes, each with a line feed at its end."""
+def _joined(lines: pa.StringArray) -> tuple[Bytes, Places]:
+    """Return the lines as bytes, each with a line feed at its end, and the start of each line, with the end as last."""
+    _, offsets, _ = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
+    starts = ends - ends[0] + np.arange(len(lines) + 1)
     whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
     text = pc.binary_join(whole, "\n")
-    start, end = np.frombuffer(text.buffers()[1], np.int32)[:2]
-    return np.concatenate([np.frombuffer(text.buffers()[2], np.uint8)[start:end], [np.uint8(ord("\n"))]])
-
-
-def _runs(chosen: Mask) -> Sequence[tuple[int, int]]:
-    """Return the first and the last position, exclusive, of each run of chosen positions."""
-    edges = np.flatnonzero(np.diff(np.concatenate([[False], chosen, [False]]).astype(np.int8)))
-    return [(int(first), int(last)) for first, last in edges.reshape(-1, 2)]
+    return np.frombuffer(text.buffers()[2] or b"", np.uint8), starts
 
 
 @dataclass(slots=True)
 class _Reader:
     """A parser of runs of lines that divides a run until each part can be read or is small."""
 
-    data: np.ndarray[tuple[int], np.dtype[np.uint8]]
-    starts: np.ndarray[tuple[int], np.dtype[np.int64]]
-    ends: np.ndarray[tuple[int], np.dtype[np.int64]]
+    data: Bytes
+    starts: Places
     types: pa.Schema
     tables: list[pa.Table] = field(default_factory=list)
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -144,7 +151,7 @@ class _Reader:
                 todo += reversed(_parts(first, last, None))
 
     def _parsed(self, first: int, last: int) -> pa.Table:
-        text = pa.py_buffer(self.data[self.starts[first] : self.ends[last - 1]])
+        text = pa.py_buffer(self.data[self.starts[first] : self.starts[last] - 1])
         return pa_json.read_json(
             pa.BufferReader(text),
             read_options=pa_json.ReadOptions(use_threads=False, block_size=text.size + 1),
@@ -166,8 +173,9 @@ def _parts(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, 
     return [(start, min(start + step, last)) for start in range(first, last, step)]
 
 
-def _converted(reader: _Reader, target: RowFormat) -> PlainLines:
-    read = np.zeros(len(reader.starts), np.bool_)
+def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
+    """Return the rows that are decided, and a mark for each line that has one."""
+    read = np.zeros(len(reader.starts) - 1, np.bool_)
     for first, last in reader.spans:
         read[first:last] = True
     found = pa.concat_tables(reader.tables) if reader.tables else reader.types.empty_table()
@@ -181,7 +189,7 @@ def _converted(reader: _Reader, target: RowFormat) -> PlainLines:
     if undecided.any():
         rows = rows.filter(pa.array(~undecided))
         read[np.flatnonzero(read)[undecided]] = False
-    return PlainLines(rows, ~read)
+    return rows, read
 
 
 def _column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:

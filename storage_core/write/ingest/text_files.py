@@ -31,7 +31,6 @@ from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
-from storage_core.engine.session import session
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -40,6 +39,7 @@ from storage_core.write.ingest.convert import (
     Records,
     RejectedLine,
     RowFormat,
+    conversion_session,
     convert,
     convert_or_reject,
     not_text,
@@ -593,19 +593,19 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     # JSON pointers are used, because a field name may contain characters with a meaning in a JSON path.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(target.schema))
-    with session(CONVERSION, threads=1) as connection:
-        connection.register("lines", pa.table({"line": lines}))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
-        reasons = table.column(0).combine_chunks()
-        misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
-        if pc.any(misnamed).as_py():
-            connection.register("lines", pa.table({"line": lines.filter(misnamed)}))
+    reasons = table.column(0).combine_chunks()
+    misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
+    if pc.any(misnamed).as_py():
+        with conversion_session(CONVERSION, lines=pa.table({"line": lines.filter(misnamed)})) as connection:
             fields = connection.sql(_FIELDS).to_arrow_table().column(0)
-            columns = pa.array(names, pa.string())
-            named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
-            reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-        mark = token_hex(_MARK_BYTES)
-        connection.register("objects", pa.table({"line": marked(lines.filter(reasons.is_null()), mark)}))
+        columns = pa.array(names, pa.string())
+        named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
+        reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
+    mark = token_hex(_MARK_BYTES)
+    objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
+    with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
             # `chosen` contains column numbers only.
             f"SELECT {chosen} FROM (SELECT line, $nulls AS nulls, $pointers AS pointers, "  # noqa: S608
