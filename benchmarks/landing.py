@@ -1,13 +1,12 @@
-"""Landed files: ingest of many small files, compared to DuckDB and delta-rs, and to Spark's own readers.
+"""Landed files: ingest of many small files, compared to DuckDB and delta-rs.
 
 The input has one file per producer and hour. Of the rows, 0.3 percent arrive up to a day late, in the file of another
 hour. The table has windows of a day. Each side reads the same files and commits once:
 
-- Tidemark on the driver, and on a warm Spark
+- Tidemark on the driver, in this process
 - DuckDB reads the files, and delta-rs writes the rows partitioned by day
-- plain Spark reads the files, and writes Parquet partitioned by day
 
-The dirty input has one percent of bad lines. DuckDB and Spark skip them. Tidemark quarantines each with its reason.
+The dirty input has one percent of bad lines. DuckDB skips them. Tidemark quarantines each with its reason.
 """
 
 from __future__ import annotations
@@ -16,17 +15,21 @@ import json
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import cast
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
+from deltalake import write_deltalake
 
 from benchmarks.metrics import Metric, command, seconds
 from benchmarks.processor import processor_seconds
+from storage_core.change.declaration import load
 from storage_core.data.steps import Ingest
 from storage_core.log.job_run import Here, JobReport, run
 from tidemark import Table
@@ -76,16 +79,16 @@ def _measured(root: Path, kind: str, files: int, rows: int, *, dirty: bool) -> I
             name=f"{name}, {what}", value=own, unit="s", against="DuckDB + delta-rs", ratio=other / own, aim=aim
         )
     (report,) = reports
-    windows = len(report.details["windows"])
+    windows = len(cast("list[int]", report.details["windows"]))
     splits, puts = report.metrics.splits_out, report.requests.get("put", 0)
     yield Metric(name=f"{name}, splits", value=splits, unit="splits", against="windows", ratio=windows / splits)
     yield Metric(name=f"{name}, PUTs", value=puts, unit="PUTs", against="splits", ratio=splits / max(1, puts))
 
 
-def _both(work: object) -> tuple[float, float]:
+def _both(work: Callable[[], object]) -> tuple[float, float]:
     """Return the wall and the processor seconds of one call."""
     wall: list[float] = []
-    cost = processor_seconds(lambda: wall.append(seconds(work)))  # type: ignore[arg-type]
+    cost = processor_seconds(lambda: wall.append(seconds(work)))
     return wall[0], cost
 
 
@@ -96,17 +99,12 @@ def _tidemark(root: Path, kind: str) -> JobReport:
         "time_column: time\nwindow: 24h\ncoarse_window: true\nsort_schema: service|host|timestamp/V2\n"
         f"landing: {{uri: {json.dumps(str(root / 'landing'))}, format: {kind}}}\n"
     )
-    from storage_core.change.declaration import load
-
     options = Ingest(table_uri=str(root / "tidemark"), declaration=str(declaration))
     table = Table.declare(load(str(declaration)), options.table_uri)
     return run(options, Here(table.log), table)
 
 
 def _duckdb_and_delta(root: Path, kind: str) -> None:
-    import duckdb
-    from deltalake import write_deltalake
-
     files = str(root / "landing" / f"*.{kind}")
     read = {
         "ndjson": f"read_json('{files}', format='newline_delimited', columns={_DUCKDB_COLUMNS}, ignore_errors=true)",

@@ -325,12 +325,10 @@ def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chos
     """Return the chosen rows: the casts, and the other columns converted by DuckDB."""
     whole = bool(chosen.all())
     slow = pa.schema([field for field in target.schema if field.name not in casts])
+    others = Converted(pa.table({}), pa.nulls(int(chosen.sum()), pa.string()))
     if len(slow):
         texts = raw.select(slow.names)
         others = _converted(texts if whole else texts.filter(pa.array(chosen)), replace(target, schema=slow))
-        reasons = others.reasons
-    else:
-        reasons = pa.nulls(int(chosen.sum()), pa.string())
     columns = [
         others.rows.column(slow.names.index(field.name))
         if field.name not in casts
@@ -339,7 +337,7 @@ def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chos
         else casts[field.name].values.filter(pa.array(chosen))
         for field in target.schema
     ]
-    return Converted(pa.table(columns, names=target.schema.names), reasons)
+    return Converted(pa.table(columns, names=target.schema.names), others.reasons)
 
 
 def _converted(raw: pa.Table, target: RowFormat) -> Converted:
