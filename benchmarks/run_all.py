@@ -18,6 +18,7 @@ from pathlib import Path
 
 BENCHMARKS = (
     "ingest_and_compact",
+    "landing",
     "log_at_scale",
     "progress",
     "publishing",

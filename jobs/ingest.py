@@ -24,7 +24,7 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import IngestResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.batch import BatchResult, IngestResult, IngestWork, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import pending, waiting_versions
@@ -35,7 +35,7 @@ _DAY_SECONDS = 24 * 3600
 def run_ingest(job: JobRun[Ingest]) -> JobReport:
     """Ingest all landed data that is not in the table yet.
 
-    - From files: one Spark task per file, in one commit. Every run lists and counts the entries that are not regular
+    - From files: one Spark task per batch, in one commit. Every run lists and counts the entries that are not regular
       files and the names that cannot be keys (`not_read`).
     - From a Delta table: groups of its versions, one commit per group (`jobs.delta`).
 
@@ -87,30 +87,33 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
     context = context_of(job.before).to_json()
-    items = [{"context": context, "work": item.to_json()} for item in work]
-    answers = job.map(ingest_file, items, input_bytes=_bytes(work))
-    results = [IngestResult.from_json(answer["result"]) for answer in answers]
+    parts = batch.batches(work, job.executor.slots)
+    items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
+    answers = job.map(ingest_files, items, input_bytes=_bytes(work))
+    results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
-    details = _details(results, spec) | _not_read(landed) | _far_times(results, job)
+    adds = [add for result in results for add in result.adds]
+    details = _details(files, adds, spec) | _not_read(landed) | _far_times(adds, job)
     if not actions:
         return job.report("nothing_to_do", details=details)
-    late = sum((result.late for result in results), LateMetrics())
+    late = sum((file.late for file in files), LateMetrics())
     return job.commit(
         actions,
         operation="INGEST",
         metrics=replace(Metrics.of(results), **late.as_mapping()),
         details=details,
-        by_window=_by_window(results),
-        benefit=len(results),
+        by_window=_by_window(adds),
+        benefit=len(files),
     )
 
 
 @as_task
-def ingest_file(place: Place, item: Item) -> Answer:
-    """Ingest one landed file."""
+def ingest_files(place: Place, item: Item) -> Answer:
+    """Ingest a batch of landed files."""
     context = SplitContext.from_json(item["context"])
-    work = IngestWork.from_json(item["work"])
-    result = batch.execute(place.store, work, context=context, ids=place.ids, now_ms=place.clock.now_ms())
+    works = [IngestWork.from_json(each) for each in item["works"]]
+    result = batch.execute_batch(place.store, works, context=context, ids=place.ids, now_ms=place.clock.now_ms())
     return {"result": result.to_json()}
 
 
@@ -171,39 +174,39 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     return set(range(first, wanted.end, window_seconds))
 
 
-def _details(results: Sequence[IngestResult], spec: LandingSpec) -> dict[str, object]:
-    rejected = tally(*(result.rejected for result in results))
-    windows = {add.windowStart for result in results for add in result.adds}
+def _details(files: Sequence[IngestResult], adds: Sequence[Add], spec: LandingSpec) -> dict[str, object]:
+    rejected = tally(*(file.rejected for file in files))
+    windows = {add.windowStart for add in adds}
     return {
         "landing": spec.uri,
-        "files": len(results),
+        "files": len(files),
         "rejected": sum(rejected.values()),
-        "rejected_before": sum(result.rejected_before for result in results),
+        "rejected_before": sum(file.rejected_before for file in files),
         "rejected_reasons": rejected,
-        "quarantine": [key for result in results for key in result.quarantine_keys],
+        "quarantine": [key for file in files for key in file.quarantine_keys],
         "windows": sorted(windows, key=by_start),
     }
 
 
-def _far_times(results: Sequence[IngestResult], job: JobRun[Ingest]) -> dict[str, object]:
+def _far_times(adds: Sequence[Add], job: JobRun[Ingest]) -> dict[str, object]:
     """Return how many rows are older than the retention, and how many belong to windows more than a day ahead.
 
     Rows of both kinds are usually the result of times that were written or parsed incorrectly.
     """
     now, config = job.log.clock.now_ms() // 1000, job.before.config
     seconds, kept = config.window_seconds or 0, (config.retention_ms or 0) // 1000
-    windowed = [add for result in results for add in result.adds if add.windowStart is not None]
+    windowed = [add for add in adds if add.windowStart is not None]
     old = [each for each in windowed if kept and (each.windowStart or 0) + seconds + kept <= now]
     ahead = [each for each in windowed if (each.windowStart or 0) > now + _DAY_SECONDS]
     found = {"rows_older_than_retention": old, "rows_over_a_day_ahead": ahead}
     return {name: sum(add.numRecords or 0 for add in adds) for name, adds in found.items() if adds}
 
 
-def _by_window(results: Sequence[IngestResult]) -> dict[int | None, Metrics]:
-    adds: dict[int | None, list[Add]] = {}
-    for add in (add for result in results for add in result.adds):
-        adds.setdefault(add.windowStart, []).append(add)
-    return {window: Metrics.of_adds(each) for window, each in adds.items()}
+def _by_window(adds: Sequence[Add]) -> dict[int | None, Metrics]:
+    found: dict[int | None, list[Add]] = {}
+    for add in adds:
+        found.setdefault(add.windowStart, []).append(add)
+    return {window: Metrics.of_adds(each) for window, each in found.items()}
 
 
 def _not_read(landed: Landed) -> dict[str, object]:

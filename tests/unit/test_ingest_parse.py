@@ -544,7 +544,7 @@ def test_a_line_that_takes_more_than_the_memory_of_a_conversion_is_a_typed_error
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(text_files, "CONVERSION", QueryLimits(memory_bytes=16 * 2**20))
-    line = json.dumps({"text": "x" * 16 * 2**20, "level": 1})
+    line = json.dumps({"text": ["x" * 16 * 2**20], "level": 1})  # nested, so not a plain line
     with pytest.raises(Unavailable, match=r"a\.ndjson: too large for the available memory"):
         parsed(tmp_path, "a.ndjson", (line + "\n") * 6, SCHEMA.remove(0), format="ndjson", null_values=("-",))
 

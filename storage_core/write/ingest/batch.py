@@ -6,9 +6,12 @@ if it ingests the whole file. So if two runs write the same rows, the second com
 If all windows of the second run are recorded, its commit does nothing. If only some of them are recorded, the commit
 raises `CommitConflict` and the run must be planned again. Splits of a run that did not commit are orphans.
 
+A task takes a batch of files. It collects their rows by window and writes each window once, so the stray rows of many
+files share a split. The rows of a file are collected only after the whole file was read and found unchanged.
+
 Parsing turns every line of a file into a row of the table's schema, or into a rejection with a line number and a
-reason. It works on whole blocks with Arrow and DuckDB, never line by line. Memory holds a few blocks for a file of any
-size. A file that cannot be read to its end gives no rows, but one rejection without a line number.
+reason. It works on whole blocks with Arrow and DuckDB, never line by line. Memory is bounded for files of any size. A
+file that cannot be read to its end gives no rows, but one rejection without a line number.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
@@ -27,14 +30,22 @@ import pyarrow as pa
 
 from storage_core.base.clock import Ids
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory
-from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, window_starts
+from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, Txn, read_actions, write_actions
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
-from storage_core.write.ingest.convert import BLOCK_BYTES, Parsed, RejectedLine, RowFormat, tally, write_quarantine
+from storage_core.write.ingest.convert import (
+    BLOCK_BYTES,
+    Parsed,
+    RejectedLine,
+    RowFormat,
+    shared_session,
+    tally,
+    write_quarantine,
+)
 from storage_core.write.ingest.landing import (
     ContentHash,
     LandedFile,
@@ -210,7 +221,8 @@ class IngestWork:
 class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
 
-    - `actions`: the splits and the progress records, to be committed together.
+    - `adds`: the splits that have rows of this file only. `BatchResult` has the splits that files share.
+    - `actions`: these splits and the progress records, to be committed together.
     - `rows_in`: the rows and rejected lines of the whole file.
     - `rows_out`: the rows that were written.
     - `windows`: all windows in which the file has rows.
@@ -267,6 +279,58 @@ class IngestResult:
 _PLAIN_FIELDS = ("file", "rows_in", "rows_out", "bytes_in", "windows", "rejected_before", "quarantine_keys")
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchResult:
+    """Output of a batch of work items: one result per file, and the splits with rows of several files.
+
+    All actions of a batch must be in the same commit.
+    """
+
+    files: tuple[IngestResult, ...]
+    shared: tuple[Add, ...] = ()
+
+    @property
+    def actions(self) -> list[Action]:
+        """The actions that one commit must contain together."""
+        return [*self.shared, *(action for file in self.files for action in file.actions)]
+
+    @property
+    def adds(self) -> list[Add]:
+        """All splits of the batch."""
+        return [*self.shared, *(add for file in self.files for add in file.adds)]
+
+    @property
+    def rows_in(self) -> int:
+        """The rows and rejected lines of all files."""
+        return sum(file.rows_in for file in self.files)
+
+    @property
+    def rows_out(self) -> int:
+        """The rows that were written."""
+        return sum(file.rows_out for file in self.files)
+
+    @property
+    def bytes_in(self) -> int:
+        """The bytes of all files."""
+        return sum(file.bytes_in for file in self.files)
+
+    @property
+    def bytes_out(self) -> int:
+        """The bytes of the splits that were written."""
+        return sum(add.size for add in self.adds)
+
+    def to_json(self) -> str:
+        """Return the text that `from_json` turns into an equal result."""
+        return json.dumps({"files": [each.to_json() for each in self.files], "shared": write_actions(self.shared)})
+
+    @staticmethod
+    def from_json(text: str) -> BatchResult:
+        """Return the result that `to_json` wrote."""
+        body = json.loads(text)
+        files = tuple(map(IngestResult.from_json, body["files"]))
+        return BatchResult(files=files, shared=read_actions(body["shared"], Add, "ingest result"))
+
+
 _logger = logging.getLogger(__name__)
 
 
@@ -306,6 +370,34 @@ def may_have_new_rows(work: IngestWork) -> bool:
         return True
 
 
+BATCH_BYTES = (128 * 2**20, 512 * 2**20)
+"""The least and the most landed bytes of a batch, if the input has as many. A larger file is a batch of its own."""
+
+MOST_COLLECTED_BYTES = 256 * 2**20
+"""The most bytes of rows that a batch collects before it writes the windows with the most rows."""
+
+MOST_PENDING_BYTES = 64 * 2**20
+"""The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
+
+
+def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
+    """Divide the work into batches of consecutive files, about one per task. The size of a batch is in `BATCH_BYTES`.
+
+    Fewer and larger batches write fewer splits, because each batch writes each of its windows.
+    """
+    least, most = BATCH_BYTES
+    size = min(max(sum(work.landed.size for work in works) / tasks, least), most)
+    found: list[list[IngestWork]] = []
+    room = 0.0
+    for work in works:
+        if not found or work.landed.size > room:
+            found.append([])
+            room = size
+        found[-1].append(work)
+        room -= work.landed.size
+    return found
+
+
 def execute(
     store: ObjectStore,
     work: IngestWork,
@@ -315,7 +407,21 @@ def execute(
     now_ms: int,
     block_bytes: int = BLOCK_BYTES,
 ) -> IngestResult:
-    """Write the remaining rows of one file as sorted splits, and quarantine the invalid lines.
+    """Ingest one file, as a batch of its own (see `execute_batch`)."""
+    batch = execute_batch(store, [work], context=context, ids=ids, now_ms=now_ms, block_bytes=block_bytes)
+    return batch.files[0]
+
+
+def execute_batch(
+    store: ObjectStore,
+    works: Sequence[IngestWork],
+    *,
+    context: SplitContext,
+    ids: Ids,
+    now_ms: int,
+    block_bytes: int = BLOCK_BYTES,
+) -> BatchResult:
+    """Write the remaining rows of the files as sorted splits, and quarantine the invalid lines.
 
     Return the actions to commit. Nothing is committed here. A repetition writes new splits (the earlier splits become
     orphans) and the same quarantine objects. The quarantine objects are the same because the time when the file landed
@@ -323,31 +429,46 @@ def execute(
     read, gives an empty result with a rejection that is not recorded.
 
     Cost:
-        Memory: a few blocks of `block_bytes` of text. A window gets one split per block. Requests: one or two per
-        landed block, one HEAD per file, and one PUT per split. Quarantine adds one PUT per block with rejections, and
-        one per block and window with late rows.
+        Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
+        `MOST_PENDING_BYTES`. Requests: one or two per landed block, one HEAD per file, and one PUT per split. A window
+        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT per block
+        with rejections, and one per block and window with late rows.
     """
-    landed = work.landed
+    collected = _Collected(store, context, ids, now_ms)
+    with shared_session():
+        files = [_executed(collected, work, block_bytes) for work in works]
+    collected.write_all()
+    if len(files) == 1:
+        only = files[0]
+        return BatchResult(files=(replace(only, adds=(*only.adds, *collected.adds)),))
+    return BatchResult(files=tuple(files), shared=tuple(collected.adds))
+
+
+def _executed(collected: _Collected, work: IngestWork, block_bytes: int) -> IngestResult:
+    landed, store = work.landed, collected.store
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
         return _reject_file(store, work, f"the file changed after it was ingested ({was}). Land it under a new name")
+    run = _Run(collected, work)
     try:
         if work.contents and not work.seen:
             work = replace(work, contents=(*work.contents, content_of(landed)))
         if len(set(work.contents)) > 1:
             return _reject_replaced(store, work)
         if work.pruned and (content := content_of(landed)) in work.pruned:
-            result = _came_back(landed, content, now_ms)
+            result = _came_back(landed, content, collected.now_ms)
         else:
-            run = _Run(store, work, context, now_ms)
             known = work.contents[0] if work.contents else None
-            result = run.result(known) if work.whole else _read(run, store, work, ids=ids, block_bytes=block_bytes)
+            result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, f"the file is gone: {error}")
-    return result if is_unchanged(landed) else _not_now(landed, "the file changed while it was read")
+    if not is_unchanged(landed):
+        return _not_now(landed, "the file changed while it was read")
+    run.hand_over()
+    return result
 
 
-def _read(run: _Run, store: ObjectStore, work: IngestWork, *, ids: Ids, block_bytes: int) -> IngestResult:
+def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
     """Read all blocks of a file.
 
     If rows of the file were ingested before, the file must still have the same content.
@@ -365,71 +486,132 @@ def _read(run: _Run, store: ObjectStore, work: IngestWork, *, ids: Ids, block_by
     )
     for block in blocks:
         if block.unreadable:
-            return _reject_file(store, work, block.rejected[0].reason)
-        run.take(block.rows, block.rejected, ids=ids)
+            run.pending.clear()
+            return _reject_file(run.collected.store, work, block.rejected[0].reason)
+        run.take(block.rows, block.rejected)
     result = run.result(work.contents[0] if content is None else content.value)
     _logger.info(
-        "ingested %s: %d rows into %d splits, %d rejected",
+        "ingested %s: %d rows, %d rejected",
         landed.path,
         result.rows_out,
-        len(result.adds),
         sum(result.rejected.values()) + result.rejected_before,
     )
     return result
 
 
+class _Collected:
+    """Rows of the files of a batch, by window, and the splits that were written of them.
+
+    If the rows take more memory than `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So the few
+    rows of a window that many files contribute to are still written once.
+    """
+
+    def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
+        self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
+        self.adds: list[Add] = []
+        self._parts: dict[Window, list[pa.Table]] = {}
+        self._bytes: Counter[Window] = Counter()
+
+    def add(self, rows: pa.Table) -> None:
+        """Collect rows, and write windows if the rows take too much memory."""
+        for window, part in self._by_window(rows):
+            self._parts.setdefault(window, []).append(part)
+            self._bytes[window] += part.nbytes
+        total = self._bytes.total()
+        if total > MOST_COLLECTED_BYTES:
+            for window, size in self._bytes.most_common():
+                if total <= MOST_COLLECTED_BYTES // 2:
+                    break
+                self._write(window)
+                total -= size
+
+    def write_all(self) -> None:
+        """Write the rows that are still in memory."""
+        for window in sorted(self._parts, key=by_start):
+            self._write(window)
+
+    def write(self, rows: pa.Table) -> list[Add]:
+        """Write rows as splits, and return the splits."""
+        return sort_and_write(self.store, rows, context=self.context, ids=self.ids, now_ms=self.now_ms)
+
+    def _by_window(self, rows: pa.Table) -> Iterable[tuple[Window, pa.Table]]:
+        context = self.context
+        if context.window_seconds is None or context.time_column is None:
+            return [(None, rows)] if rows.num_rows else []
+        return split_by_window(rows, context.time_column, context.window_seconds)
+
+    def _write(self, window: Window) -> None:
+        self.adds += self.write(pa.concat_tables(self._parts.pop(window)))
+        del self._bytes[window]
+
+
 class _Run:
     """Ingest of the blocks of one file, one after the other."""
 
-    def __init__(self, store: ObjectStore, work: IngestWork, context: SplitContext, now_ms: int) -> None:
-        self._store, self._work, self.context, self._now_ms = store, work, context, now_ms
-        self._config = TableConfig.from_configuration(context.configuration)
+    def __init__(self, collected: _Collected, work: IngestWork) -> None:
+        self.collected, self._work, self.context = collected, work, collected.context
+        self._config = TableConfig.from_configuration(self.context.configuration)
         self._late_filter = LateRowFilter(
-            store,
+            collected.store,
             LateRule.of(self._config),
             Origin(source=work.landed.path, by="ingest", size=work.landed.size),
-            window_seconds=context.window_seconds,
+            window_seconds=self.context.window_seconds,
         )
+        self.pending: list[pa.Table] = []
+        self._pending_bytes = 0
         self._adds: list[Add] = []
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
         self._rejected_before = 0
         self._keys: list[str] = []
-        self._rows_in = 0
+        self._rows_in = self._rows_out = 0
 
-    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...], *, ids: Ids) -> None:
-        """Write the rows of the requested windows that are not in the table yet, and quarantine the rejections."""
+    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...]) -> None:
+        """Take the rows of the requested windows that are not in the table yet, and quarantine the rejections."""
         self._rows_in += rows.num_rows + len(rejected)
         landed_ms = self._work.landed.landed_ms
-        wanted = self._late_filter.admit(self._wanted(rows), self._now_ms if landed_ms is None else landed_ms)
-        self._adds += sort_and_write(self._store, wanted, context=self.context, ids=ids, now_ms=self._now_ms)
+        now_ms = self.collected.now_ms
+        wanted = self._late_filter.admit(self._wanted(rows), now_ms if landed_ms is None else landed_ms)
+        self._rows_out += wanted.num_rows
+        self.pending.append(wanted)
+        self._pending_bytes += wanted.nbytes
+        if self._pending_bytes > MOST_PENDING_BYTES:
+            self._adds += self.collected.write(pa.concat_tables(self.pending))
+            self.pending.clear()
+            self._pending_bytes = 0
         if rejected:
             landed = self._work.landed
-            kept = write_quarantine(self._store, landed.path, landed.size, rejected)
+            kept = write_quarantine(self.collected.store, landed.path, landed.size, rejected)
             self._keys.append(kept.key)
             if kept.is_new:
                 self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
             else:
                 self._rejected_before += len(rejected)
 
+    def hand_over(self) -> None:
+        """Add the pending rows to the rows of the batch. Call this after the whole file was read."""
+        if self.pending:
+            self.collected.add(pa.concat_tables(self.pending))
+            self.pending.clear()
+
     def result(self, content: int | None) -> IngestResult:
         """Return the result for all blocks, with the records that make the ingest exactly-once."""
-        work = self._work
+        work, now_ms = self._work, self.collected.now_ms
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)
         seconds = Durations.of(self._config).recorded
         apps = [window_app(work.landed.path, window, seconds) for window in sorted(written, key=by_start)]
         if complete and not work.whole:
             apps.append(file_app(work.landed.path))
-        txns = [Txn(appId=app, version=work.landed.size, lastUpdated=self._now_ms) for app in apps]
+        txns = [Txn(appId=app, version=work.landed.size, lastUpdated=now_ms) for app in apps]
         if content is not None and not work.seen and (txns or work.whole):
-            txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=self._now_ms))
+            txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=now_ms))
         return IngestResult(
             file=work.landed.path,
             adds=tuple(self._adds),
             txns=tuple(txns),
             rows_in=self._rows_in,
-            rows_out=sum(add.numRecords or 0 for add in self._adds),
+            rows_out=self._rows_out,
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,

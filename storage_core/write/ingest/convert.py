@@ -18,13 +18,15 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from dataclasses import asdict, dataclass, replace
-from typing import BinaryIO, Literal
+from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput, NotFound, out_of_memory, unsound
 from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
@@ -36,7 +38,11 @@ from storage_core.data.rows.times import BEYOND
 from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.casts import Cast, Mask, cast_text
 from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
+
+if TYPE_CHECKING:
+    import duckdb
 
 MOST_REASONS = 50
 LONGEST_REASON = 200
@@ -172,6 +178,59 @@ CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
 A line of 60 MB needs more than half of this memory.
 """
 
+_SESSION: ContextVar[_Session | None] = ContextVar("session", default=None)
+
+
+class _Session:
+    """The session of DuckDB for the conversions inside a `shared_session`. Its first use opens it."""
+
+    def __init__(self) -> None:
+        self.limits: QueryLimits | None = None
+        self.connection: duckdb.DuckDBPyConnection | None = None
+
+    def close(self) -> None:
+        """Close the session, if it is open."""
+        if self.connection is not None:
+            self.connection.close()
+            self.connection = None
+
+
+@contextmanager
+def shared_session() -> Iterator[None]:
+    """Let all conversions of this thread inside the block use one session, because opening one takes 14 ms."""
+    shared = _Session()
+    token = _SESSION.set(shared)
+    try:
+        yield
+    finally:
+        _SESSION.reset(token)
+        shared.close()
+
+
+@contextmanager
+def conversion_session(limits: QueryLimits, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
+    """Yield a session of DuckDB in which these tables are registered. Inside of `shared_session`, it is the shared one.
+
+    After an error, a shared session is closed, and the next conversion opens another one.
+    """
+    shared = _SESSION.get() or _Session()
+    if shared.connection is None or shared.limits != limits:
+        shared.close()
+        shared.connection, shared.limits = session(limits, threads=1), limits
+    connection = shared.connection
+    try:
+        for name, table in tables.items():
+            connection.register(name, table)
+        yield connection
+        for name in tables:
+            connection.unregister(name)
+    except BaseException:
+        shared.close()
+        raise
+    if shared is not _SESSION.get():
+        shared.close()
+
+
 _INTEGER_FORM = "[+-]?[0-9]+"
 _FLOAT_FORM = r"(?i)[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)(e[+-]?[0-9]+)?|[+-]?inf(inity)?|nan"
 _VECTOR_FORM = r"(?i)\s*\[\s*(({number})(\s*,\s*({number}))*)?\s*\]\s*".replace(
@@ -232,10 +291,60 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
     unknown = sorted(set(raw.column_names) - set(target.schema.names))
     if unknown:
         raise InvalidInput(unknown_names("column", unknown, target.schema.names), columns=unknown)
+    raw = raw.combine_chunks()
+    casts = {field.name: cast for field in target.schema if (cast := _cast(raw, field, target)) is not None}
+    undecided = np.zeros(raw.num_rows, np.bool_)
+    for each in casts.values():
+        undecided |= each.undecided
+    decided = _assembled(raw, casts, target, ~undecided)
+    if not undecided.any():
+        return decided
+    exact = _converted(raw.filter(pa.array(undecided)), target)
+    order = pa.array(np.argsort(np.concatenate([np.flatnonzero(~undecided), np.flatnonzero(undecided)])))
+    columns = [exact.rows.column(name).cast(decided.rows.field(name).type) for name in exact.rows.column_names]
+    both = pa.concat_tables([decided.rows, pa.table(columns, schema=decided.rows.schema)]).take(order)
+    return Converted(both, pa.concat_arrays([decided.reasons, exact.reasons]).take(order))
+
+
+def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
+    """Return the column as far as Arrow can decide it, or None if DuckDB has to convert all of it."""
+    if field.name not in raw.column_names:
+        return Cast(pa.nulls(raw.num_rows, field.type), np.full(raw.num_rows, not field.nullable))
+    column = raw.column(field.name)
+    if not pa.types.is_string(column.type) or (field.name == target.time_column and target.time_format is not None):
+        return None
+    nulls = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
+    texts = column.combine_chunks()
+    texts = texts.chunk(0) if isinstance(texts, pa.ChunkedArray) else texts
+    if nulls and (is_null := pc.is_in(texts, value_set=pa.array(nulls, pa.string()))).true_count:
+        texts = pc.if_else(is_null, pa.scalar(None, pa.string()), texts)
+    return cast_text(texts, field)
+
+
+def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chosen: Mask) -> Converted:
+    """Return the chosen rows: the casts, and the other columns converted by DuckDB."""
+    whole = bool(chosen.all())
+    slow = pa.schema([field for field in target.schema if field.name not in casts])
+    others = Converted(pa.table({}), pa.nulls(int(chosen.sum()), pa.string()))
+    if len(slow):
+        texts = raw.select(slow.names)
+        others = _converted(texts if whole else texts.filter(pa.array(chosen)), replace(target, schema=slow))
+    columns = [
+        others.rows.column(slow.names.index(field.name))
+        if field.name not in casts
+        else casts[field.name].values
+        if whole
+        else casts[field.name].values.filter(pa.array(chosen))
+        for field in target.schema
+    ]
+    return Converted(pa.table(columns, names=target.schema.names), others.reasons)
+
+
+def _converted(raw: pa.Table, target: RowFormat) -> Converted:
+    """Convert all columns with DuckDB."""
     import duckdb
 
-    with session(CONVERSION, threads=1) as connection:
-        connection.register("raw", raw)
+    with conversion_session(CONVERSION, raw=raw) as connection:
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
         except duckdb.Error as error:

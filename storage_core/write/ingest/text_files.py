@@ -29,8 +29,8 @@ import pyarrow.csv as pa_csv
 from storage_core.base.errors import unsound
 from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
+from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
-from storage_core.engine.session import session
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -39,6 +39,7 @@ from storage_core.write.ingest.convert import (
     Records,
     RejectedLine,
     RowFormat,
+    conversion_session,
     convert,
     convert_or_reject,
     not_text,
@@ -46,6 +47,7 @@ from storage_core.write.ingest.convert import (
     rejected,
     valid_text,
 )
+from storage_core.write.ingest.json_lines import read_plain
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
@@ -530,7 +532,29 @@ def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes
     columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
         for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
-            yield _parsed(file, piece, lambda lines: _json_fields(lines, target), target)
+            yield _json_rows(file, piece, target)
+
+
+def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
+    """Return the rows of the block in order. Only the lines that are not plain take the exact path."""
+    plain = read_plain(block.text, target)
+    if plain is None:
+        return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
+    rows = conform(plain.rows, target.schema)
+    if not plain.marked.any():
+        return Parsed(rows, ()).and_rejected(not_text(file, block.not_text))
+    marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
+    exact, numbers = _numbered(file, marked, target)
+    if not exact.rows.num_rows:
+        return Parsed(rows, exact.rejected)
+    order = np.argsort(np.concatenate([block.numbers[~plain.marked], numbers]), kind="stable")
+    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected)
+
+
+def _numbered(file: str, block: LineBlock, target: RowFormat) -> tuple[Parsed, npt.NDArray[np.int64]]:
+    """Return the block as the exact path reads it, and the number of the line of each row."""
+    parsed = _parsed(file, block, lambda lines: _json_fields(lines, target), target)
+    return parsed, np.setdiff1d(block.numbers, [each.line for each in parsed.rejected if each.line is not None])
 
 
 def _parsed(
@@ -569,19 +593,19 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
     # JSON pointers are used, because a field name may contain characters with a meaning in a JSON path.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
     chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(target.schema))
-    with session(CONVERSION, threads=1) as connection:
-        connection.register("lines", pa.table({"line": lines}))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
-        reasons = table.column(0).combine_chunks()
-        misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
-        if pc.any(misnamed).as_py():
-            connection.register("lines", pa.table({"line": lines.filter(misnamed)}))
+    reasons = table.column(0).combine_chunks()
+    misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
+    if pc.any(misnamed).as_py():
+        with conversion_session(CONVERSION, lines=pa.table({"line": lines.filter(misnamed)})) as connection:
             fields = connection.sql(_FIELDS).to_arrow_table().column(0)
-            columns = pa.array(names, pa.string())
-            named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
-            reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-        mark = token_hex(_MARK_BYTES)
-        connection.register("objects", pa.table({"line": marked(lines.filter(reasons.is_null()), mark)}))
+        columns = pa.array(names, pa.string())
+        named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
+        reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
+    mark = token_hex(_MARK_BYTES)
+    objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
+    with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
             # `chosen` contains column numbers only.
             f"SELECT {chosen} FROM (SELECT line, $nulls AS nulls, $pointers AS pointers, "  # noqa: S608

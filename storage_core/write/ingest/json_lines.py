@@ -1,0 +1,232 @@
+"""Fast reading of NDJSON lines with Arrow, for the lines whose rows are certainly those of the exact path.
+
+The exact path (`text_files`) decides every line, one function of DuckDB after another. Most landed lines need none of
+it: one object per line, known names, and values of the columns' types. `read_plain` parses these lines in one pass and
+marks the others. The caller sends only the marked lines through the exact path, so every reason comes from there.
+
+Arrow accepts some input that the exact path refuses. So the following lines are marked as well: lines that do not
+begin with `{` and end with `}`, and lines with a number that is not finite. A line that begins and ends like this
+cannot be a part of an object. So if there are as many objects as lines, each line is one object.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass, field
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pa_json
+
+from storage_core.data.rows.vectors import is_vector
+from storage_core.write.ingest.casts import Mask, cast_text
+from storage_core.write.ingest.convert import RowFormat
+
+Bytes = npt.NDArray[np.uint8]
+Places = npt.NDArray[np.int64]
+
+_ROW: Final = re.compile(r" in row ([0-9]+)$")
+_GROUP: Final = 256
+"""The number of lines that are parsed together after an error that does not name its row."""
+
+_FEWEST: Final = 16
+"""The number of lines that are not divided further after such an error."""
+
+_MOST_FAILURES: Final = 1 / 8
+"""The number of failed parses per line so far, above which the remaining lines take the exact path."""
+
+_EXPONENT: Final = "[0-9][eE]"
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLines:
+    """The rows of the lines that could be read, in order, and a mark for each line that could not."""
+
+    rows: pa.Table
+    marked: Mask
+
+
+def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
+    """Return the rows of the plain lines, or None if no line can be read here.
+
+    A table has no plain lines if it has a column of a type that Arrow cannot read from JSON as the exact path does. The
+    same is true if a word for null is a JSON value, such as `-1`.
+    """
+    types = _types_of(target)
+    if types is None or not len(lines):
+        return None
+    plain = _look_plain(lines)
+    if any(map(pa.types.is_decimal128, types.types)):  # Arrow rounds some decimals with an exponent
+        plain &= ~np.asarray(pc.match_substring_regex(lines, _EXPONENT))
+    places = np.flatnonzero(plain)
+    reader = _Reader(*_joined(lines if plain.all() else lines.filter(pa.array(plain))), types)
+    reader.read(0, len(places))
+    rows, read = _converted(reader, target)
+    marked = np.ones(len(lines), np.bool_)
+    marked[places[read]] = False
+    return PlainLines(rows, marked)
+
+
+def _look_plain(lines: pa.StringArray) -> Mask:
+    """Return which lines begin with `{` and end with `}`. Lines are never empty."""
+    _, offsets, data = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
+    text = np.frombuffer(data, np.uint8)
+    found: Mask = (text[ends[:-1]] == ord("{")) & (text[ends[1:] - 1] == ord("}"))
+    return found
+
+
+def _types_of(target: RowFormat) -> pa.Schema | None:
+    if any(map(_is_json, target.null_values)):
+        return None
+    types = [_type_of(each, target) for each in target.schema]
+    if any(each is None for each in types):
+        return None
+    return pa.schema(list(zip(target.schema.names, types, strict=True)))
+
+
+def _is_json(word: str) -> bool:
+    try:
+        json.loads(word)
+    except ValueError:
+        return False
+    return True
+
+
+def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
+    """Return the type with which Arrow reads the column. Times are read as text and cast later."""
+    types, type_ = pa.types, column.type
+    if column.name == target.time_column and target.time_format is not None:
+        return None
+    if types.is_string(type_) or types.is_date32(type_) or types.is_timestamp(type_):
+        return pa.string()
+    if types.is_integer(type_) or types.is_floating(type_) or types.is_boolean(type_) or types.is_decimal128(type_):
+        return type_
+    return pa.list_(type_.value_type) if is_vector(type_) else None
+
+
+def _joined(lines: pa.StringArray) -> tuple[Bytes, Places]:
+    """Return the lines as bytes, each with a line feed at its end, and the start of each line, with the end as last."""
+    _, offsets, _ = lines.buffers()
+    ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
+    starts = ends - ends[0] + np.arange(len(lines) + 1)
+    whole = pa.ListArray.from_arrays(pa.array([0, len(lines)], pa.int32()), lines)
+    text = pc.binary_join(whole, "\n")
+    return np.frombuffer(text.buffers()[2] or b"", np.uint8), starts
+
+
+@dataclass(slots=True)
+class _Reader:
+    """A parser of runs of lines that divides a run until each part can be read or is small."""
+
+    data: Bytes
+    starts: Places
+    types: pa.Schema
+    tables: list[pa.Table] = field(default_factory=list)
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    failures: int = 0
+
+    def read(self, first: int, last: int) -> None:
+        """Read the lines from `first` up to but without `last`, as far as they are plain."""
+        todo = [(first, last)]
+        while todo:
+            first, last = todo.pop()
+            if first == last or self.failures > _FEWEST + first * _MOST_FAILURES:
+                continue
+            try:
+                rows = self._parsed(first, last)
+            except pa.ArrowInvalid as error:
+                self.failures += 1
+                todo += reversed(_parts(first, last, _ROW.search(str(error).rstrip())))
+                continue
+            if rows.num_rows == last - first:
+                self.tables.append(rows)
+                self.spans.append((first, last))
+            else:  # a line has several objects
+                self.failures += 1
+                todo += reversed(_parts(first, last, None))
+
+    def _parsed(self, first: int, last: int) -> pa.Table:
+        text = pa.py_buffer(self.data[self.starts[first] : self.starts[last] - 1])
+        return pa_json.read_json(
+            pa.BufferReader(text),
+            read_options=pa_json.ReadOptions(use_threads=False, block_size=text.size + 1),
+            parse_options=pa_json.ParseOptions(
+                explicit_schema=self.types, newlines_in_values=False, unexpected_field_behavior="error"
+            ),
+        )
+
+
+def _parts(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, int]]:
+    """Return the parts of a run that failed, without the lines that remain marked."""
+    if row is not None and first + int(row[1]) < last:
+        failed = first + int(row[1])
+        return [(first, failed), (failed + 1, last)]
+    size = last - first
+    if size <= _FEWEST:
+        return []
+    step = _GROUP if size > _GROUP else (size + 1) // 2
+    return [(start, min(start + step, last)) for start in range(first, last, step)]
+
+
+def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
+    """Return the rows that are decided, and a mark for each line that has one."""
+    read = np.zeros(len(reader.starts) - 1, np.bool_)
+    for first, last in reader.spans:
+        read[first:last] = True
+    found = pa.concat_tables(reader.tables) if reader.tables else reader.types.empty_table()
+    undecided = np.zeros(found.num_rows, np.bool_)
+    columns = []
+    for column in target.schema:
+        values, wrong = _column(found.column(column.name), column, target)
+        columns.append(values)
+        undecided |= wrong
+    rows = pa.table(columns, names=target.schema.names)
+    if undecided.any():
+        rows = rows.filter(pa.array(~undecided))
+        read[np.flatnonzero(read)[undecided]] = False
+    return rows, read
+
+
+def _column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:
+    """Return the column with its type, and a mark for each row that the exact path has to decide."""
+    whole = values.combine_chunks()
+    whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    if pa.types.is_string(whole.type):
+        nulls = [*target.null_values] if pa.types.is_string(column.type) else ["", *target.null_values]
+        if nulls and pc.any(is_null := pc.is_in(whole, value_set=pa.array(nulls, pa.string()))).as_py():
+            whole = pc.if_else(is_null, pa.scalar(None, pa.string()), whole)
+        if (cast := cast_text(whole, column)) is None:
+            raise AssertionError(column.type)
+        return cast.values, cast.undecided
+    wrong = np.zeros(len(whole), np.bool_)
+    if is_vector(column.type):
+        whole, wrong = _vectors(whole, column, is_nonzero=column.name in target.nonzero)
+    elif pa.types.is_floating(whole.type):
+        wrong = ~np.asarray(pc.fill_null(pc.is_finite(whole), fill_value=True))
+    if not column.nullable:
+        wrong = wrong | np.asarray(whole.is_null())
+    return whole, wrong
+
+
+def _vectors(lists: pa.ListArray, column: pa.Field, *, is_nonzero: bool) -> tuple[pa.Array, Mask]:
+    """Return embeddings with a fixed size. Lists of another size, and values that are refused, become marks."""
+    size = column.type.list_size
+    is_null = np.asarray(lists.is_null())
+    fits = is_null | (np.asarray(pc.fill_null(pc.list_value_length(lists), size)) == size)
+    present = fits & ~is_null
+    numbers = lists.filter(pa.array(present)).flatten()
+    matrix = np.asarray(numbers.fill_null(np.nan)).reshape(-1, size)
+    sound = np.isfinite(matrix).all(axis=1)
+    if is_nonzero:
+        sound &= matrix.any(axis=1)
+    fits[np.flatnonzero(present)[~sound]] = False
+    present &= fits
+    taken = np.zeros((len(lists), size), matrix.dtype)
+    taken[present] = matrix[sound]
+    flat = pa.array(taken.reshape(-1), column.type.value_type)
+    return pa.FixedSizeListArray.from_arrays(flat, type=column.type, mask=pa.array(~present)), ~fits
