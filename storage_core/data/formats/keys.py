@@ -225,11 +225,6 @@ def generation_file_key(region: str, directory: str, name: str) -> str:
     return KINDS[KeyKind.GENERATION_FILE].key(region=region, directory=directory, name=name)
 
 
-def generation_of(directory: str) -> int:
-    """Return the generation number of a directory `<8 hex>_gen_<number>`. Raises `InvalidInput`."""
-    return int(FORMS["generation"].write(directory).rpartition("_")[2])
-
-
 def gc_candidates_key() -> str:
     """Return the key of the collector's plan."""
     return KINDS[KeyKind.GC_CANDIDATES].key()
