@@ -268,7 +268,9 @@ Limit = Annotated[int | None, typer.Option(metavar="N", help="Largest number of 
 Offset = Annotated[int, typer.Option(metavar="N", help="Skip this many of the best rows, for the next page.")]
 Filter = Annotated[
     str | None,
-    typer.Option("--filter", metavar="CONDITION", help='Only rows that meet this condition, such as "status >= 500".'),
+    typer.Option(
+        "--where", "--filter", metavar="CONDITION", help='Only rows that meet this condition, such as "status >= 500".'
+    ),
 ]
 OrderBy = Annotated[
     str | None, typer.Option(metavar="COLUMN", help="Order by this column instead of by score, largest value first.")

@@ -476,11 +476,11 @@ def test_search_gives_the_next_page_of_the_rows_that_meet_a_filter(events: str, 
     search = ("search", events, "404,200", "--index", "status", "--json")
     every = [row for row in run(*search, "--limit", "100").lines if row["status"] == 404]
     assert every
-    filtered = (*search, "--filter", "status = 404")
+    filtered = (*search, "--where", "status = 404")
     assert run(*filtered, "--limit", "100").lines == every
     assert run(*filtered, "--limit", "1", "--offset", "1").lines == every[1:2]
     assert run(*filtered, "--columns", "score").lines == [{"score": 1.0}] * len(every)
-    refused = run(*search, "--filter", "nope > 1")
+    refused = run(*search, "--where", "nope > 1")
     assert (refused.code, "nope" in refused.err) == (2, True)
 
 
