@@ -5,9 +5,11 @@ One process with limited address space reads all these files. If it believed a f
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import struct
 import subprocess
@@ -17,6 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import cramjam
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -168,6 +171,15 @@ CASES = {
     "CSV of quotes": Case("csv", lambda: b"a,s\n1," + b'"' * 2 * MILLION + b"\n", 1),
     "gzipped spaces": _file("ndjson", lambda: gzip.compress(b" " * 40 * MILLION), "expands to more than"),
     "empty lines, gzipped": _file("ndjson", lambda: _members(b"\n"), "expands to more than"),
+    "spaces in Zstandard": _file(
+        "ndjson", lambda: pa.compress(b" " * 40 * MILLION, codec="zstd", asbytes=True), "expands to more than"
+    ),
+    "spaces in bzip2": _file("ndjson", lambda: bz2.compress(b" " * 40 * MILLION, 1), "expands to more than"),
+    "spaces in xz": _file("csv", lambda: lzma.compress(b" \n" * 20 * MILLION, preset=0), "expands to more than"),
+    "spaces in LZ4": _file("ndjson", lambda: bytes(cramjam.lz4.compress(b" " * 40 * MILLION)), "expands to more than"),
+    "empty lines in Snappy": _file(
+        "ndjson", lambda: bytes(cramjam.snappy.compress(b"\n" * 40 * MILLION)), "expands to more than"
+    ),
     "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
     "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
     "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "Write smaller row groups"),

@@ -15,7 +15,6 @@ deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -41,18 +40,11 @@ from storage_core.data.formats.keys import parse_raw as parse_raw_key
 from storage_core.engine.session import session
 from storage_core.store.contract import ObjectFile, ObjectInfo
 from storage_core.store.resolve import check_location, open_store, overlap
+from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
 
 HEAD_BYTES = 512
-GZIP_MAGIC = b"\x1f\x8b"
 
-_COMPRESSED = (
-    (b"[\\x50-\\x5f]\\x2a\\x4d\\x18|\\x28\\xb5\\x2f\\xfd", "Zstandard"),
-    (b"BZh[1-9](1AY&SY|\\x17rE8P\\x90)", "bzip2"),
-    (b"\\xfd7zXZ\\x00", "xz"),
-    (b"[\\x02\\x04]\\x22\\x4d\\x18", "LZ4"),
-    (b"\\xff\\x06\\x00\\x00sNaPpY", "Snappy"),
-    (b"\\x1f\\x9d", "compress"),
-)
+_COMPRESSED = ((b"\\x1f\\x9d", "compress"), (b"\\x02\\x21\\x4c\\x18", "LZ4 in its old format"))
 _ARCHIVES = (
     (b"PK(\\x03\\x04|\\x05\\x06)", "a zip archive"),
     (b"7z\\xbc\\xaf\\x27\\x1c", "a 7z archive"),
@@ -69,7 +61,7 @@ _OTHERS = (
     ),  # UTF-16 has zero bytes in its ASCII characters
 )
 _EXPANDED = [
-    *((re.compile(magic, re.DOTALL), f"compressed with {name}. Only gzip is supported") for magic, name in _COMPRESSED),
+    *((re.compile(magic, re.DOTALL), f"compressed with {name}. Use {', '.join(Codec)}") for magic, name in _COMPRESSED),
     *((re.compile(magic, re.DOTALL), f"{name}. Land its files one by one") for magic, name in _ARCHIVES),
 ]
 _NOT_TEXT = [*_EXPANDED, *((re.compile(magic, re.DOTALL), name) for magic, name in _OTHERS)]
@@ -84,8 +76,8 @@ def require_text(head: bytes) -> None:
 
 def require_uncompressed(head: bytes) -> None:
     """Raise `Corrupt`, which names the compression or archive, if these first `HEAD_BYTES` show one."""
-    if head.startswith(GZIP_MAGIC):
-        raise unsound("it is compressed with gzip. A Parquet file has its own compression")
+    if codec := codec_of(head):
+        raise unsound(f"it is compressed with {codec}. A Parquet file has its own compression")
     for magic, kind in _EXPANDED:
         if magic.match(head):
             raise unsound(f"it is {kind}")
@@ -266,7 +258,7 @@ class LandingSpec:
       nest.
     - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
     - `null_values`: a text field that equals one of these values is null.
-    - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed with gzip.
+    - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
     """
@@ -507,7 +499,7 @@ def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
 
 @contextmanager
 def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
-    """Open the file decompressed. A gzip file is detected by its name `.gz` or by its first two bytes.
+    """Open the file decompressed. Its first bytes determine its codec. A file with the name `.gz` must be a gzip file.
 
     `content` is the hash of the compressed bytes (see `open_bytes`). Raises `Corrupt` for a file that is not text, and
     for a file that expands too far.
@@ -515,12 +507,16 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
     with open_bytes(landed, content) as file:
         head = file.read(HEAD_BYTES)
         file.seek(0)
-        require_text(head)
-        if not head.startswith(GZIP_MAGIC) and not landed.path.endswith(".gz"):
+        codec = codec_of(head) or (Codec.GZIP if landed.path.endswith(".gz") else None)
+        if codec is None:
+            require_text(head)
             yield file
         else:
-            with gzip.GzipFile(fileobj=file) as text:
-                require_text(text.peek(HEAD_BYTES))
+            with open_decompressed(file, codec) as text:
+                head = text.peek(HEAD_BYTES)
+                if inner := codec_of(head):
+                    raise unsound(f"it is compressed twice, with {codec} and with {inner}. Compress it once")
+                require_text(head)
                 expansion = Expansion(landed.size)
                 yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
 
