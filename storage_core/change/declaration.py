@@ -280,13 +280,21 @@ class TableDeclaration(_Settings):
             for store in (*raw_log.stores, *raw_log.optional):
                 if written_alike(store, landing.uri):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
-        if landing.pattern is not None:
-            captured = captured_columns(landing.pattern)
-            require_columns(captured, info.data["columns"])
-            lost = [each.name for each in cls.model_construct(**info.data).schema() if not each.nullable]
-            if missing := sorted(set(lost) - set(captured)):
-                raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
+        cls._require_filled_columns(landing, info.data)
         return landing
+
+    @classmethod
+    def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless the names of the fields are columns, with all required columns."""
+        filled = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        if filled:
+            require_columns(filled, given["columns"])
+            lost = [each.name for each in cls.model_construct(**given).schema() if not each.nullable]
+            if missing := sorted(set(lost) - set(filled)):
+                names = ", ".join(missing)
+                if landing.pattern is not None:
+                    raise InvalidInput(f"the pattern captures no group for the required columns {names}")
+                raise InvalidInput(f"columns lacks the required columns {names}. Name the fields of the files in order")
 
     @field_validator("partitions")
     @classmethod

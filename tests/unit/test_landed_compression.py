@@ -11,6 +11,7 @@ import zlib
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import cramjam
 import pyarrow as pa
@@ -29,7 +30,7 @@ else:
     from backports import zstd
 
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string())])
-ROWS = [{"a": number, "s": f"{number * 2654435761 % 2**32:x}"} for number in range(3_000)]
+ROWS: list[dict[str, Any]] = [{"a": number, "s": f"{number * 2654435761 % 2**32:x}"} for number in range(3_000)]
 TEXT = {
     "ndjson": b"".join(b'{"a": %d, "s": "%s"}\n' % (each["a"], str(each["s"]).encode()) for each in ROWS),
     "csv": b"a,s\n" + b"".join(b"%d,%s\n" % (each["a"], str(each["s"]).encode()) for each in ROWS),

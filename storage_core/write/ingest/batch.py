@@ -139,7 +139,7 @@ def _blocks(
         with open_bytes(landed, content) as stream:
             yield from parquet_blocks(landed.path, stream, target.schema, nonzero=target.nonzero)
         return
-    with open_text(landed, content) as stream:
+    with open_text(landed, content, spec.encoding) as stream:
         match spec.format:
             case "pattern":
                 pattern = spec.pattern or ""
@@ -147,7 +147,7 @@ def _blocks(
             case "ndjson":
                 yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
             case "csv":
-                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes)
+                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
             case "delta":
                 raise InvalidInput(f"{landed.path}: a Delta table is read by its versions, not by file")
             case _:

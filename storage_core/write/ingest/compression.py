@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import io
 import re
+import sys
 from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, BinaryIO, Final, Protocol, assert_never, cast
@@ -23,6 +24,11 @@ import cramjam
 import pyarrow as pa
 
 from storage_core.base.errors import Corrupt, unsound
+
+if sys.version_info >= (3, 14):
+    from compression import zstd
+else:
+    from backports import zstd
 
 MOST_WINDOW_BYTES = 2**27
 """The largest window of Zstandard, which its decoder keeps in memory. Levels up to 22 and `--long` need no more."""
@@ -167,9 +173,7 @@ def _decoders(codec: Codec) -> tuple[Callable[[], _Decoder], tuple[type[Exceptio
         import lzma
 
         return lambda: lzma.LZMADecompressor(lzma.FORMAT_XZ, _MOST_XZ_BYTES), (lzma.LZMAError, EOFError)
-    from storage_core.data.formats.avro import zstd
-
-    options = {zstd.DecompressionParameter.window_log_max: MOST_WINDOW_BYTES.bit_length() - 1}
+    options: dict[int, int] = {zstd.DecompressionParameter.window_log_max: MOST_WINDOW_BYTES.bit_length() - 1}
     return lambda: zstd.ZstdDecompressor(options=options), (zstd.ZstdError, EOFError)
 
 
