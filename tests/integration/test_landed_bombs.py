@@ -171,15 +171,21 @@ CASES = {
     "CSV of quotes": Case("csv", lambda: b"a,s\n1," + b'"' * 2 * MILLION + b"\n", 1),
     "gzipped spaces": _file("ndjson", lambda: gzip.compress(b" " * 40 * MILLION), "expands to more than"),
     "empty lines, gzipped": _file("ndjson", lambda: _members(b"\n"), "expands to more than"),
+    "JSON arrays, nested 9,000,000 times": _file(
+        "json", lambda: b"[" * 9 * MILLION + b"]" * 9 * MILLION, "has more than 1,000,000 values"
+    ),
+    "JSON of 10,000,000 brackets": _file("json", lambda: b"]" * 10 * MILLION, "closes nothing"),
+    "JSON of 2,000,000 empty arrays": Case("json", lambda: b"[]" * 2 * MILLION, 0),
+    "JSON of 2,000,000 empty objects": Case("json", lambda: b"{}" * 2 * MILLION, 2 * MILLION),
+    "JSON with a text of 30 MB of commas": Case("json", lambda: b'[{"s":"' + b"," * 30 * MILLION + b'"},{"a":1}]', 2),
+    "JSON with a text of 90 MB": _file("json", lambda: b'[{"s":"' + b"x" * 90 * MILLION, "record 1 is longer than"),
     "spaces in Zstandard": _file(
         "ndjson", lambda: pa.compress(b" " * 40 * MILLION, codec="zstd", asbytes=True), "expands to more than"
     ),
     "spaces in bzip2": _file("ndjson", lambda: bz2.compress(b" " * 40 * MILLION, 1), "expands to more than"),
     "spaces in xz": _file("csv", lambda: lzma.compress(b" \n" * 20 * MILLION, preset=0), "expands to more than"),
     "spaces in LZ4": _file("ndjson", lambda: bytes(cramjam.lz4.compress(b" " * 40 * MILLION)), "expands to more than"),
-    "empty lines in Snappy": _file(
-        "ndjson", lambda: bytes(cramjam.snappy.compress(b"\n" * 40 * MILLION)), "expands to more than"
-    ),
+    "empty lines in Snappy": Case("ndjson", lambda: bytes(cramjam.snappy.compress(b"\n" * 40 * MILLION)), 0),
     "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
     "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
     "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "Write smaller row groups"),

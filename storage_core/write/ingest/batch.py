@@ -35,6 +35,7 @@ from storage_core.split.context import SplitContext
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.convert import BLOCK_BYTES, Parsed, RejectedLine, RowFormat, tally, write_quarantine
+from storage_core.write.ingest.json_elements import read_elements
 from storage_core.write.ingest.landing import (
     ContentHash,
     LandedFile,
@@ -146,6 +147,9 @@ def _blocks(
                 yield from pattern_blocks(landed.path, stream, target, pattern=pattern, block_bytes=block_bytes)
             case "ndjson":
                 yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
+            case "json":
+                blocks = ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes, read=read_elements)
+                yield from blocks
             case "csv":
                 yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
             case "delta":

@@ -239,7 +239,7 @@ def from_hex(text: str) -> int:
 LANDING = "tidemark.landing"
 """The setting with the landing location of a table."""
 
-LandingFormat = Literal["ndjson", "csv", "parquet", "pattern", "delta"]
+LandingFormat = Literal["ndjson", "json", "csv", "parquet", "pattern", "delta"]
 
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""

@@ -556,15 +556,21 @@ def pattern_blocks(
             yield _parsed(file, piece, capture, target)
 
 
-def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
-    """Yield the lines that are JSON objects whose fields are columns of the table.
+Reader = Callable[[BinaryIO, int], Iterator[LineBlock]]
+"""A function that divides a stream into records, in blocks of about this many bytes."""
+
+
+def ndjson_blocks(
+    file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int, read: Reader = read_lines
+) -> Iterator[Parsed]:
+    """Yield the lines that are JSON objects whose fields are columns of the table. `read` may return other records.
 
     A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
     keys.
     """
     columns = len(target.schema)
-    for block in read_lines(stream, block_bytes):
+    for block in read(stream, block_bytes):
         for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
             yield _parsed(file, piece, lambda lines: _json_fields(lines, target), target)
 
