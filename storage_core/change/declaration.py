@@ -46,7 +46,7 @@ from storage_core.data.settings.setting import Change, Setting
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Publish, TableConfig, with_values
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
-from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
+from storage_core.write.ingest.landing import TYPED, LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
 
@@ -274,7 +274,7 @@ class TableDeclaration(_Settings):
         if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
             reject_overlap(landing.uri, info.data["uri"], "the table")
         maps = [name for name, column in info.data["columns"].items() if column.is_map]
-        if maps and landing.format not in ("parquet", "delta"):
+        if maps and landing.format not in (*TYPED, "delta"):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form. Land the files as parquet")
         for raw_log in info.data.get("raw_logs", ()):
             for store in (*raw_log.stores, *raw_log.optional):

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import cramjam
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -89,6 +90,21 @@ def _one_long_list() -> bytes:
     values = pa.array(np.zeros(10 * MILLION, np.int8))
     lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     return _parquet(pa.table({"l": lists}))
+
+
+def _avro(text: str) -> bytes:
+    target = io.BytesIO()
+    schema = {"type": "record", "name": "r", "fields": [{"name": "s", "type": "string"}]}
+    fastavro.writer(target, fastavro.parse_schema(schema), [{"s": text}], codec="deflate")
+    return target.getvalue()
+
+
+def _billion_nulls() -> bytes:
+    target = io.BytesIO()
+    batch = pa.record_batch([pa.nulls(10**9)], ["s"])
+    with pa.ipc.new_stream(target, batch.schema) as writer:
+        writer.write_batch(batch)
+    return target.getvalue()
 
 
 def _many_columns() -> bytes:
@@ -179,6 +195,9 @@ CASES = {
     "JSON of 2,000,000 empty objects": Case("json", lambda: b"{}" * 2 * MILLION, 2 * MILLION),
     "JSON with a text of 30 MB of commas": Case("json", lambda: b'[{"s":"' + b"," * 30 * MILLION + b'"},{"a":1}]', 2),
     "JSON with a text of 90 MB": _file("json", lambda: b'[{"s":"' + b"x" * 90 * MILLION, "record 1 is longer than"),
+    "Avro with a block of 40 MB": _file("avro", lambda: _avro("x" * 40 * MILLION), "expands to more than"),
+    "Avro with a text of 30 MB": Case("avro", lambda: _avro("x" * 30 * MILLION), 1),
+    "Arrow with a billion nulls": _file("arrow", _billion_nulls, "it expands to more than"),
     "spaces in Zstandard": _file(
         "ndjson", lambda: pa.compress(b" " * 40 * MILLION, codec="zstd", asbytes=True), "expands to more than"
     ),

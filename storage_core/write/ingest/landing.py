@@ -54,9 +54,9 @@ _ARCHIVES = (
 _UTF16 = "UTF-16 text. Declare `encoding: utf-16` in `landing`, or write it as UTF-8"
 _OTHERS = (
     (b"PAR1\\x15", "a Parquet file, which needs `format: parquet`"),
-    (b"Obj\\x01", "an Avro file"),
+    (b"Obj\\x01", "an Avro file, which needs `format: avro`"),
     (b"ORC[\\x00-\\x09\\x0b-\\x1f\\x80-\\xff]", "an ORC file"),
-    (b"ARROW1\\x00", "an Arrow file"),
+    (b"ARROW1\\x00", "an Arrow file, which needs `format: arrow`"),
     (
         b"(\\xff\\xfe|\\xfe\\xff)(?=.*\\x00)",
         _UTF16,
@@ -76,10 +76,10 @@ def require_text(head: bytes, encoding: str | None = None) -> None:
             raise unsound(f"it is {kind}")
 
 
-def require_uncompressed(head: bytes) -> None:
+def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     """Raise `Corrupt`, which names the compression or archive, if these first `HEAD_BYTES` show one."""
     if codec := codec_of(head):
-        raise unsound(f"it is compressed with {codec}. A Parquet file has its own compression")
+        raise unsound(f"it is compressed with {codec}. {of} file has its own compression")
     for magic, kind in _EXPANDED:
         if magic.match(head):
             raise unsound(f"it is {kind}")
@@ -239,7 +239,9 @@ def from_hex(text: str) -> int:
 LANDING = "tidemark.landing"
 """The setting with the landing location of a table."""
 
-LandingFormat = Literal["ndjson", "json", "csv", "parquet", "pattern", "delta"]
+LandingFormat = Literal["ndjson", "json", "csv", "parquet", "avro", "arrow", "pattern", "delta"]
+TYPED: Final = ("parquet", "avro", "arrow")
+"""The formats of files with typed values and a compression of their own."""
 
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
@@ -324,8 +326,8 @@ class LandingSpec:
             raise InvalidInput(f"format {self.format!r} is not one of {', '.join(get_args(LandingFormat))}")
         if (self.pattern is None) == (self.format == "pattern"):
             raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
-        if self.format == "parquet" and (self.time_format or self.null_values):
-            raise InvalidInput("parquet files carry typed values: time_format and null_values do not apply")
+        if self.format in TYPED and (self.time_format or self.null_values):
+            raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
             raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
@@ -344,7 +346,7 @@ class LandingSpec:
         if given and self.format != "csv":
             raise InvalidInput(f"format {self.format!r}: {given[0]} is for CSV. Leave it out")
         if self.encoding is not None:
-            if self.format in ("parquet", "delta"):
+            if self.format in (*TYPED, "delta"):
                 raise InvalidInput(f"format {self.format!r}: encoding is for text. Leave it out")
             check_encoding(self.encoding)
         if self.format == "csv":
