@@ -187,7 +187,7 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
     config, copy = snapshot.config, "Create a table without it and copy the rows"
     indexes = [each.name for each in config.indexes if name in each.columns]
     landing = snapshot.metadata.configuration.get(LANDING)
-    pattern = None if landing is None else LandingSpec.from_json(landing).pattern
+    spec = None if landing is None else LandingSpec.from_json(landing)
     uses = {
         f"part of the primary key. {copy}": name in config.primary_key,
         f"the time column. {copy}": name == config.time_column,
@@ -200,7 +200,10 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         "named in map_columns, so patches merge its values. Write whole values into another column": name
         in config.map_columns,
         "filled from the names of landed files. Declare another pattern first": (
-            pattern is not None and name in captured_columns(pattern)
+            spec is not None and spec.pattern is not None and name in captured_columns(spec.pattern)
+        ),
+        "named in `columns` of the landing location. Declare other `columns` first": (
+            spec is not None and name in spec.columns
         ),
         "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
     }

@@ -46,7 +46,7 @@ from storage_core.data.settings.setting import Change, Setting
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Publish, TableConfig, with_values
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
-from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
+from storage_core.write.ingest.landing import TYPED, LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
 
@@ -274,19 +274,27 @@ class TableDeclaration(_Settings):
         if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
             reject_overlap(landing.uri, info.data["uri"], "the table")
         maps = [name for name, column in info.data["columns"].items() if column.is_map]
-        if maps and landing.format not in ("parquet", "delta"):
+        if maps and landing.format not in (*TYPED, "delta"):
             raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form. Land the files as parquet")
         for raw_log in info.data.get("raw_logs", ()):
             for store in (*raw_log.stores, *raw_log.optional):
                 if written_alike(store, landing.uri):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
-        if landing.pattern is not None:
-            captured = captured_columns(landing.pattern)
-            require_columns(captured, info.data["columns"])
-            lost = [each.name for each in cls.model_construct(**info.data).schema() if not each.nullable]
-            if missing := sorted(set(lost) - set(captured)):
-                raise InvalidInput(f"the pattern captures no group for the required columns {', '.join(missing)}")
+        cls._require_filled_columns(landing, info.data)
         return landing
+
+    @classmethod
+    def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless the names of the fields are columns, with all required columns."""
+        filled = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        if filled:
+            require_columns(filled, given["columns"])
+            lost = [each.name for each in cls.model_construct(**given).schema() if not each.nullable]
+            if missing := sorted(set(lost) - set(filled)):
+                names = ", ".join(missing)
+                if landing.pattern is not None:
+                    raise InvalidInput(f"the pattern captures no group for the required columns {names}")
+                raise InvalidInput(f"columns lacks the required columns {names}. Name the fields of the files in order")
 
     @field_validator("partitions")
     @classmethod

@@ -259,6 +259,12 @@ class LandingDeclaration(Closed):
     null_values: tuple[str, ...] = ()
     suffix: str | None = None
     changes: DeltaChanges | None = None
+    encoding: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
+    header: bool = True
+    columns: tuple[str, ...] = ()
 
     @model_validator(mode="after")
     def _readable(self) -> Self:

@@ -17,6 +17,7 @@ from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange, windo
 from storage_core.data.steps import options_for
 from storage_core.log.job_run import JobReport, run
 from tests.e2e.raw_access_log import Line, Log, read
+from tests.support.batches import one_file_per_batch
 from tidemark import Table
 
 if TYPE_CHECKING:
@@ -106,7 +107,8 @@ def story(tmp_path_factory: pytest.TempPathFactory, spark: Spark) -> Story:
         steps[name] = Step(report, {key: size for key, size in files.items() if key not in before})
 
     _land(root / "landing", {name: lines for name, lines in pieces.items() if name != LATE_FILE})
-    step("landed", "ingest")
+    with one_file_per_batch():
+        step("landed", "ingest")
     step("compacted", "compact")
     step("indexed", "catch_up")
     _land(root / "landing", {LATE_FILE: pieces[LATE_FILE]})

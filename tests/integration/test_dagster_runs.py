@@ -9,7 +9,7 @@ import signal
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -37,6 +37,7 @@ from pipelines.tables import load_tables
 from storage_core.base.clock import SystemClock
 from storage_core.change.declaration import load
 from storage_core.data.formats.keys import version_key
+from tests.support.batches import one_file_per_batch
 from tidemark import Table
 
 pytestmark = [pytest.mark.dagster, pytest.mark.spark]
@@ -45,6 +46,12 @@ Land = Callable[..., Path]
 
 LINES = 300
 HOURS = {RANGE_START: "2015-05-17T10:00", RANGE_END: "2015-05-17T13:00"}
+
+
+@pytest.fixture(autouse=True)
+def _several_splits_per_window() -> Iterator[None]:
+    with one_file_per_batch():
+        yield
 
 
 @pytest.fixture

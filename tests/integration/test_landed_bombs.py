@@ -5,9 +5,11 @@ One process with limited address space reads all these files. If it believed a f
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import io
 import json
+import lzma
 import pickle
 import struct
 import subprocess
@@ -17,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import cramjam
+import fastavro
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,6 +90,21 @@ def _one_long_list() -> bytes:
     values = pa.array(np.zeros(10 * MILLION, np.int8))
     lists = pa.ListArray.from_arrays(pa.array([0, len(values)], pa.int32()), values)
     return _parquet(pa.table({"l": lists}))
+
+
+def _avro(text: str) -> bytes:
+    target = io.BytesIO()
+    schema = {"type": "record", "name": "r", "fields": [{"name": "s", "type": "string"}]}
+    fastavro.writer(target, fastavro.parse_schema(schema), [{"s": text}], codec="deflate")
+    return target.getvalue()
+
+
+def _billion_nulls() -> bytes:
+    target = io.BytesIO()
+    batch = pa.record_batch([pa.nulls(10**9)], ["s"])
+    with pa.ipc.new_stream(target, batch.schema) as writer:
+        writer.write_batch(batch)
+    return target.getvalue()
 
 
 def _many_columns() -> bytes:
@@ -168,6 +187,24 @@ CASES = {
     "CSV of quotes": Case("csv", lambda: b"a,s\n1," + b'"' * 2 * MILLION + b"\n", 1),
     "gzipped spaces": _file("ndjson", lambda: gzip.compress(b" " * 40 * MILLION), "expands to more than"),
     "empty lines, gzipped": _file("ndjson", lambda: _members(b"\n"), "expands to more than"),
+    "JSON arrays, nested 9,000,000 times": _file(
+        "json", lambda: b"[" * 9 * MILLION + b"]" * 9 * MILLION, "has more than 1,000,000 values"
+    ),
+    "JSON of 10,000,000 brackets": _file("json", lambda: b"]" * 10 * MILLION, "closes nothing"),
+    "JSON of 2,000,000 empty arrays": Case("json", lambda: b"[]" * 2 * MILLION, 0),
+    "JSON of 2,000,000 empty objects": Case("json", lambda: b"{}" * 2 * MILLION, 2 * MILLION),
+    "JSON with a text of 30 MB of commas": Case("json", lambda: b'[{"s":"' + b"," * 30 * MILLION + b'"},{"a":1}]', 2),
+    "JSON with a text of 90 MB": _file("json", lambda: b'[{"s":"' + b"x" * 90 * MILLION, "record 1 is longer than"),
+    "Avro with a block of 40 MB": _file("avro", lambda: _avro("x" * 40 * MILLION), "expands to more than"),
+    "Avro with a text of 30 MB": Case("avro", lambda: _avro("x" * 30 * MILLION), 1),
+    "Arrow with a billion nulls": _file("arrow", _billion_nulls, "it expands to more than"),
+    "spaces in Zstandard": _file(
+        "ndjson", lambda: pa.compress(b" " * 40 * MILLION, codec="zstd", asbytes=True), "expands to more than"
+    ),
+    "spaces in bzip2": _file("ndjson", lambda: bz2.compress(b" " * 40 * MILLION, 1), "expands to more than"),
+    "spaces in xz": _file("csv", lambda: lzma.compress(b" \n" * 20 * MILLION, preset=0), "expands to more than"),
+    "spaces in LZ4": _file("ndjson", lambda: bytes(cramjam.lz4.compress(b" " * 40 * MILLION)), "expands to more than"),
+    "empty lines in Snappy": Case("ndjson", lambda: bytes(cramjam.snappy.compress(b"\n" * 40 * MILLION)), 0),
     "CSV, gzipped": _file("csv", lambda: _members(b"a" * 99 + b"\n"), "expands to more than"),
     "Parquet with a text of 1 MB, 50,000 times": _file("parquet", _one_text_many_times, "expands to more than"),
     "Parquet with a list of 10,000,000": _file("parquet", _one_long_list, "Write smaller row groups"),

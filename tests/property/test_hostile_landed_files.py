@@ -6,15 +6,20 @@ process, also before compression. `tests/integration/test_landed_bombs.py` tests
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 import random
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+import cramjam
+import fastavro
 import pyarrow as pa
 import pyarrow.parquet as pq
 from hypothesis import given, settings
@@ -22,6 +27,7 @@ from hypothesis import strategies as st
 
 from storage_core.write.ingest.batch import parse_blocks
 from storage_core.write.ingest.convert import Parsed, RejectedLine
+from storage_core.write.ingest.landing import TYPED as TYPED_FORMATS
 from storage_core.write.ingest.landing import LandedFile, LandingFormat, LandingSpec
 from tests.support.hostile_worker import survives, work
 from tests.support.scale import scaled
@@ -134,6 +140,23 @@ def _parquet(codec: str) -> bytes:
     return target.getvalue()
 
 
+def _avro(codec: str) -> bytes:
+    target = io.BytesIO()
+    fields = [{"name": "a", "type": ["null", "long"]}, {"name": "s", "type": ["null", "string"]}]
+    rows = [{"a": n, "s": "x" * (n % 7)} for n in range(200)]
+    schema = fastavro.parse_schema({"type": "record", "name": "r", "fields": fields})
+    fastavro.writer(target, schema, rows, codec=codec, sync_interval=500)
+    return target.getvalue()
+
+
+def _arrow(codec: str | None) -> bytes:
+    target = io.BytesIO()
+    rows = pa.table({"a": [*range(200)], "s": ["x" * (n % 7) for n in range(200)]}, TYPED)
+    with pa.ipc.new_file(target, TYPED, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
+        writer.write_table(rows, max_chunksize=50)
+    return target.getvalue()
+
+
 def _json() -> bytes:
     return b"".join(b'{"a":%d,"s":"x"}\n' % number for number in range(200))
 
@@ -153,14 +176,28 @@ def _members(data: bytes) -> bytes:
 
 
 def _zstd(data: bytes) -> bytes:
-    """Return data in a compression that is not supported, so that it is read as lines."""
     compressed: bytes = pa.compress(data, codec="zstd", asbytes=True)
     return compressed
 
 
+def _lz4(data: bytes) -> bytes:
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "lz4") as stream:
+        stream.write(data)
+    compressed: bytes = sink.getvalue().to_pybytes()
+    return compressed
+
+
+def _snappy(data: bytes) -> bytes:
+    return bytes(cramjam.snappy.compress(data))
+
+
 SOUND: dict[str, tuple[LandingFormat, bytes]] = {
     **{f"{codec} parquet": ("parquet", _parquet(codec)) for codec in ("none", "snappy", "gzip", "zstd", "lz4")},
+    **{f"{codec} avro": ("avro", _avro(codec)) for codec in ("null", "deflate", "snappy", "zstandard")},
+    **{f"{codec} arrow": ("arrow", _arrow(codec)) for codec in (None, "lz4", "zstd")},
     "json": ("ndjson", _json()),
+    "array": ("json", b"[" + _json().replace(b"\n", b",\n") + b"]"),
     "csv": ("csv", _csv()),
     "log": ("pattern", _log()),
 }
@@ -169,6 +206,10 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
     "gzip": gzip.compress,
     "members": _members,
     "zstd": _zstd,
+    "bzip2": bz2.compress,
+    "xz": partial(lzma.compress, preset=0),
+    "lz4": _lz4,
+    "snappy": _snappy,
 }
 
 
@@ -193,7 +234,7 @@ def judge(chance: random.Random) -> str | None:
     """Damage a text or its compressed form, and read it. The result is rows and rejections, and no error is raised."""
     name = chance.choice([*SOUND])
     format_, data = SOUND[name]
-    packed = "plain" if format_ == "parquet" else chance.choice([*PACKED])
+    packed = "plain" if format_ in TYPED_FORMATS else chance.choice([*PACKED])
     inside, outside = chance.choice([(1, 0), (3, 0), (0, 1), (0, 3), (1, 1)])
     for _ in range(inside):
         data = _damaged(data, chance)
@@ -202,7 +243,7 @@ def judge(chance: random.Random) -> str | None:
     for _ in range(outside):
         data = _damaged(data, chance)
     rows, rejected = accounts(read(data, format_, TYPED))
-    if name == "json" and outside == 0 and packed != "zstd" and rows + len(rejected) != lines:
+    if name == "json" and outside == 0 and rows + len(rejected) != lines:
         return f"{rows} rows and {len(rejected)} rejections of {lines} lines"
     return None
 

@@ -5,7 +5,6 @@ import bz2
 import gzip
 import io
 import json
-import lzma
 import math
 import re
 import tarfile
@@ -923,10 +922,7 @@ def zipped(data: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("data", "found"),
     [
-        (pa.compress(SOME_LINES, codec="zstd", asbytes=True), "it is compressed with Zstandard"),
-        (bz2.compress(SOME_LINES), "it is compressed with bzip2"),
-        (lzma.compress(SOME_LINES), "it is compressed with xz"),
-        (gzip.compress(bz2.compress(SOME_LINES)), "it is compressed with bzip2"),
+        (gzip.compress(bz2.compress(SOME_LINES)), "it is compressed twice, with gzip and with bzip2"),
         (zipped(SOME_LINES), "it is a zip archive"),
         (tar(SOME_LINES), "it is a tar archive"),
         (gzip.compress(tar(SOME_LINES)), "it is a tar archive"),
@@ -934,7 +930,7 @@ def zipped(data: bytes) -> bytes:
         (parquet(pa.table({"level": [1]})), "it is a Parquet file"),
         (gzip.compress(parquet(pa.table({"level": [1]}))), "it is a Parquet file"),
     ],
-    ids=["zst", "bz2", "xz", "bz2.gz", "zip", "tar", "tar.gz", "utf-16", "parquet", "parquet.gz"],
+    ids=["bz2.gz", "zip", "tar", "tar.gz", "utf-16", "parquet", "parquet.gz"],
 )
 @pytest.mark.parametrize("form", ["ndjson", "csv"])
 def test_a_file_that_is_no_text_is_one_rejection_that_names_what_it_is(

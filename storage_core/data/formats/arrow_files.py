@@ -85,7 +85,7 @@ def read_stream(
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
-            _require_shallow(reader.schema)
+            require_shallow(reader.schema)
             _require_credible(data)
             records = reader.read_all()
         if checked:
@@ -99,7 +99,7 @@ def read_stream(
 def require_readable(records: pa.Table) -> None:
     """Raise `InvalidInput` for rows that `read_stream` would refuse after they are written."""
     try:
-        _require_shallow(records.schema)
+        require_shallow(records.schema)
         records.validate(full=True)
     except (ValueError, pa.ArrowException) as error:
         raise InvalidInput(
@@ -107,7 +107,8 @@ def require_readable(records: pa.Table) -> None:
         ) from error
 
 
-def _require_shallow(schema: pa.Schema) -> None:
+def require_shallow(schema: pa.Schema) -> None:
+    """Raise `ValueError` for a column that nests too many types."""
     level, kinds = 0, [field.type for field in schema]
     while kinds:
         level += 1
@@ -125,11 +126,19 @@ def _require_credible(data: bytes | memoryview) -> None:
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
         if message.type not in ("record batch", "dictionary"):
             continue
-        body = memoryview(message.body)
-        for start, length in _compressed(memoryview(message.metadata), message.type == "dictionary"):
-            (claimed,) = struct.unpack_from("<q", body, start)
+        for length, claimed in claims_of(message):
             if claimed > _MOST_EXPANSION * length:
                 raise ValueError(f"a buffer of {length} bytes claims to hold {claimed}")
+
+
+def claims_of(message: pa.ipc.Message) -> Iterator[tuple[int, int]]:
+    """Yield the length and the stated expanded size of each compressed buffer of a batch or dictionary.
+
+    Raises `struct.error` for a buffer outside of the message.
+    """
+    body = memoryview(message.body)
+    for start, length in _compressed(memoryview(message.metadata), message.type == "dictionary"):
+        yield length, int(struct.unpack_from("<q", body, start)[0])
 
 
 def _compressed(metadata: memoryview, is_dictionary: bool) -> Iterator[tuple[int, int]]:  # noqa: FBT001 -- as read

@@ -21,7 +21,7 @@ import json
 import logging
 import zlib
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, assert_never
 
@@ -37,6 +37,8 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.arrow_blocks import arrow_blocks
+from storage_core.write.ingest.avro_blocks import avro_blocks
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
     Parsed,
@@ -46,6 +48,7 @@ from storage_core.write.ingest.convert import (
     tally,
     write_quarantine,
 )
+from storage_core.write.ingest.json_elements import read_elements
 from storage_core.write.ingest.landing import (
     ContentHash,
     LandedFile,
@@ -143,23 +146,34 @@ def parse_blocks(
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
 
 
+_TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
+    "parquet": parquet_blocks,
+    "avro": avro_blocks,
+    "arrow": arrow_blocks,
+}
+
+
 def _blocks(
     landed: LandedFile, spec: LandingSpec, target: RowFormat, *, block_bytes: int, content: ContentHash | None
 ) -> Iterator[Parsed]:
-    if spec.format == "parquet":
+    if spec.format in _TYPED_BLOCKS:
+        read = _TYPED_BLOCKS[spec.format]
         with open_bytes(landed, content) as stream:
-            yield from parquet_blocks(landed.path, stream, target.schema, nonzero=target.nonzero)
+            yield from read(landed.path, stream, target.schema, nonzero=target.nonzero)
         return
-    with open_text(landed, content) as stream:
+    with open_text(landed, content, spec.encoding) as stream:
         match spec.format:
             case "pattern":
                 pattern = spec.pattern or ""
                 yield from pattern_blocks(landed.path, stream, target, pattern=pattern, block_bytes=block_bytes)
             case "ndjson":
                 yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
+            case "json":
+                blocks = ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes, read=read_elements)
+                yield from blocks
             case "csv":
-                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes)
-            case "delta":
+                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
+            case "delta" | "parquet" | "avro" | "arrow":
                 raise InvalidInput(f"{landed.path}: a Delta table is read by its versions, not by file")
             case _:
                 assert_never(spec.format)

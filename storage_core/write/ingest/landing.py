@@ -15,7 +15,6 @@ deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
 
 from __future__ import annotations
 
-import gzip
 import io
 import json
 import os
@@ -23,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
@@ -41,51 +40,46 @@ from storage_core.data.formats.keys import parse_raw as parse_raw_key
 from storage_core.engine.session import session
 from storage_core.store.contract import ObjectFile, ObjectInfo
 from storage_core.store.resolve import check_location, open_store, overlap
+from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
+from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
 
 HEAD_BYTES = 512
-GZIP_MAGIC = b"\x1f\x8b"
 
-_COMPRESSED = (
-    (b"[\\x50-\\x5f]\\x2a\\x4d\\x18|\\x28\\xb5\\x2f\\xfd", "Zstandard"),
-    (b"BZh[1-9](1AY&SY|\\x17rE8P\\x90)", "bzip2"),
-    (b"\\xfd7zXZ\\x00", "xz"),
-    (b"[\\x02\\x04]\\x22\\x4d\\x18", "LZ4"),
-    (b"\\xff\\x06\\x00\\x00sNaPpY", "Snappy"),
-    (b"\\x1f\\x9d", "compress"),
-)
+_COMPRESSED = ((b"\\x1f\\x9d", "compress"), (b"\\x02\\x21\\x4c\\x18", "LZ4 in its old format"))
 _ARCHIVES = (
     (b"PK(\\x03\\x04|\\x05\\x06)", "a zip archive"),
     (b"7z\\xbc\\xaf\\x27\\x1c", "a 7z archive"),
     (b".{257}ustar", "a tar archive"),
 )
+_UTF16 = "UTF-16 text. Declare `encoding: utf-16` in `landing`, or write it as UTF-8"
 _OTHERS = (
     (b"PAR1\\x15", "a Parquet file, which needs `format: parquet`"),
-    (b"Obj\\x01", "an Avro file"),
+    (b"Obj\\x01", "an Avro file, which needs `format: avro`"),
     (b"ORC[\\x00-\\x09\\x0b-\\x1f\\x80-\\xff]", "an ORC file"),
-    (b"ARROW1\\x00", "an Arrow file"),
+    (b"ARROW1\\x00", "an Arrow file, which needs `format: arrow`"),
     (
         b"(\\xff\\xfe|\\xfe\\xff)(?=.*\\x00)",
-        "UTF-16 text. Write it as UTF-8",
+        _UTF16,
     ),  # UTF-16 has zero bytes in its ASCII characters
 )
 _EXPANDED = [
-    *((re.compile(magic, re.DOTALL), f"compressed with {name}. Only gzip is supported") for magic, name in _COMPRESSED),
+    *((re.compile(magic, re.DOTALL), f"compressed with {name}. Use {', '.join(Codec)}") for magic, name in _COMPRESSED),
     *((re.compile(magic, re.DOTALL), f"{name}. Land its files one by one") for magic, name in _ARCHIVES),
 ]
 _NOT_TEXT = [*_EXPANDED, *((re.compile(magic, re.DOTALL), name) for magic, name in _OTHERS)]
 
 
-def require_text(head: bytes) -> None:
-    """Raise `Corrupt`, which names the kind of the file, if its first `HEAD_BYTES` are not UTF-8 text."""
+def require_text(head: bytes, encoding: str | None = None) -> None:
+    """Raise `Corrupt`, which names the kind of the file, if its first `HEAD_BYTES` are not text in the encoding."""
     for magic, kind in _NOT_TEXT:
-        if magic.match(head):
+        if magic.match(head) and not (kind == _UTF16 and is_wide(encoding)):
             raise unsound(f"it is {kind}")
 
 
-def require_uncompressed(head: bytes) -> None:
+def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
     """Raise `Corrupt`, which names the compression or archive, if these first `HEAD_BYTES` show one."""
-    if head.startswith(GZIP_MAGIC):
-        raise unsound("it is compressed with gzip. A Parquet file has its own compression")
+    if codec := codec_of(head):
+        raise unsound(f"it is compressed with {codec}. {of} file has its own compression")
     for magic, kind in _EXPANDED:
         if magic.match(head):
             raise unsound(f"it is {kind}")
@@ -245,7 +239,9 @@ def from_hex(text: str) -> int:
 LANDING = "tidemark.landing"
 """The setting with the landing location of a table."""
 
-LandingFormat = Literal["ndjson", "csv", "parquet", "pattern", "delta"]
+LandingFormat = Literal["ndjson", "json", "csv", "parquet", "avro", "arrow", "pattern", "delta"]
+TYPED: Final = ("parquet", "avro", "arrow")
+"""The formats of files with typed values and a compression of their own."""
 
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
@@ -258,6 +254,40 @@ _LONGEST_NAME = 400
 _READ_AHEAD_BYTES = 8 * 2**20
 
 
+_OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV})
+"""The settings that the first specs did not have. A spec is written without them while they have their defaults."""
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """The form of CSV files.
+
+    - `delimiter`, `quote`, `escape`: one ASCII character each. None: nothing is quoted, or nothing is escaped.
+    - `columns`: the names of the fields of files without a header. None: the first record names them.
+    """
+
+    delimiter: str = ","
+    quote: str | None = '"'
+    escape: str | None = None
+    columns: tuple[str, ...] | None = None
+
+    def check(self) -> None:
+        """Raise `InvalidInput` for characters or names that cannot be used."""
+        given = {"delimiter": self.delimiter, "quote": self.quote, "escape": self.escape}
+        for name, character in given.items():
+            if character is None:
+                continue
+            if len(character) != 1 or not character.isascii() or character in "\0\r\n":
+                raise InvalidInput(f"{name} {character!r} is not usable. Use one ASCII character, and no line break")
+            if other := next((each for each in given if each != name and given[each] == character), None):
+                raise InvalidInput(f"{name} and {other} are both {character!r}. Use different characters")
+        if self.columns is not None and not self.columns:
+            raise InvalidInput("a CSV file without a header needs names for its fields. Name them in `columns`")
+        if self.columns is not None and len(set(self.columns)) != len(self.columns):
+            raise InvalidInput(f"columns has a name twice: {', '.join(self.columns)}. Name each field once")
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandingSpec:
     """A landing location and the format of its files.
@@ -266,7 +296,12 @@ class LandingSpec:
       nest.
     - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
     - `null_values`: a text field that equals one of these values is null.
-    - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed with gzip.
+    - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
+    - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without it, text is UTF-8.
+    - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without them, fields are divided
+      by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
+    - `header`: whether the first record of a CSV file names the columns.
+    - `columns`: the names of the fields of a CSV file without a header.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
     """
@@ -278,6 +313,12 @@ class LandingSpec:
     null_values: tuple[str, ...] = ()
     suffix: str | None = None
     changes: DeltaChanges | None = None
+    encoding: str | None = None
+    delimiter: str | None = None
+    quote: str | None = None
+    escape: str | None = None
+    header: bool = True
+    columns: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -285,8 +326,8 @@ class LandingSpec:
             raise InvalidInput(f"format {self.format!r} is not one of {', '.join(get_args(LandingFormat))}")
         if (self.pattern is None) == (self.format == "pattern"):
             raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
-        if self.format == "parquet" and (self.time_format or self.null_values):
-            raise InvalidInput("parquet files carry typed values: time_format and null_values do not apply")
+        if self.format in TYPED and (self.time_format or self.null_values):
+            raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
             raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
@@ -297,7 +338,27 @@ class LandingSpec:
             )
         if self.pattern is not None:
             captured_columns(self.pattern)
+        self._check_text_settings()
         check_location(self.uri)
+
+    def _check_text_settings(self) -> None:
+        given = [name for name in _OF_CSV if getattr(self, name) not in (None, True, ())]
+        if given and self.format != "csv":
+            raise InvalidInput(f"format {self.format!r}: {given[0]} is for CSV. Leave it out")
+        if self.encoding is not None:
+            if self.format in (*TYPED, "delta"):
+                raise InvalidInput(f"format {self.format!r}: encoding is for text. Leave it out")
+            check_encoding(self.encoding)
+        if self.format == "csv":
+            if self.header and self.columns:
+                raise InvalidInput("columns names the fields of files without a header. Add `header: false`")
+            self.dialect.check()
+
+    @property
+    def dialect(self) -> Dialect:
+        """The characters and the header of CSV files."""
+        quote = '"' if self.quote is None else self.quote
+        return Dialect(self.delimiter or ",", quote or None, self.escape, None if self.header else self.columns)
 
     @property
     def is_delta(self) -> bool:
@@ -307,15 +368,17 @@ class LandingSpec:
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal spec."""
         body = asdict(self)
-        if self.changes is None:  # the text of older specs, which had no such field
-            body.pop("changes")
+        for each in fields(self):  # the text of older specs, which had no such fields
+            if each.name in _ADDED and body[each.name] == each.default:
+                body.pop(each.name)
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> LandingSpec:
         """Return the spec that `to_json` wrote."""
         body = json.loads(text)
-        return LandingSpec(**{**body, "null_values": tuple(body["null_values"])})
+        lists = {name: tuple(body[name]) for name in ("null_values", "columns") if name in body}
+        return LandingSpec(**{**body, **lists})
 
 
 @dataclass(frozen=True, slots=True)
@@ -506,8 +569,12 @@ def _hashed(file: BinaryIO, content: ContentHash | None) -> Iterator[BinaryIO]:
 
 
 @contextmanager
-def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterator[BinaryIO]:
-    """Open the file decompressed. A gzip file is detected by its name `.gz` or by its first two bytes.
+def open_text(
+    landed: LandedFile, content: ContentHash | None = None, encoding: str | None = None
+) -> Iterator[BinaryIO]:
+    """Open the file decompressed and as UTF-8.
+
+    Its first bytes determine its codec. A file with the name `.gz` must be a gzip file.
 
     `content` is the hash of the compressed bytes (see `open_bytes`). Raises `Corrupt` for a file that is not text, and
     for a file that expands too far.
@@ -515,14 +582,19 @@ def open_text(landed: LandedFile, content: ContentHash | None = None) -> Iterato
     with open_bytes(landed, content) as file:
         head = file.read(HEAD_BYTES)
         file.seek(0)
-        require_text(head)
-        if not head.startswith(GZIP_MAGIC) and not landed.path.endswith(".gz"):
-            yield file
+        codec = codec_of(head) or (Codec.GZIP if landed.path.endswith(".gz") else None)
+        if codec is None:
+            require_text(head, encoding)
+            yield file if is_utf8(encoding) else open_recoded(file, encoding or UTF8)
         else:
-            with gzip.GzipFile(fileobj=file) as text:
-                require_text(text.peek(HEAD_BYTES))
+            with open_decompressed(file, codec) as text:
+                head = text.peek(HEAD_BYTES)
+                if inner := codec_of(head):
+                    raise unsound(f"it is compressed twice, with {codec} and with {inner}. Compress it once")
+                require_text(head, encoding)
                 expansion = Expansion(landed.size)
-                yield watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
+                plain = watched(cast("BinaryIO", text), lambda _, data: expansion.add(len(data)), seekable=False)
+                yield plain if is_utf8(encoding) else open_recoded(plain, encoding or UTF8)
 
 
 _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)

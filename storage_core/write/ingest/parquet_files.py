@@ -403,10 +403,8 @@ def parquet_blocks(
         Unavailable: the system refuses the read. The file may be valid.
     """
     first_number = 1
-    for batch in sound_batches(
-        file, stream, lambda found: _conformed(pa.Table.from_batches([], found), schema), schema
-    ):
-        yield _rows(file, batch, first_number, (schema, nonzero))
+    for batch in sound_batches(file, stream, lambda found: check_columns(found, schema), schema):
+        yield checked_rows(file, batch, first_number, (schema, nonzero))
         first_number += batch.num_rows
 
 
@@ -446,14 +444,24 @@ def sound_batches(
         batches = map(logical.batch, _batches(opened, rows_at_once))
         for read in exact_moments(batches, found.names, again):
             batch = as_instants(read, found.names, columns)
-            expanded = sum(map(plain_bytes, batch.columns))
-            expansion.add(expanded)
-            rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
-            for start in range(0, batch.num_rows, rows):
-                yield batch.slice(start, rows)
+            yield from in_pieces(batch, expansion)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         raise_refused(file, error)
         raise _unreadable(error) from error
+
+
+def in_pieces(batch: pa.RecordBatch, expansion: Expansion) -> Iterator[pa.RecordBatch]:
+    """Yield the rows in pieces that expand to a limited size. Raise `Corrupt` if the file expands too far."""
+    expanded = sum(map(plain_bytes, batch.columns))
+    expansion.add(expanded)
+    rows = max(1, min(batch.num_rows, batch.num_rows * _BATCH_BYTES // max(1, expanded)))
+    for start in range(0, batch.num_rows, rows):
+        yield batch.slice(start, rows)
+
+
+def check_columns(found: pa.Schema, schema: pa.Schema) -> None:
+    """Raise `Corrupt` if columns of these types do not convert exactly to the table's."""
+    _conformed(pa.Table.from_batches([], found), schema)
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
@@ -540,7 +548,13 @@ def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
     return rows
 
 
-def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]) -> Parsed:
+def checked_rows(
+    file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]
+) -> Parsed:
+    """Return the rows of a batch of typed values with the table's schema, and reject the rows with a fault.
+
+    Raises `Corrupt` if the columns do not convert exactly to the table's, or contradict themselves.
+    """
     schema, nonzero = wanted
     numbers = np.arange(first_number, first_number + batch.num_rows)
     try:

@@ -48,20 +48,26 @@ from storage_core.write.ingest.convert import (
     valid_text,
 )
 from storage_core.write.ingest.json_lines import read_plain
+from storage_core.write.ingest.landing import Dialect
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
 _SPOOL = "the text of a CSV file"
 _STEP_BYTES = 2**20
 UNCLOSED = "a quote that opens in the record is never closed, so the record contains the rest of the file"
+ESCAPED = "the file ends after an escape character, so the record is not complete"
+CSV = Dialect()
+"""CSV by RFC 4180."""
 
 
-def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
-    """Yield the records of a CSV file. The header is record 1. Empty lines are not counted as records.
+def csv_blocks(
+    file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int, dialect: Dialect = CSV
+) -> Iterator[Parsed]:
+    """Yield the records of a CSV file. A header is record 1. Empty lines are not counted as records.
 
     An empty field is null, and a quoted empty field is empty text. The words for null do not apply inside quotes. A
-    column that is not in the header is null. A record with a quote that is never closed is rejected together with
-    everything after it.
+    column is null if neither the header nor the dialect names it. A record with a quote that is never closed is
+    rejected together with everything after it.
 
     Raises:
         Corrupt: the header has unknown or repeated columns, or a record is larger than about `block_bytes`.
@@ -69,13 +75,14 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     """
     # A mark is added at the end of the text: a record with too many fields. If the reader does not return the mark as a
     # record, a quote was never closed.
-    mark = "," * (len(target.schema) + 1)
+    mark = dialect.delimiter * (len(target.schema) + 1)
     text = _mapped(_chunks(stream, block_bytes, mark))
-    _check_header(text, target.schema.names)
+    if dialect.columns is None:
+        _check_header(text, target.schema.names, dialect)
     form = _PLAIN if _is_utf8(text) else _RECODED
     if form is _RECODED:
         text = _mapped(_recoded(text))
-    counter = _RecordCounter(file, form, mark)
+    counter = _RecordCounter(file, form, mark, dialect)
     # The reader itself replaces the words for null, because only the reader knows which fields were quoted.
     as_read = replace(target, null_values=())
     most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
@@ -83,10 +90,10 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
         plain = pa.record_batch([*map(form.value, batch.columns)], [*map(form.name, batch.schema.names)])
         numbers, misshapen = counter.number(batch.num_rows)
         if is_last and counter.all_passed:
-            line = _line(plain.columns, batch.num_rows - 1, mark)
-            misshapen.append(rejected(file, int(numbers[-1]), UNCLOSED, line))
+            line = _line(plain.columns, batch.num_rows - 1, dialect, mark)
+            misshapen.append(rejected(file, int(numbers[-1]), counter.unclosed(line), line))
             plain, numbers = plain.slice(0, batch.num_rows - 1), numbers[:-1]
-        yield _rows(file, plain, numbers, as_read).and_rejected(misshapen)
+        yield _rows(file, plain, numbers, (as_read, dialect)).and_rejected(misshapen)
     yield Parsed(target.schema.empty_table(), tuple(counter.last()))
 
 
@@ -170,7 +177,7 @@ _PLAIN = _Form("utf-8", lambda column: column)
 _RECODED = _Form("latin-1", _bytes_of)
 
 
-def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
+def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -> None:
     """Raise `Corrupt` if the header has more columns than the table.
 
     A million columns would end the process in Arrow's reader.
@@ -178,7 +185,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
     start = text.read(_LONGEST_HEADER).decode("latin-1")
     text.seek(0)
     try:
-        columns = next(filter(None, csv.reader(io.StringIO(start, newline=""))))
+        columns = next(filter(None, csv.reader(io.StringIO(start, newline=""), **_style(dialect))))
     except StopIteration:
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
@@ -187,18 +194,30 @@ def _check_header(text: pa.NativeFile, names: Sequence[str]) -> None:
         raise unsound(_other_columns([each for each in columns if each not in names]))
 
 
+def _style(dialect: Dialect) -> dict[str, Any]:
+    """Return the dialect as arguments of the module `csv`."""
+    quoting = csv.QUOTE_MINIMAL if dialect.quote else csv.QUOTE_NONE
+    return {
+        "delimiter": dialect.delimiter,
+        "quotechar": dialect.quote,
+        "escapechar": dialect.escape,
+        "quoting": quoting,
+    }
+
+
 class _RecordCounter:
     """Counter that numbers the records, given the numbers of the misshapen records that the reader skips."""
 
-    def __init__(self, file: str, form: _Form, mark: str) -> None:
-        self._file, self.form, self._mark = file, form, mark
-        self._next = 2
+    def __init__(self, file: str, form: _Form, mark: str, dialect: Dialect) -> None:
+        self._file, self.form, self._mark, self.dialect = file, form, mark, dialect
+        self.records = 1 if dialect.columns is None else 0
+        self._next = self.records + 1
         self._skipped: list[tuple[pa_csv.InvalidRow, str]] = []
-        self.records = 1
 
     def skip(self, row: pa_csv.InvalidRow) -> str:
         """Handle a record with too many or too few fields: store it and skip it. Called by the reader."""
-        reason = f"the record has {row.actual_columns} fields, the header has {row.expected_columns}"
+        names = "the header has" if self.dialect.columns is None else "`columns` has"
+        reason = f"the record has {row.actual_columns} fields, {names} {row.expected_columns}"
         self._skipped.append((row, reason))
         self.records += 1
         return "skip"
@@ -226,24 +245,37 @@ class _RecordCounter:
             return []
         *others, (row, _) = self._skipped
         found = [self._rejected(each, reason) for each, reason in others]
-        return found if row.text == self._mark else [*found, self._rejected(row, UNCLOSED)]
+        if row.text == self._mark:
+            return found
+        return [*found, self._rejected(row, self.unclosed(row.text.removesuffix(f"\n{self._mark}").encode()))]
+
+    def unclosed(self, record: bytes) -> str:
+        """Return the reason why the last record of the file has no end."""
+        escape = self.dialect.escape
+        return ESCAPED if escape and record.endswith(escape.encode()) else UNCLOSED
 
     def _rejected(self, row: pa_csv.InvalidRow, reason: str) -> RejectedLine:
-        text = row.text.removesuffix(f"\n{self._mark}") if reason == UNCLOSED else row.text
+        text = row.text.removesuffix(f"\n{self._mark}") if reason in (UNCLOSED, ESCAPED) else row.text
         return rejected(self._file, row.number, reason, text.encode(self.form.encoding))
 
 
 def _open(
     source: pa.NativeFile, target: RowFormat, counter: _RecordCounter, block_bytes: int
 ) -> pa_csv.CSVStreamingReader:
-    there = counter.form.there
+    there, dialect = counter.form.there, counter.dialect
+    given = None if dialect.columns is None else [*map(there, dialect.columns)]
     try:
         reader = pa_csv.open_csv(
             source,
             # With threads, the record numbers would be lost.
-            read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes),
+            read_options=pa_csv.ReadOptions(use_threads=False, block_size=block_bytes, column_names=given),
             parse_options=pa_csv.ParseOptions(
-                newlines_in_values=True, ignore_empty_lines=True, invalid_row_handler=counter.skip
+                delimiter=dialect.delimiter,
+                quote_char=dialect.quote or False,
+                escape_char=dialect.escape or False,
+                newlines_in_values=True,
+                ignore_empty_lines=True,
+                invalid_row_handler=counter.skip,
             ),
             convert_options=pa_csv.ConvertOptions(
                 column_types=dict.fromkeys(map(there, target.schema.names), pa.binary()),
@@ -286,18 +318,19 @@ def _batches(
         yield held, True
 
 
-def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat) -> Parsed:
+def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], form: tuple[RowFormat, Dialect]) -> Parsed:
+    target, dialect = form
     valid = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns:
         valid &= valid_text(column)
-    bad = [(int(numbers[index]), _line(batch.columns, int(index))) for index in np.flatnonzero(~valid)]
+    bad = [(int(numbers[index]), _line(batch.columns, int(index), dialect)) for index in np.flatnonzero(~valid)]
     kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
-    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index).decode())
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, dialect).decode())
     return convert_or_reject(records, target).and_rejected(not_text(file, bad))
 
 
-def _line(columns: Sequence[pa.Array], index: int, mark: str | None = None) -> bytes:
+def _line(columns: Sequence[pa.Array], index: int, dialect: Dialect, mark: str | None = None) -> bytes:
     """Return the text of a record without the mark.
 
     The text is rebuilt from the values, because the reader does not return the bytes of the record.
@@ -306,7 +339,10 @@ def _line(columns: Sequence[pa.Array], index: int, mark: str | None = None) -> b
     if mark is not None:
         values[-1] = values[-1].removesuffix(f"\n{mark}")
     written = io.StringIO()
-    csv.writer(written, lineterminator="").writerow(values)
+    if dialect.quote:
+        csv.writer(written, lineterminator="", delimiter=dialect.delimiter, quotechar=dialect.quote).writerow(values)
+    else:
+        written.write(dialect.delimiter.join(values))
     return written.getvalue().encode("utf-8", "surrogateescape")
 
 
@@ -522,15 +558,21 @@ def pattern_blocks(
             yield _parsed(file, piece, capture, target)
 
 
-def ndjson_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int) -> Iterator[Parsed]:
-    """Yield the lines that are JSON objects whose fields are columns of the table.
+Reader = Callable[[BinaryIO, int], Iterator[LineBlock]]
+"""A function that divides a stream into records, in blocks of about this many bytes."""
+
+
+def ndjson_blocks(
+    file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int, read: Reader = read_lines
+) -> Iterator[Parsed]:
+    """Yield the lines that are JSON objects whose fields are columns of the table. `read` may return other records.
 
     A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
     keys.
     """
     columns = len(target.schema)
-    for block in read_lines(stream, block_bytes):
+    for block in read(stream, block_bytes):
         for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
             yield _json_rows(file, piece, target)
 
