@@ -87,7 +87,8 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
     context = context_of(job.before).to_json()
-    parts = batch.batches(work, job.executor.slots)
+    tasks = job.executor.slots if job.executor.is_needed_for(_bytes(work), 1) else 1  # `slots` may start Spark
+    parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=_bytes(work))
     results = [BatchResult.from_json(answer["result"]) for answer in answers]

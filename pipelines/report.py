@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final
 
 from pipelines.failed import LastFailure
-from pipelines.status import Looked, Place, index_lag, look_into, next_run
+from pipelines.status import Looked, Place, index_lag, look, look_into, next_run
 from pipelines.tables import age, duration, size, write_whole
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.errors import TidemarkError, as_tidemark_error
@@ -122,13 +122,14 @@ def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, 
         vectors = [each.name for each in table.config.indexes if recall and each.kind == "vector"]
         recalls = {name: table.recall(name).recall for name in vectors}
     except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
-        return Content(looked=_failed(place, as_tidemark_error(error)))
+        return Content(looked=_failed(place, as_tidemark_error(error), clock))
     return Content(looked=looked, windows=_windows(about), commits=commits, recalls=recalls)
 
 
-def _failed(place: Place, error: TidemarkError) -> Looked:
-    is_missing = place.is_declared and error.kind == "not_found"
-    return Looked(place=place, error=None if is_missing else error, requests={})
+def _failed(place: Place, error: TidemarkError, clock: Clock) -> Looked:
+    if place.is_declared and error.kind == "not_found":
+        return look(place, clock)
+    return Looked(place=place, error=error, requests={})
 
 
 def _windows(about: Mapping[str, object]) -> list[Window]:
@@ -315,14 +316,14 @@ def _line(content: Content, failure: LastFailure | None, now_ms: int) -> list[st
     looked = content.looked
     state = looked.state_after(failure).value.replace("_", " ")
     shown = [f'<a href="#{_anchor(content)}">{text(looked.place.name)}</a>', f'<span class="{state}">{state}</span>']
+    owed = [f"{step} {each.count:,} {each.unit}" for step, each in looked.owed.items()]
+    pending = ", ".join([*owed, *(f"{step} ?" for step in looked.unknown)])
     if (status := looked.status) is None:
-        shown += ["", "", "", "", *("" for _ in _OWED)]
+        shown += ["", "", "", "", pending, *("" for _ in _OWED[1:])]
     else:
-        owed = ", ".join(f"{step} {each.count:,} {each.unit}" for step, each in status.owed.items())
         newest = "" if status.newest_row_at is None else f"{age(now_ms, status.newest_row_at)} ago"
-        unknown = ", ".join(f"{step} ?" for step in status.unknown)
         shown += [f"{status.rows:,}", size(status.bytes), newest, f"{age(now_ms, status.committed_at)} ago"]
-        shown += [", ".join(filter(None, (owed, unknown))), text(index_lag(status))]
+        shown += [pending, text(index_lag(status))]
         shown += ["" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms)]
         shown += [f"{status.quarantine_entries:,}", text(next_run(status))]
     failed = "" if failure is None or failure.is_over else f"{minute(failure.at)} {failure.step}: {failure.message}"

@@ -25,7 +25,7 @@ from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_file import read_automation
 from storage_core.change.declaration_parts import UpkeepDeclaration, UpkeepOfAllDeclaration
 from storage_core.data.steps import TABLE_STEPS
-from storage_core.maintain.status import ExternalDebt, Owed, RetainedPart, Status, status
+from storage_core.maintain.status import NOT_LOOKED, ExternalDebt, Owed, RetainedPart, Status, status
 from storage_core.store.contract import PAGE_KEYS
 from storage_core.store.meter import add_requests, all_of
 from storage_core.table import Table
@@ -109,14 +109,14 @@ class ExternalLook:
     """The pending work of a table that the log of the table does not contain.
 
     Attributes:
-        table: The table.
+        table: The table, or None if it does not exist yet. Then only the landing location is read.
         landing: The landing location of the table, or None.
         now_ms: The current time in milliseconds since the epoch.
         with_held: Also find the reasons why bytes of the table are kept.
         lists: The number of requests to the landing location. The store of the table counts all other requests.
     """
 
-    table: Table
+    table: Table | None
     landing: LandingSpec | None
     now_ms: int
     with_held: bool = False
@@ -130,11 +130,14 @@ class ExternalLook:
         Cost: one LIST per 1,000 entries of the landing location, one GET, and the requests of `shown_versions`. With
         `with_held`, also the requests of `measure_retained`.
         """
+        ingest, table = self._known("ingest", self._landed), self.table
+        if table is None:
+            return ExternalDebt(ingest=ingest, unknown=self._unknown)
         return ExternalDebt(
-            ingest=self._known("ingest", self._landed),
-            collect=self._known("collect", self._noted),
-            mirrors=self._known("publish", self._lacking) or {},
-            held=self._known(HELD, self._held) if self.with_held else None,
+            ingest=ingest,
+            collect=self._known("collect", lambda: self._noted(table)),
+            mirrors=self._known("publish", lambda: self._lacking(table)) or {},
+            held=self._known(HELD, lambda: self._held(table)) if self.with_held else None,
             unknown=self._unknown,
         )
 
@@ -154,7 +157,7 @@ class ExternalLook:
     def _versions(self, spec: LandingSpec) -> Owed | None:
         from storage_core.write.ingest.progress import waiting_versions
 
-        waiting = len(waiting_versions(spec.uri, self.table.snapshot))
+        waiting = len(waiting_versions(spec.uri, self.table.snapshot if self.table else None))
         return Owed(count=waiting, unit="versions") if waiting else None
 
     def _files(self, spec: LandingSpec) -> Owed | None:
@@ -166,38 +169,39 @@ class ExternalLook:
         if found.entries >= MOST_LANDED:
             self._unknown["ingest"] = f"{counted(MOST_LANDED, 'file')} or more lie in the landing place"
             return None
-        sizes = [each.size for each in pending(self.table.snapshot, found.files)]
+        waiting = pending(self.table.snapshot, found.files) if self.table else found.files
+        sizes = [each.size for each in waiting]
         return Owed(count=len(sizes), unit="files", bytes=sum(sizes)) if sizes else None
 
-    def _lacking(self) -> dict[str, int]:
-        how = self.table.config.publish
+    def _lacking(self, table: Table) -> dict[str, int]:
+        how = table.config.publish
         if not how.formats:
             return {}
         from storage_core.interop.steps import shown_versions
 
-        shown = shown_versions(self.table.store, how)
-        return {name: self.table.version - (-1 if version is None else version) for name, version in shown.items()}
+        shown = shown_versions(table.store, how)
+        return {name: table.version - (-1 if version is None else version) for name, version in shown.items()}
 
-    def _noted(self) -> Owed | None:
+    def _noted(self, table: Table) -> Owed | None:
         """Return the garbage that the last collection noted and the next one deletes if no version uses it again."""
         from storage_core.maintain.collect import Horizon, long_noted
 
-        own = self.table.config.gc_horizon_ms
+        own = table.config.gc_horizon_ms
         horizon = Horizon(requested_ms=own, configured_ms=own)
-        due = list(long_noted(self._plan(), horizon, now_ms=self.now_ms))
+        due = list(long_noted(self._plan(table), horizon, now_ms=self.now_ms))
         return Owed(count=len(due), unit="objects", bytes=sum(each.size for each in due)) if due else None
 
-    def _plan(self) -> Plan:
+    def _plan(self, table: Table) -> Plan:
         from storage_core.maintain.collect import read_plan
 
         if self._read is None:
-            self._read = read_plan(self.table.store)
+            self._read = read_plan(table.store)
         return self._read
 
-    def _held(self) -> RetainedBytes:
+    def _held(self, table: Table) -> RetainedBytes:
         from storage_core.maintain.status import measure_retained
 
-        return measure_retained(self.table.store, self.table.snapshot, self._plan(), now_ms=self.now_ms)
+        return measure_retained(table.store, table.snapshot, self._plan(table), now_ms=self.now_ms)
 
 
 PARALLEL_TABLES = 8
@@ -254,13 +258,27 @@ class Looked:
         place: The table.
         status: The status, or None if the table cannot be read or does not exist yet.
         error: The error of a table that cannot be read.
+        before: The pending work of a table that does not exist yet.
         requests: The number of requests for this state, by kind.
     """
 
     place: Place
     status: Status | None = None
     error: TidemarkError | None = None
+    before: ExternalDebt = NOT_LOOKED
     requests: Mapping[str, int]
+
+    @property
+    def owed(self) -> Mapping[str, Owed]:
+        """The pending work by step. For a table that does not exist yet, the landed files."""
+        if self.status is not None:
+            return self.status.owed
+        return {} if self.before.ingest is None else {"ingest": self.before.ingest}
+
+    @property
+    def unknown(self) -> Mapping[str, str]:
+        """The reason by step if the pending work is unknown."""
+        return self.before.unknown if self.status is None else self.status.unknown
 
     def state_after(self, failure: LastFailure | None) -> State:
         """Return the state, given the last failure of the table.
@@ -303,16 +321,26 @@ def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
     Cost: the requests of opening the table, of `ExternalLook.look` and of `maintain.status`.
     """
     none: dict[str, int] = {}
+    table = None
     try:
         table = Table.open(place.uri)
     except NotFound as error:
-        return Looked(place=place, error=None if place.is_declared else error, requests=none)
+        if not place.is_declared:
+            return Looked(place=place, error=error, requests=none)
     except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
         return Looked(place=place, error=as_tidemark_error(error), requests=none)
     try:
-        return look_into(table, place, clock, with_held=with_held)
+        return look_before(place, clock) if table is None else look_into(table, place, clock, with_held=with_held)
     except Exception as error:  # noqa: BLE001  # as above
-        return Looked(place=place, error=as_tidemark_error(error), requests=table.store.requests)
+        requests = none if table is None else table.store.requests
+        return Looked(place=place, error=as_tidemark_error(error), requests=requests)
+
+
+def look_before(place: Place, clock: Clock) -> Looked:
+    """Return the state of a declared table that does not exist yet. Cost: the LISTs of its landing location."""
+    others = ExternalLook(None, place.landing, clock.now_ms())
+    external = others.look()
+    return Looked(place=place, before=external, requests={"list": others.lists} if others.lists else {})
 
 
 def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
@@ -355,7 +383,7 @@ def held_back(
 
 
 def _owes(found: Looked, except_for: Collection[str]) -> bool:
-    return found.status is not None and any(step not in except_for for step in found.status.owed)
+    return any(step not in except_for for step in found.owed)
 
 
 def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
@@ -495,8 +523,7 @@ def _steps(looked: Iterable[Looked]) -> Iterator[str]:
     owed = [
         ({"table": each.place.name, "step": step}, one)
         for each in looked
-        if each.status is not None
-        for step, one in each.status.owed.items()
+        for step, one in each.owed.items()
     ]
     yield from _family(
         _Family("owed", "Pending work of a step, in its unit."),

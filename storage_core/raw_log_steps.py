@@ -288,6 +288,7 @@ def _planned(job: DistributeTables, terms: Terms) -> dict[str, object]:
     held = by_gap({name: each.held for name, each in plans.items()})
     given_up = by_gap({name: each.given_up for name, each in plans.items()})
     return {
+        "raw_log": job.raw.name,
         "chunks": len({(ref.writer, ref.number) for each in plans.values() for ref in each.chunks}),
         "waiting_chunks": {name: len(each.chunks) for name, each in plans.items() if each.chunks},
         "new_tables": new,

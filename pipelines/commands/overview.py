@@ -213,6 +213,8 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
     about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": state}
     if found.status is not None:
         about |= asdict(found.status)
+    elif found.error is None:
+        about |= {"owed": {step: asdict(each) for step, each in found.owed.items()}, "unknown": dict(found.unknown)}
     if found.error is not None:
         about |= {"error": found.error.kind, "message": str(found.error)}
     return {**about, "last_failure": failure and asdict(failure), "requests": found.requests}
@@ -274,7 +276,7 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
     for each in found:
         if each.error is not None:
             output.line(f"{each.place.name}: {each.error.kind}: {each.error}")
-        for step, why in ({} if each.status is None else each.status.unknown).items():
+        for step, why in each.unknown.items():
             what = "retained bytes" if step == HELD else f"pending work of {step}"
             output.line(f"{each.place.name}: cannot check the {what}: {why}")
         if each.status is not None and (kept := held_bytes(each.status, now_ms)):
@@ -290,19 +292,19 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
 
     state = found.state_after(failure).value
     about: dict[str, object] = {"table": found.place.name, "status": state.replace("_", " ")}
+    unknown = [step for step in found.unknown if step != HELD]
+    owed = {step: f"{each.count:,}" for step, each in found.owed.items()} | dict.fromkeys(unknown, "?")
+    about["owed"] = ", ".join(f"{step} {count}" for step, count in owed.items())
     if (status := found.status) is None:
         return about
     if status.behind:
         about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
-    unknown = [step for step in status.unknown if step != HELD]
-    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(unknown, "?")
     return {
         **about,
         "rows": status.rows,
         "bytes": size(status.bytes),
         "newest row": age(now_ms, status.newest_row_at),
         "commit": age(now_ms, status.committed_at),
-        "owed": ", ".join(f"{step} {count}" for step, count in owed.items()),
         "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine entries": status.quarantine_entries,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from storage_core.data.formats.raw_chunk import Operation
     from storage_core.raw_log_steps import DistributeTables
     from storage_core.store.contract import ObjectStore
-    from storage_core.write.raw_log.history import Damage, History, Verified
+    from storage_core.write.raw_log.history import Damage, History, RawSegment, Verified
     from storage_core.write.raw_log.records import RawRecord
     from storage_core.write.raw_log.writer import RawLog
 
@@ -166,7 +166,8 @@ def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: 
     from storage_core.base.clock import SystemClock
 
     found = history.verify() if verify else None
-    about = {**_described(history, found, SystemClock().now_ms()), **at.backlog(history)}
+    closed = history.closed_segments(SystemClock().now_ms(), at.closed_after_ms)
+    about = {**_described(history, found, closed), **at.backlog(history)}
     if as_json:
         output.json_line(about)
     else:
@@ -250,9 +251,9 @@ def _shown(data: bytes) -> dict[str, object]:
         return {"text": base64.b64encode(data).decode("ascii"), "encoding": "base64"}
 
 
-def _described(history: History, found: Verified | None, now_ms: int) -> dict[str, object]:
-    closed = {(each.writer, each.segment_ms) for each in history.closed_segments(now_ms)}
-    segments = [{**asdict(each), "closed": (each.writer, each.segment_ms) in closed} for each in history.segments()]
+def _described(history: History, found: Verified | None, closed: Sequence[RawSegment]) -> dict[str, object]:
+    names = {(each.writer, each.segment_ms) for each in closed}
+    segments = [{**asdict(each), "closed": (each.writer, each.segment_ms) in names} for each in history.segments()]
     return {
         "stores": [store.uri for store in history.stores],
         "unreachable": list(history.unreachable),
@@ -310,6 +311,13 @@ class RawPlaces:
 
     stores: Sequence[ObjectStore]
     declared: DistributeTables | None = None
+
+    @property
+    def closed_after_ms(self) -> int:
+        """The age in ms at which a segment is closed, as declared. Without a declaration, the default."""
+        from storage_core.write.raw_log.history import CLOSED_AFTER_MS
+
+        return CLOSED_AFTER_MS if self.declared is None else self.declared.raw.closed_after
 
     def history(self) -> History:
         """Return the history that the stores contain together."""

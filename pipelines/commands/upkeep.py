@@ -192,14 +192,29 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
 
 
 def _show_distribution(done: JobReport, *, as_json: bool) -> None:
+    """Print the report, and the missing chunks. Raises `Corrupt` with the next step if chunks are missing."""
     output.report(done, as_json=as_json)
     held = done.details["held"]
-    if isinstance(held, list) and held:
-        gaps = ", ".join(f"{each['writer']}:{each['last']}" for each in held)
-        raise Corrupt(
-            "the stores of the raw log lack chunks, and later records of their writers wait",
-            advice=f"copy a backup of live/ into any store, or give the chunks up with --skip-gap and one of {gaps}",
-        )
+    if not isinstance(held, list) or not held:
+        return
+    if not as_json:
+        shown = {"writer": cell, "first": number, "last": number, "tables": _names}
+        output.records(held, shown, as_json=False, nothing="no chunk is missing")
+    last: dict[str, int] = {}
+    for each in held:
+        last[each["writer"]] = max(each["last"], last.get(each["writer"], 0))
+    gaps = " ".join(f"--skip-gap {writer}:{until}" for writer, until in last.items())
+    raise Corrupt(
+        "the stores of the raw log lack chunks, and later records of their writers wait",
+        advice=(
+            "copy a backup of live/ into any store. If there is no backup, give the chunks up: tidemark distribute "
+            f"{done.details['raw_log']} {gaps}"
+        ),
+    )
+
+
+def _names(value: object) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, list | tuple) else cell(value)
 
 
 _SHOW: Mapping[str, Show] = {

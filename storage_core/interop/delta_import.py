@@ -8,11 +8,13 @@ import re
 from collections.abc import Iterator
 from itertools import chain
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 import pyarrow as pa
 
-from storage_core.base.errors import DELTA, InvalidInput, NotFound, needs
+from storage_core.base.errors import DELTA, InvalidInput, NotFound, TidemarkError, needs
 from storage_core.data.formats.keys import DELTA_PREFIX
+from storage_core.data.rows.incoming import reader_of
 from storage_core.interop.import_files import Stream
 from storage_core.store.contract import ObjectStore
 from storage_core.store.resolve import check_location, open_store, scheme_of
@@ -130,7 +132,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
         version: Version to read. None means the newest version.
 
     Raises:
-        NotFound: There is no such table or version.
+        NotFound: There is no such table or version. If a data file is missing, the stream raises this error.
         InvalidInput: delta-rs cannot read the table or misreads it, or a type is not supported.
         Unavailable: The package is missing.
     """
@@ -161,10 +163,45 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
             ) from error
         at = "" if version is None else f" at version {version}"
         raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {error}") from error
+    reader = reader_of(stream)
+    stream = pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, table, place))
     found = Stream.of(stream, f"{place} at version {table.version()}", identity=f"delta:{place}")
     required = {each.name for each in columns if not each.nullable}
     schema = pa.schema([each.with_nullable(each.name not in required) for each in found.schema])
     return Stream(found.name, found.identity, f"{table.metadata().id}@{table.version()}", schema, found.reader)
+
+
+def _batches(reader: pa.RecordBatchReader, table: DeltaTable, place: str) -> Iterator[pa.RecordBatch]:
+    """Yield the batches of the reader. Raises `NotFound` if a data file is missing. Another error is raised as it is."""
+    try:
+        yield from reader
+    except Exception as error:  # delta-rs may raise any error
+        if (name := _missing_file(table, place)) is not None:
+            raise NotFound(
+                f"{place}: the data file {name} is missing. Restore it, or import another version with --version",
+                uri=place,
+                file=name,
+            ) from error
+        raise
+
+
+def _missing_file(table: DeltaTable, place: str) -> str | None:
+    """Return the path of a data file that does not exist, or None. Files outside the table are not checked.
+
+    One HEAD per file, up to the first file that does not exist.
+    """
+    store, root = open_store(place), table.table_uri.removeprefix("file://").rstrip("/")
+    roots = (f"{root}/", f"{unquote(root)}/")  # delta-rs escapes the location of a local table, and not its files
+    for uri in sorted(each.removeprefix("file://") for each in table.file_uris()):
+        name = next((uri.removeprefix(each) for each in roots if uri.startswith(each)), None)
+        try:
+            if name is not None:
+                store.head(name)
+        except NotFound:
+            return name
+        except TidemarkError:  # the error of the read is more precise
+            continue
+    return None
 
 
 def _require_read_rightly(table: DeltaTable, uri: str) -> None:

@@ -229,7 +229,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
         if not create:
             raise NotFound(f"{key}: no such object, because {root} does not exist", key=key) from error
     except NotADirectoryError as error:
-        raise InvalidInput(f"{root} is not a folder. Name a folder as the root of the table", root=str(root)) from error
+        raise InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root)) from error
     except OSError as error:
         raise explained(error, None, str(root), key) from error
     root.mkdir(parents=True, exist_ok=True)

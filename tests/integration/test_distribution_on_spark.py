@@ -175,6 +175,14 @@ def test_the_command_names_a_gap_and_passes_it_on_request(
     found = _answer(capsys, "distribute", "all", "--dry-run", "--skip-gap", f"{writer}:{gap}", code=0)
     assert (found["status"], found["details"]["new_tables"]) == ("planned", APPEND[:2])
     assert not (tmp_path / "warehouse").exists()
+    for more in (["--dry-run"], []):
+        assert main(["distribute", "all", *more]) == 4
+        shown = capsys.readouterr()
+        (line,) = [each.split() for each in shown.out.splitlines() if writer in each]
+        assert line == [writer, "1", "1", f"{APPEND[0]},", APPEND[1]]
+        assert f"tidemark distribute all --skip-gap {writer}:1\n" in shown.err
+    assert main(["distribute", "all", "--skip-gap", f"{writer}:1"]) == 0
+    assert "--skip-gap" not in capsys.readouterr().err
     assert main(["distribute", "all", "--skip-gap", "nonsense", "--json"]) == 2
     assert main(["distribute", "nothing", "--json"]) == 2
 

@@ -121,7 +121,7 @@ def test_tags_are_set_listed_moved_read_and_removed(run: Run, uri: str) -> None:
 
 def test_tag_text_is_for_people(capsys: pytest.CaptureFixture[str], uri: str) -> None:
     assert said(capsys, "tag", uri) == "no tags\n"
-    assert said(capsys, "tag", uri, "v1.0", "--version", "1") == "v1.0 is version 1 for ever\n"
+    assert said(capsys, "tag", uri, "v1.0", "--version", "1") == "v1.0 is version 1 until you delete the tag\n"
     assert said(capsys, "tag", uri, "brief", "--expires", "1h").startswith("brief is version 3 until 20")
     assert "v1.0" in said(capsys, "tag", uri, "--list")
     assert said(capsys, "tag", uri, "v1.0", "--delete") == "v1.0 removed, it was version 1\n"

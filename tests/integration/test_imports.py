@@ -17,6 +17,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from deltalake import write_deltalake
 
 import tidemark as tm
 from pipelines.cli import main
@@ -561,8 +562,10 @@ def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_im
     delta_of(lake, {"n": "long"})
     content = file.read_bytes()
     file.unlink()
-    with pytest.raises(tm.errors.TidemarkError, match="delta"):
+    told = rf"lake: the data file a\.parquet is missing\. Restore it, or import another version with --version"
+    with pytest.raises(tm.errors.NotFound, match=told) as refused:
         tm.Table.import_from(table, lake, primary_key=key)
+    assert "error:" not in str(refused.value).lower(), "no text of a library"
     for way in (["sql", table, "SELECT count(*) FROM t"], ["append", table, str(file)], ["describe", table]):
         assert main(way) == 2
     with pytest.raises(tm.errors.InvalidInput, match="unfinished import"):
@@ -573,6 +576,22 @@ def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_im
     file.write_bytes(content)
     assert tm.Table.import_from(table, lake, primary_key=key).rows == 1
     assert tm.Table.open(table).scan(consistency="latest").to_arrow().to_pylist() == [{"n": 7}]
+
+
+def test_a_missing_file_of_a_partition_is_named_and_another_version_is_imported(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lake, table = str(tmp_path / "my lake"), str(tmp_path / "table")
+    write_deltalake(lake, pa.table({"p": ["x"], "n": [1]}), partition_by=["p"])
+    write_deltalake(lake, pa.table({"p": ["a b%c/ü"], "n": [2]}), mode="append")
+    (gone,) = (each for each in Path(lake).rglob("*.parquet") if each.parent.name != "p=x")
+    gone.unlink()
+    assert main(["import", table, lake, "--json"]) == 2
+    said = json.loads(capfd.readouterr().out)
+    assert said["error"] == "not_found"
+    assert f"lake: the data file {gone.relative_to(lake)} is missing. Restore it, or" in said["message"]
+    assert main(["import", table, lake, "--version", "0"]) == 0
+    assert tm.Table.open(table).scan(["n"]).to_arrow().to_pylist() == [{"n": 1}]
 
 
 @pytest.mark.parametrize("features", [["typeWidening"], ["vacuumProtocolCheck", "deletionVectors"]])

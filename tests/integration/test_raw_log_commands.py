@@ -174,3 +174,26 @@ def test_raw_prints_text_for_people(run: Run, more: list[str], capfd: pytest.Cap
 
 def test_an_empty_raw_log_is_no_error(run: Run) -> None:
     assert run("raw", "./nothing")[1]["segments"] == []
+
+
+@pytest.mark.parametrize(("closed_after", "closed"), [("1ms", True), ("1h", False), (None, False)])
+def test_a_segment_is_closed_after_the_declared_age(
+    run: Run, tmp_path: Path, closed_after: str | None, closed: bool
+) -> None:
+    for folder in ("tables", "raw_logs"):
+        (tmp_path / folder).mkdir()
+    (tmp_path / "tables" / "t.yaml").write_text("name: t\nuri: warehouse/t\ncolumns: {id: long}\n")
+    setting = "" if closed_after is None else f"closed_after: {closed_after}\n"
+    (tmp_path / "raw_logs" / "all.yaml").write_text(f"name: all\nstores: [raw]\n{setting}")
+    run("append", "./raw", "-", "--table", "t", stdin=b'{"id": 1}\n')
+    code, said, _ = run("raw", "all")
+    assert (code, [each["closed"] for each in said["segments"]]) == (0, [closed])
+    assert [each["closed"] for each in run("raw", "./raw")[1]["segments"]] == [False]
+
+
+def test_a_store_of_a_raw_log_that_is_a_file_is_refused_without_a_word_about_tables(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "raw").write_text("not a folder")
+    for arguments in (["raw", "./raw"], ["append", "./raw", "-", "--table", "t"]):
+        code, said, _ = run(*arguments, stdin=b'{"id": 1}\n')
+        assert code != 0
+        assert "/raw is not a folder. Give the location of a folder" in said["message"]

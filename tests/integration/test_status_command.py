@@ -126,6 +126,35 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
     assert "not made" in lines[-2]
 
 
+def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(
+    place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = place / "tables" / "later.yaml"
+    file.write_text(LATER + "landing: {uri: drop, format: ndjson}\n")
+    assert looked(capfd)["later"] | {"requests": {}} == {
+        **{"name": "later", "uri": "warehouse/later", "status": "not_made", "last_failure": None, "requests": {}},
+        **{"owed": {}, "unknown": {}, "upkeep_waits_for": None},
+    }
+    (place / "drop").mkdir()
+    for number in range(2):
+        (place / "drop" / f"{number}.ndjson").write_text('{"n": 1}\n')
+    found = looked(capfd)["later"]
+    assert (found["status"], found["requests"]) == ("not_made", {"list": 1})
+    assert found["owed"] == {"ingest": {"count": 2, "unit": "files", "bytes": 18}}
+    assert main(["status"]) == 0
+    (line,) = [each for each in capfd.readouterr().out.splitlines() if each.startswith(" later")]
+    assert "ingest 2" in line
+    assert main(["metrics"]) == 0
+    assert 'tidemark_owed{table="later",step="ingest",unit="files"} 2' in capfd.readouterr().out
+    assert main(["report"]) == 0
+    assert "ingest 2 files" in (place / "report.html").read_text()
+
+    file.write_text(LATER + "landing: {uri: warehouse/events, format: ndjson}\n")
+    (place / "tables" / "events.yaml").unlink()
+    assert "contains a table" in looked(capfd, "later")["later"]["unknown"]["ingest"]
+    assert main(["ingest", "later"]) == 2
+
+
 def test_what_upkeep_waits_for_is_said(
     place: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
