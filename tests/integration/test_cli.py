@@ -429,6 +429,25 @@ def test_append_to_a_keyed_table_is_acknowledged_and_seen_by_get(place: Path, ru
     assert region.keys() == {"region_id", "epoch", "current_generation", "merged_generation"}
 
 
+def test_changes_of_a_keyed_table_are_acknowledged(place: Path, run: Run) -> None:
+    run("init", "people")
+    file = str(ndjson(place / "p.ndjson", [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}]))
+    assert run("upsert", "people", file, "--on", "id").out == "2 rows acknowledged (version 0)\n"
+    done = run("upsert", "people", file, "--on", "id", "--json").one
+    assert (done["status"], done["rows"], done["rows_added"], done["commit_id"]) == ("acknowledged", 0, 2, None)
+    change = ("update", "people", "--set", "name = 'Eve'", "--where", "id = 2")
+    assert run(*change).out == "1 row updated, acknowledged (version 0)\n"
+    done = run(*change, "--json").one
+    assert (done["status"], done["rows"], done["rows_added"]) == ("acknowledged", 1, 0)
+    assert run("get", "people", "2", "--json").one == {"id": 2, "name": "Eve"}
+    assert run("delete", "people", "--where", "id = 1").out == "1 row deleted, acknowledged (version 0)\n"
+    assert run("delete", "people", "--where", "id = 1").out == "nothing to do (version 0)\n"
+    done = run("delete", "people", "--where", "true", "--json").one
+    assert (done["status"], done["rows"], done["version"], done["commit_id"]) == ("acknowledged", 1, 0, None)
+    assert run("delete", "people", "--where", "true", "--json").one["status"] == "nothing_to_do"
+    assert run("sql", "people", "select count(*) n from t", "--json", "--consistency", "latest").one == {"n": 0}
+
+
 # Queries.
 
 
