@@ -267,6 +267,27 @@ def test_every_command_finds_the_declared_tables_where_the_environment_says(
     assert "TIDEMARK_TABLES is 'nowhere'" in run("describe", events).err
 
 
+def test_tables_warns_of_a_variable_that_a_receiver_needs_and_nobody_set(
+    events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert events
+    for name in ("HOOK", "TIDEMARK_SMTP_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    email = "{to: [ann@example.com], host: mail.example.com, security: tls, user: ann}"
+    receivers = f"receivers: [{{webhook: $HOOK}}, {{webhook: https://example.com/x}}, {{email: {email}}}]\n"
+    (place / "alerts.yaml").write_text(receivers)
+    ended = run("tables", "--json")
+    assert (ended.code, len(ended.lines)) == (0, 2)
+    lack = "needs the environment variable {}, which is not set here. Set it in the code server, which sends alerts."
+    assert ended.err.splitlines() == [
+        f"tidemark: alerts.yaml: receiver 1 (webhook) {lack.format('HOOK')}",
+        f"tidemark: alerts.yaml: receiver 3 (email) {lack.format('TIDEMARK_SMTP_PASSWORD')}",
+    ]
+    monkeypatch.setenv("HOOK", "https://example.com/secret")
+    monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", "secret")
+    assert run("tables").err == ""
+
+
 def test_tables_lists_what_is_declared(events: str, run: Run) -> None:
     shown = {line["name"]: line for line in run("tables", "--json").lines}
     assert shown[events]["rows"] == 6
