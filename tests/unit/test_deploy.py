@@ -6,6 +6,7 @@ No test starts a container.
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
 import shutil
@@ -189,6 +190,18 @@ def test_every_pod_has_one_image_with_a_tag_limits_and_probes() -> None:
             assert port in {*ports, None}
     assert "readinessProbe" in containers()["webserver"]
     assert "readinessProbe" in containers()["code"]
+
+
+def test_the_policy_of_the_page_allows_what_the_table_of_roles_says() -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    policy = json.loads(text)
+    actions = {each["Resource"].rpartition(":")[2]: each["Action"] for each in policy["Statement"]}
+    own, landing, bucket = actions["BUCKET/warehouse/*"], actions["BUCKET/landing/*"], actions["BUCKET"]
+    (row,) = re.findall(r"^\| code server with its runs.*$", PAGE, re.MULTILINE)
+    cells = [{f"s3:{name}" for name in re.findall(r"`([A-Z]\w+)`", cell)} for cell in row.split("|")[2:-1]]
+    assert cells[0] == {*own, bucket} == cells[2]
+    assert cells[1] == {landing, bucket}
+    assert {each["Effect"] for each in policy["Statement"]} == {"Allow"}
 
 
 def test_the_webserver_of_compose_is_reached_from_its_machine_only() -> None:
