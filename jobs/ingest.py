@@ -45,7 +45,7 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
     table nor changes its settings.
 
     Raises:
-        CommitConflict: Another run ingested the same rows.
+        CommitConflict: Other runs ingested the same rows during each plan (`job.carry_out`).
     """
     options = job.options
     declaration = load(options.declaration) if options.declaration else None
@@ -81,7 +81,7 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
             "metrics": Metrics(bytes_in=_bytes(work)),
             "details": {"files": len(work)} | _not_read(landed),
         },
-        nothing=_not_read(landed),
+        nothing=lambda _: job.report("nothing_to_do", details=_not_read(landed)),
     )
 
 

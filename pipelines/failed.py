@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from assets.run_tags import TABLE, identifier
-from pipelines.tables import DAGSTER_HOME
 from storage_core.base.text import shortened
 
 if TYPE_CHECKING:
@@ -44,12 +42,6 @@ class LastFailure:
     step: str
     message: str
     is_over: bool
-
-
-def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of Dagster's history for the declarations in `root`, or None if it does not exist yet."""
-    folder = Path(environment.get(DAGSTER_HOME) or root / ".dagster")
-    return folder if (folder / "dagster.yaml").exists() else None
 
 
 def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailure]:

@@ -27,3 +27,17 @@ def problems_of_all(root: Path) -> Iterator[Problem]:
             read(root)
         except TidemarkError as error:
             yield Problem(root / name, str(error))
+
+
+def unset_variables(root: Path) -> Iterator[str]:
+    """Yield a warning for each receiver of alerts whose environment variable is not set in this process."""
+    try:
+        receivers = read_alerts(root).receivers
+    except TidemarkError:  # `problems_of_all` reports the file
+        return
+    for number, each in enumerate(receivers, 1):
+        if (name := each.unset_variable()) is not None:
+            yield (
+                f"{ALERTS}: receiver {number} ({each.kind}) needs the environment variable {name}, which is not set "
+                "here. Set it in the code server, which sends alerts."
+            )

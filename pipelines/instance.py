@@ -10,6 +10,7 @@ its name.
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,9 +22,12 @@ from dagster._config.config_schema import UserConfigSchema
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
 
+from pipelines.history import describe_move, require_database
 from pipelines.tables import DAGSTER_HOME, LOG_LEVEL, POSTGRES, tables_folder
 from storage_core.base.errors import POSTGRES as EXTRA
 from storage_core.base.errors import InvalidInput, needs
+
+LOG = logging.getLogger(__name__)
 
 _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg2")
 
@@ -77,7 +81,8 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     The folder is `DAGSTER_HOME`, or else `.dagster/` in the root. In `.dagster/`, the settings file is a link to the
     settings of the package, unless the user has a file there. If a database or a terminal log level other than INFO is
     set, this function writes a settings file instead of the link. In `DAGSTER_HOME`, it writes a settings file only for
-    a database.
+    a database. If the history moves from files to a database, this function logs a warning. It never moves a history
+    from a database to files, because a process without the variable would change the settings of all other processes.
 
     Args:
         root: The folder that contains `tables/`.
@@ -85,14 +90,19 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
 
     Raises:
         InvalidInput: The folder cannot be created, or the user's settings file does not use the database in the
-            environment variable.
+            environment variable. Or the history of the folder is in a database, and the variable is not set. Nothing
+            is written then.
         Unavailable: The packages for the database are not installed.
     """
     named, in_postgres = environment.get(DAGSTER_HOME), bool(environment.get(POSTGRES))
-    folder = _made(Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster")
+    folder = Path(named).resolve() if named else (root or tables_folder().parent).resolve() / ".dagster"
     settings, level = folder / SETTINGS.name, environment.get(LOG_LEVEL)
+    require_database(folder, environment)
+    _make(folder)
     if in_postgres:
         _require_postgres(settings, environment)
+        if note := describe_move(folder, environment):
+            LOG.warning("%s", note)
     if in_postgres or (level and not named):
         _settle(settings, _text(level or _LEVEL, in_postgres=in_postgres))
     elif not named and (_is_ours(settings) or not settings.exists()):
@@ -135,7 +145,7 @@ def _require_postgres(settings: Path, environment: Mapping[str, str]) -> None:
         )
 
 
-def _made(folder: Path) -> Path:
+def _make(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -143,7 +153,6 @@ def _made(folder: Path) -> Path:
             f"{folder} cannot contain the history of Dagster ({error}). Set {DAGSTER_HOME} to a folder that "
             "can be created."
         ) from None
-    return folder
 
 
 @contextmanager

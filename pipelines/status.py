@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Self, TypeVar
 
 from pipelines.automation import UPKEEP_SENSOR, Automation
-from pipelines.failed import LastFailure, history_folder
+from pipelines.failed import LastFailure
+from pipelines.history import history_folder
 from pipelines.tables import DeclaredTables, duration, size
 from pipelines.upkeep.budgets import ALL, Limit, quiet, read_upkeep_of_all
 from storage_core.base.clock import Clock, SystemClock

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeVar
 from assets.run_tags import identifier
 from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, not_written
 from storage_core.change import declaration_file
-from storage_core.change.declaration import RawLogDeclaration, TableDeclaration, load, load_raw_log
+from storage_core.change.declaration import TABLES, RawLogDeclaration, TableDeclaration, load, load_raw_log
 from storage_core.data.steps import RawLogOptions
 from storage_core.store.resolve import canonical, with_locations_above
 from storage_core.write.ingest.landing import landing_overlap
@@ -84,8 +84,6 @@ def write_whole(file: Path, text: str) -> None:
 
 # Declared tables.
 
-
-TABLES = "TIDEMARK_TABLES"
 
 Taken = dict[tuple[str, str], tuple[str, Path]]
 """Maps a field and the canonical form of its value to the value as written and the file that contains the value."""

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, ParamSpec, TypeVar
 import pyarrow as pa
 
 from storage_core.base.arguments import checked
-from storage_core.base.errors import InvalidInput, typed
+from storage_core.base.errors import InvalidInput, NotFound, typed
 from storage_core.base.process import QUERY_BYTES, require_headroom
 from storage_core.base.text import quoted
 from storage_core.data.rows.columns import without_metadata
@@ -336,7 +336,10 @@ class Table:
             checkpoint, and one GET that finds no further version. One LIST of the log after that version.
         """
         store, log = log_at(uri)
-        return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)
+        try:
+            return Table(store, log, log.snapshot() if at is None else snapshot_at(log, at), pinned=at is not None)
+        except NotFound as error:
+            raise _with_declared_location(str(uri), error) from error.__cause__
 
     @property
     def uri(self) -> str:
@@ -1788,3 +1791,20 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
         return rows if is_stream(given) else validated_rows(rows)
     except InvalidInput as error:
         raise error.reworded(f"table {quoted(name)}: {error.found}", name=name) from error
+
+
+def _with_declared_location(text: str, error: NotFound) -> NotFound:
+    """Return the error of a location without a table. If the text is the name of a declared table, name its location.
+
+    Cost: if there is no table, the files of the declarations are read.
+    """
+    from storage_core.change.declaration import find_declared
+
+    if "uri" not in error.context or "/" in text or (found := find_declared(text)) is None:
+        return error
+    file, uri = found
+    return error.reworded(
+        f"{text!r} is the name of a table declared in {file}, and not the location of a table. Table.open takes a "
+        f"location. Open {uri!r}",
+        uri=uri,
+    )

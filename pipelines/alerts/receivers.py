@@ -137,6 +137,13 @@ class ReceiverDeclaration(Closed):
         check_url(found)
         return found
 
+    def unset_variable(self, environment: Mapping[str, str] = os.environ) -> str | None:
+        """Return the name of the environment variable that the receiver needs and that is not set, or None."""
+        name = self.webhook[1:] if self.webhook and self.webhook.startswith("$") else None
+        if self.email is not None and self.email.user is not None:
+            name = PASSWORD
+        return name if name is not None and not environment.get(name) else None
+
 
 class AlertsDeclaration(Closed):
     """All receivers. `timeout` is the time limit of each receiver for one alert."""

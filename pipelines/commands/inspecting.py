@@ -36,11 +36,11 @@ def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml.
 
     Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
-    the first table that cannot be read.
+    the first table that cannot be read. A receiver of alerts whose environment variable is not set gives a warning.
 
     Example: tidemark tables
     """
-    from pipelines.files_of_all import problems_of_all
+    from pipelines.files_of_all import problems_of_all, unset_variables
     from pipelines.status import PARALLEL_TABLES
     from pipelines.tables import require_sound
     from storage_core.store.meter import all_of
@@ -55,6 +55,8 @@ def tables(*, as_json: Json = False) -> None:
     failed = [(record["name"], error) for record, error in found if error is not None]
     for name, error in () if as_json else failed:
         output.line(f"{name}: {error.kind}: {error}")
+    for warning in unset_variables(known.root):
+        output.warning(warning)
     require_sound([*known.problems, *problems_of_all(known.root)])
     if failed:
         name, error = failed[0]

@@ -221,11 +221,16 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
 
 
 def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
-    from pipelines.failed import history_folder, last_failures
+    """Return the last failures. Raise `InvalidInput` if the database of the history is missing in the environment."""
+    from pipelines.failed import last_failures
+    from pipelines.history import describe_move, history_folder, require_database
 
     folder = history_folder(chosen.root)
     if folder is None:
         return {}
+    require_database(folder)
+    if note := describe_move(folder):
+        output.warning(note)
     try:
         return last_failures(folder, [each.name for each in chosen.places])
     except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there

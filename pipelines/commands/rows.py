@@ -293,17 +293,20 @@ def _application(text: str | None) -> tuple[str, int] | None:
 
 
 def _show_changed(done: Changed, did: str, *, as_json: bool) -> None:
-    is_done = bool(done.commit_id or done.rows_added)
+    is_done = bool(done.commit_id or done.rows or done.rows_added)
+    status = "committed" if done.commit_id else "acknowledged" if is_done else "nothing_to_do"
     if as_json:
-        status = "committed" if done.commit_id else "acknowledged" if is_done else "nothing_to_do"
         output.json_line({"status": status, **asdict(done), "commit_id": done.commit_id or None})
-        return
-    if not is_done:
+    elif status == "nothing_to_do":
         output.line(f"nothing to do (version {done.version:,})")
-        return
-    added = f", {counted(done.rows_added, 'row')} added" if done.rows_added and did != "updated" else ""
-    splits = f"{counted(done.splits, 'split')} touched, {done.splits_added:,} new"
-    output.line(f"{counted(done.rows, 'row')} {did}{added} (version {done.version:,}, {splits})")
+    elif status == "acknowledged":
+        # A keyed table: the next merge changes splits.
+        changed = f"{counted(done.rows, 'row')} {did}," if done.rows else counted(done.rows_added, "row")
+        output.line(f"{changed} acknowledged (version {done.version:,})")
+    else:
+        added = f", {counted(done.rows_added, 'row')} added" if done.rows_added and did != "updated" else ""
+        splits = f"{counted(done.splits, 'split')} touched, {done.splits_added:,} new"
+        output.line(f"{counted(done.rows, 'row')} {did}{added} (version {done.version:,}, {splits})")
 
 
 # Quarantine.

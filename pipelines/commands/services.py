@@ -190,7 +190,8 @@ def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str,
     with needs(PIPELINE, what):
         from pipelines.instance import home
     from pipelines.processes.programs import environment_of
-    from pipelines.tables import LOG_LEVEL, TABLES, tables_folder
+    from pipelines.tables import LOG_LEVEL, tables_folder
+    from storage_core.change.declaration import TABLES
 
     folder = tables_folder()
     if not folder.is_dir():

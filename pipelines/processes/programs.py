@@ -24,8 +24,9 @@ from typing import Final, Self
 import yaml
 
 from jobs.spark.java import first_on_path
-from pipelines.tables import DAGSTER_HOME, TABLES
+from pipelines.tables import DAGSTER_HOME
 from storage_core.base.errors import Held, InvalidInput
+from storage_core.change.declaration import TABLES
 
 # Hosts of the webserver.
 

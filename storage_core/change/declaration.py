@@ -11,6 +11,7 @@ settings of a table are fields that are generated from the table of settings (`s
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import pyarrow as pa
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, create_model, field_validator
 
-from storage_core.base.errors import InvalidInput
+from storage_core.base.errors import InvalidInput, TidemarkError
 from storage_core.base.text import quoted, repeated
 from storage_core.change.declaration_file import load_as
 from storage_core.change.declaration_parts import (
@@ -310,6 +311,28 @@ class TableDeclaration(_Settings):
 def load(path: str | Path) -> TableDeclaration:
     """Return the table that one file declares. Raises the errors of `declaration_file.load_as`."""
     return load_as(TableDeclaration, path)
+
+
+TABLES: Final = "TIDEMARK_TABLES"
+"""The environment variable with the folder of the table declarations."""
+
+
+def find_declared(name: str, environment: Mapping[str, str] = os.environ) -> tuple[Path, str] | None:
+    """Return the file that declares a table of this name, and the location of the table. None if there is no such file.
+
+    The files are those of the folder `TIDEMARK_TABLES`, or of `tables/` in the working directory. Invalid files are
+    skipped.
+    """
+    named = environment.get(TABLES)
+    folder = Path(named) if named else Path("tables")
+    for file in sorted(folder.glob("*.yaml")):
+        try:
+            declaration = load(file)
+        except TidemarkError:
+            continue
+        if declaration.name == name:
+            return file, declaration.below(folder.resolve().parent).uri if named else declaration.uri
+    return None
 
 
 class RawStoreDeclaration(Closed):

@@ -74,9 +74,9 @@ def run_compact(job: JobRun[Compact]) -> JobReport:
     With `most_bytes`, a run takes pieces that read up to this many bytes in total, the newest first (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
-    committed. After this, the error of the first failed window is raised. It names all failed windows and has the
-    report in its context (`report_of`). Inputs that make a merge fail are skipped for a day. A request that names its
-    windows tries these inputs again.
+    committed. The run plans windows again that another commit changed (`job.carry_out`). After this, the error of the
+    first failed window is raised. It names all failed windows and has the report in its context (`report_of`). Inputs
+    that make a merge fail are skipped for a day. A request that names its windows tries these inputs again.
 
     Raises:
         Held: another run compacts these windows.
@@ -84,12 +84,14 @@ def run_compact(job: JobRun[Compact]) -> JobReport:
     """
     wanted, config = job.options.windows, job.before.config
     wanted.require_fits(config.window_seconds, config.other_windows)
+    outcome = GroupsOutcome()
     return job.carry_out(
-        partial(_plan, job),
-        partial(_compacted, job),
+        partial(_plan, job, outcome),
+        partial(_compacted, job, outcome),
         predict=partial(_predicted, job),
         leases=[resource_of(wanted, config.window_seconds)],
         planned=_planned,
+        nothing=lambda _: _ended(job, outcome) if outcome else job.report("nothing_to_do"),
     )
 
 
@@ -99,26 +101,35 @@ def _predicted(job: JobRun[Compact], work: Pieces) -> Prediction:
     return predicted_of(together(runs.values()))
 
 
-def _compacted(job: JobRun[Compact], work: Pieces) -> JobReport:
-    outcome = rewindow(job, work.rewindowed)
+def _compacted(job: JobRun[Compact], outcome: GroupsOutcome, work: Pieces) -> JobReport:
+    """Do the work and add it to the outcome of earlier plans."""
+    outcome.take(rewindow(job, work.rewindowed))
     for part in work.merges.parts():
         large = [task for task in part if is_too_large(task)]
         outcome.take(compact_groups(job, [task for task in part if not is_too_large(task)]))
         outcome.take(merge_in_parts(job, large))
+    return _ended(job, outcome)
+
+
+def _ended(job: JobRun[Compact], outcome: GroupsOutcome) -> JobReport:
+    """Return the report of all plans. Raise the error of the first failed window, with the report in its context."""
     report = _report(job, outcome)
     if outcome.failed:
         raise with_report(_failure(outcome), report)
     return report
 
 
-def _plan(job: JobRun[Compact], snapshot: Snapshot) -> Pieces:
+def _plan(job: JobRun[Compact], outcome: GroupsOutcome, snapshot: Snapshot) -> Pieces:
+    """Return the work of the run. If other commits changed windows of an earlier plan, return only their work."""
     wanted, mode = job.options.windows, job.options.mode
     is_every = wanted == EVERY_WINDOW
+    changed = outcome.take_changed()
+    windows = None if is_every else wanted.select(window_starts(snapshot))
     found = owed(
         snapshot,
         now_ms=job.log.clock.now_ms(),
         mode=mode,
-        windows=None if is_every else wanted.select(window_starts(snapshot)),
+        windows=changed or windows,
         retry_skipped=not is_every and mode is Mode.FINALIZE,
     )
     return found.first().within(job.options.most_bytes)
@@ -265,6 +276,16 @@ class GroupsOutcome:
     commits: list[CommittedGroup] = field(default_factory=list)
     results: list[Rewrite] = field(default_factory=list)
     failed: dict[Window, Failed] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        """Return whether the run has committed something, or a window has failed."""
+        return bool(self.commits or self.failed)
+
+    def take_changed(self) -> set[Window]:
+        """Remove the windows that failed because another commit changed them, and return these windows."""
+        found = {window for window, failed in self.failed.items() if failed.kind == CommitConflict.kind}
+        self.failed = {window: failed for window, failed in self.failed.items() if window not in found}
+        return found
 
     def take(self, later: GroupsOutcome) -> None:
         """Add the outcome of further windows of the run."""
@@ -562,35 +583,24 @@ def rewrite_splits(place: Place, item: Item) -> Answer:
     return {"result": result.to_json()}
 
 
-MOST_PLANS = 10
-
-
 def run_expire(job: JobRun[Expire]) -> JobReport:
     """Remove every window that is older than the retention, in one commit. If there is no such window, commit nothing.
 
-    The files stay until the collector deletes them, because earlier versions still name them. If another commit changes
-    an expired window or the retention, the run plans again, at most 10 times. After this, it raises `CommitConflict`,
-    and nothing is written. The run starts no Spark task, because no file is read or written. It takes no lease, because
-    a plan is cheap and the second of two runs finds nothing to do. The run is idempotent: after an interruption, the
-    next run does the remaining work.
+    The files stay until the collector deletes them, because earlier versions still name them. The run starts no Spark
+    task, because no file is read or written. It takes no lease, because a plan is cheap and the second of two runs
+    finds nothing to do. The run is idempotent: after an interruption, the next run does the remaining work.
+
+    Raises:
+        CommitConflict: Other commits changed the rows to drop, or the retention, during each plan.
     """
-    for _ in range(MOST_PLANS):
-        now_ms, retention_ms = job.log.clock.now_ms(), job.before.config.retention_ms
-        try:
-            return job.carry_out(
-                partial(planner.plan_expiry, retention_ms=retention_ms, now_ms=now_ms),
-                partial(_commit_expiry, job, now_ms),
-                predict=_expiry_predicted,
-                leases=(),
-                planned=lambda found: {"metrics": _expiry_metrics(found), "details": _expiry_details(found)},
-                nothing={"retention_ms": retention_ms, "windows": []},
-            )
-        except CommitConflict:  # another process rewrote such a window, deleted rows of it, or changed the retention
-            job.before = job.log.refresh(job.before)
-    raise CommitConflict(
-        f"{job.uri}: other writers changed the rows to drop during each of {MOST_PLANS} attempts. Nothing was "
-        "written. Run it again",
-        version=job.before.version,
+    now_ms = job.log.clock.now_ms()
+    return job.carry_out(
+        lambda snapshot: planner.plan_expiry(snapshot, retention_ms=snapshot.config.retention_ms, now_ms=now_ms),
+        partial(_commit_expiry, job, now_ms),
+        predict=_expiry_predicted,
+        leases=(),
+        planned=lambda found: {"metrics": _expiry_metrics(found), "details": _expiry_details(found)},
+        nothing=lambda found: job.report("nothing_to_do", details=_expiry_details(found)),
     )
 
 

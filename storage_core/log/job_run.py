@@ -37,7 +37,7 @@ from storage_core.data.steps import RunOptions, step_of
 from storage_core.log.actions import Action, Add, Remove
 from storage_core.log.conflicts import Rebase
 from storage_core.log.lease import Heartbeat, Lease, acquire
-from storage_core.log.log import TransactionLog, log_at
+from storage_core.log.log import PLANNED_AT_MOST, TransactionLog, log_at
 from storage_core.log.requirements import Requirement
 from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
@@ -594,6 +594,7 @@ class JobRun(Generic[Options]):
         self._tokens_spent = False
         self._opened: tuple[TransactionLog, Snapshot] | None = None
         self._head: Snapshot | None = None
+        self._has_committed = False
         self._by_window: list[Details] | None = [] if _reports_windows(options) else None
         self._predicted: Prediction | None = None
         self._predicted_by_window: list[Details] = []
@@ -649,31 +650,53 @@ class JobRun(Generic[Options]):
         predict: Callable[[Plan], Prediction] | None = None,
         leases: Sequence[str] | None = None,
         planned: Callable[[Plan], Details] = lambda _: {},
-        nothing: Details | None = None,
+        nothing: Callable[[Plan], JobReport] | None = None,
     ) -> JobReport:
         """Plan, do the planned work under the leases, and return the report.
+
+        If another commit invalidates the work, the run plans again on the newest snapshot, under the same leases. A
+        run makes at most `PLANNED_AT_MOST` plans. If another process did the same work, the next plan is empty.
 
         Args:
             plan: A function that returns the work for a snapshot. A plan of length 0 means that the run has nothing to
                 do.
-            work: A function that does the work and returns the report.
+            work: A function that does the work and returns the report. If it raises a `CommitConflict` after a commit
+                of its own, the next plan and `nothing` must take that commit into account.
             predict: A function that returns the predicted cost and benefit, if the plan allows a prediction.
             leases: The resources to hold. By default the resource of the step. If empty, the run holds no lease.
             planned: A function that returns the arguments of `report` for a dry run.
-            nothing: The details of the report if the run has nothing to do.
+            nothing: A function that returns the report if a plan is empty. By default, the run had nothing to do.
 
         Raises:
+            CommitConflict: Another commit invalidated the last plan, or the table has no commit since the plan.
             Held: Another run holds one of the leases.
             Fenced: Another run took over one of the leases.
         """
-        with self.leased(plan, self._lease if leases is None else leases) as found:
-            if predict is not None:
-                self.predict(predict(found))
-            if not found:
-                return self.report("nothing_to_do", details=nothing)
-            if self._is_dry:
-                return self.report("planned", **planned(found))  # type: ignore[arg-type]  # arguments of `report`
-            return work(found)
+        with self.leased(plan, self._lease if leases is None else leases) as first:
+            found, plans = first, 1
+            while True:
+                if predict is not None and not self._has_committed:
+                    self.predict(predict(found))
+                if not found:
+                    return nothing(found) if nothing else self.report("nothing_to_do")
+                if self._is_dry:
+                    return self.report("planned", **planned(found))  # type: ignore[arg-type]  # arguments of `report`
+                try:
+                    return work(found)
+                except CommitConflict as conflict:
+                    if plans == PLANNED_AT_MOST:
+                        why = f"Other processes committed first during each of {plans} plans. Run it again"
+                        raise conflict.reworded(f"{conflict.found}. {why}") from None
+                    if not self._has_newer_version():
+                        raise
+                    LOG.info("%s of %s is planned again: %s", self.step.name, self.uri, conflict)
+                found, plans = plan(self.before), plans + 1
+
+    def _has_newer_version(self) -> bool:
+        """Set `before` to the newest snapshot. Return whether a new plan may differ. Costs as much as `log.refresh`."""
+        planned = self.before.version
+        self.look_again()
+        return self.before.version > planned
 
     @contextmanager
     def leased(self, plan: Callable[[Snapshot], Plan], resources: Sequence[str]) -> Iterator[Plan]:
@@ -861,7 +884,7 @@ class JobRun(Generic[Options]):
             # Nothing was written, so the tokens stay valid. After any other failure, the outcome is unknown.
             self._tokens_spent = False
             raise
-        self._head = result.snapshot
+        self._head, self._has_committed = result.snapshot, True
         LOG.info("%s committed version %d of %s", self.step.name, result.version, self.uri)
         status: Status = "nothing_to_do" if result.already_committed else "committed"
         if self._by_window is not None and status == "committed":

@@ -267,6 +267,27 @@ def test_every_command_finds_the_declared_tables_where_the_environment_says(
     assert "TIDEMARK_TABLES is 'nowhere'" in run("describe", events).err
 
 
+def test_tables_warns_of_a_variable_that_a_receiver_needs_and_nobody_set(
+    events: str, place: Path, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert events
+    for name in ("HOOK", "TIDEMARK_SMTP_PASSWORD"):
+        monkeypatch.delenv(name, raising=False)
+    email = "{to: [ann@example.com], host: mail.example.com, security: tls, user: ann}"
+    receivers = f"receivers: [{{webhook: $HOOK}}, {{webhook: https://example.com/x}}, {{email: {email}}}]\n"
+    (place / "alerts.yaml").write_text(receivers)
+    ended = run("tables", "--json")
+    assert (ended.code, len(ended.lines)) == (0, 2)
+    lack = "needs the environment variable {}, which is not set here. Set it in the code server, which sends alerts."
+    assert ended.err.splitlines() == [
+        f"tidemark: alerts.yaml: receiver 1 (webhook) {lack.format('HOOK')}",
+        f"tidemark: alerts.yaml: receiver 3 (email) {lack.format('TIDEMARK_SMTP_PASSWORD')}",
+    ]
+    monkeypatch.setenv("HOOK", "https://example.com/secret")
+    monkeypatch.setenv("TIDEMARK_SMTP_PASSWORD", "secret")
+    assert run("tables").err == ""
+
+
 def test_tables_lists_what_is_declared(events: str, run: Run) -> None:
     shown = {line["name"]: line for line in run("tables", "--json").lines}
     assert shown[events]["rows"] == 6
@@ -427,6 +448,25 @@ def test_append_to_a_keyed_table_is_acknowledged_and_seen_by_get(place: Path, ru
     assert "Ada L." in run("get", "people", "1").out
     (region,) = run("describe", "people", "--json").one["regions"]
     assert region.keys() == {"region_id", "epoch", "current_generation", "merged_generation"}
+
+
+def test_changes_of_a_keyed_table_are_acknowledged(place: Path, run: Run) -> None:
+    run("init", "people")
+    file = str(ndjson(place / "p.ndjson", [{"id": 1, "name": "Ada"}, {"id": 2, "name": "Bob"}]))
+    assert run("upsert", "people", file, "--on", "id").out == "2 rows acknowledged (version 0)\n"
+    done = run("upsert", "people", file, "--on", "id", "--json").one
+    assert (done["status"], done["rows"], done["rows_added"], done["commit_id"]) == ("acknowledged", 0, 2, None)
+    change = ("update", "people", "--set", "name = 'Eve'", "--where", "id = 2")
+    assert run(*change).out == "1 row updated, acknowledged (version 0)\n"
+    done = run(*change, "--json").one
+    assert (done["status"], done["rows"], done["rows_added"]) == ("acknowledged", 1, 0)
+    assert run("get", "people", "2", "--json").one == {"id": 2, "name": "Eve"}
+    assert run("delete", "people", "--where", "id = 1").out == "1 row deleted, acknowledged (version 0)\n"
+    assert run("delete", "people", "--where", "id = 1").out == "nothing to do (version 0)\n"
+    done = run("delete", "people", "--where", "true", "--json").one
+    assert (done["status"], done["rows"], done["version"], done["commit_id"]) == ("acknowledged", 1, 0, None)
+    assert run("delete", "people", "--where", "true", "--json").one["status"] == "nothing_to_do"
+    assert run("sql", "people", "select count(*) n from t", "--json", "--consistency", "latest").one == {"n": 0}
 
 
 # Queries.

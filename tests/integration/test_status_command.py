@@ -46,7 +46,8 @@ from pipelines.alerts.sensors import failure_alert
 from pipelines.automation import Automation
 from pipelines.catalog import build_definitions
 from pipelines.cli import main
-from pipelines.failed import history_folder, last_failures, last_failures_in
+from pipelines.failed import last_failures, last_failures_in
+from pipelines.history import history_folder
 from pipelines.housekeeping import WRITTEN, build_report
 from pipelines.instance import home, open_instance
 from pipelines.report import REPORT, REPORT_PATH, report_file

@@ -18,13 +18,13 @@ from jobs.spark.spark import Spark
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import CommitConflict, TidemarkError
 from storage_core.compact.execute import execute
-from storage_core.compact.steps import MOST_PLANS
 from storage_core.compact.steps import run_expire as expire
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import Expire
 from storage_core.log.actions import Action
 from storage_core.log.deletion_vector import inline
 from storage_core.log.job_run import JobReport, JobRun
+from storage_core.log.log import PLANNED_AT_MOST
 from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import collect
 from storage_core.maintain.findings import Kind
@@ -279,9 +279,9 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
     metered, clock = MeteredStore(store), Busy(NOW * 1000)
     log = KeyedTable(metered, ids=SeededIds(3), clock=clock).log
     job = clock.job = JobRun(Expire(table_uri="test:"), Spark(), Table(metered, log, log.snapshot()))
-    with pytest.raises(CommitConflict, match=f"each of {MOST_PLANS} attempts. Nothing was written"):
+    with pytest.raises(CommitConflict, match=f"committed first during each of {PLANNED_AT_MOST} plans"):
         expire(job)
-    assert _operations(store).count("DELETE") == MOST_PLANS
+    assert _operations(store).count("DELETE") == PLANNED_AT_MOST
     assert "EXPIRE" not in _operations(store)
 
 

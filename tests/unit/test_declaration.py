@@ -456,6 +456,31 @@ def test_the_folder_of_the_declarations_can_be_named(tmp_path: Path, monkeypatch
         tables_folder({"TIDEMARK_TABLES": "nowhere"})
 
 
+def test_opening_a_declared_name_as_a_location_names_the_location(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("TIDEMARK_TABLES", raising=False)
+    (tmp_path / "tables").mkdir()
+    write(tmp_path / "tables", GOOD.replace("name: events", "name: clicks").replace("uri: w", "uri: warehouse/w", 1))
+    (tmp_path / "tables" / "broken.yaml").write_text("name: [")
+    with pytest.raises(NotFound) as found:
+        Table.open("clicks")
+    uri = declaration.load(tmp_path / "tables" / "events.yaml").uri
+    said = "'clicks' is the name of a table declared in"
+    assert str(found.value).startswith(
+        f"{said} tables/events.yaml, and not the location of a table. Table.open takes a "
+    )
+    assert str(found.value).endswith(f"location. Open {uri!r}")
+    for name in ("people", "./clicks", "warehouse/clicks"):
+        with pytest.raises(NotFound, match="there is no table here"):
+            Table.open(name)
+    monkeypatch.setenv("TIDEMARK_TABLES", str(tmp_path / "tables"))
+    monkeypatch.chdir(tmp_path.parent)
+    with pytest.raises(NotFound, match=rf"Open '{tmp_path / uri}'"):
+        Table.open("clicks")
+
+
 def test_places_are_relative_to_the_folder_that_holds_the_declarations(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,6 +6,7 @@ No test starts a container.
 from __future__ import annotations
 
 import configparser
+import json
 import re
 import shlex
 import shutil
@@ -18,10 +19,14 @@ import pytest
 import typer
 import yaml
 
+from pipelines.alerts.receivers import ALERTS, PASSWORD, read_alerts
 from pipelines.cli import build
+from pipelines.files_of_all import problems_of_all
 from pipelines.processes.programs import Address, Service
 from pipelines.tables import POSTGRES
+from pipelines.upkeep.budgets import UPKEEP
 from scripts.installer import locked_python
+from storage_core.change.declaration_parts import AUTOMATION
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -29,6 +34,7 @@ COMPOSE = yaml.safe_load((DEPLOY / "compose.yaml").read_text())
 KUBERNETES = list(yaml.safe_load_all((DEPLOY / "kubernetes" / "tidemark.yaml").read_text()))
 CONTAINERFILE = (DEPLOY / "Containerfile").read_text().replace("\\\n", "")
 UNIT = DEPLOY / "systemd" / "tidemark@.service"
+PAGE = (ROOT / "docs" / "deployment.md").read_text()
 
 
 COMPOSED = """
@@ -48,11 +54,17 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
     return dict(group.commands[name].make_context(name, list(rest)).params)
 
 
-def containers() -> dict[str, dict[str, Any]]:
-    """Return the containers of the Kubernetes files by name."""
+def pods() -> dict[str, dict[str, Any]]:
+    """Return the specifications of the pods in the Kubernetes file, by the name of their container."""
     workloads = [each for each in KUBERNETES if each["kind"] in ("Deployment", "StatefulSet")]
-    found = [each["spec"]["template"]["spec"]["containers"] for each in workloads]
-    return {container["name"]: container for (container,) in found}
+    found = [each["spec"]["template"]["spec"] for each in workloads]
+    return {pod["containers"][0]["name"]: pod for pod in found}
+
+
+def containers() -> dict[str, dict[str, Any]]:
+    """Return the containers of the Kubernetes file by name. Each pod has one container."""
+    found = {name: pod["containers"] for name, pod in pods().items()}
+    return {name: container for name, (container,) in found.items()}
 
 
 def unit(text: str) -> configparser.ConfigParser:
@@ -120,6 +132,76 @@ def test_the_database_of_compose_is_the_one_that_dagster_is_given_and_no_passwor
     for name in Service:
         assert services[name]["environment"][POSTGRES] == url
         assert services[name]["restart"] == "unless-stopped"
+
+
+def test_compose_passes_the_variables_of_the_store_of_the_proxy_and_of_the_mail_server() -> None:
+    passed = ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "TIDEMARK_ALLOW_HOST", PASSWORD)
+    for name in [*Service, "spark"]:
+        environment = COMPOSE["services"][name]["environment"]
+        assert {each for each in passed if environment.get(each, "") is not None} == set(), name
+    listed = {name for name, value in COMPOSE["services"]["code"]["environment"].items() if value is None}
+    assert {name for name in listed if f"`{name}`" not in PAGE} == set(), "the page names what reaches the containers"
+
+
+def test_the_pods_get_every_file_of_the_declarations() -> None:
+    mounted = {
+        name: {each["mountPath"]: each for each in found["volumeMounts"]} for name, found in containers().items()
+    }
+    assert all(mounts["/srv/tidemark/tables"]["readOnly"] for mounts in mounted.values())
+    beside = {path: each.get("subPath") for path, each in mounted["code"].items() if not path.endswith("/tables")}
+    files = {f"/srv/tidemark/{name}": name for name in (ALERTS, AUTOMATION, UPKEEP)}
+    assert beside == {**files, "/srv/tidemark/raw_logs": None}
+    needed = set()
+    for name, pod in pods().items():
+        volumes = {each["name"]: each["configMap"] for each in pod["volumes"]}
+        assert {each["name"] for each in mounted[name].values()} == volumes.keys()
+        needed |= {each["name"] for each in volumes.values() if not each.get("optional")}
+        # Without the optional volume, no raw log is declared. A file of a missing volume would become a folder.
+        assert {each["name"] for each in volumes.values() if each.get("optional")} <= {"tidemark-raw-logs"}
+        secrets = {each["secretRef"]["name"] for each in pod["containers"][0]["envFrom"]}
+        assert secrets == {"tidemark"}
+    made = set(re.findall(r"^kubectl create configmap (\S+)", PAGE, re.MULTILINE))
+    assert needed <= made <= {*needed, "tidemark-raw-logs"}
+    assert re.findall(r"^kubectl create secret generic (\S+)", PAGE, re.MULTILINE) == ["tidemark"]
+    (sources,) = re.findall(r"^kubectl create configmap tidemark-files (.*)$", PAGE, re.MULTILINE)
+    assert {part.removeprefix("--from-file=") for part in sources.split()} == {*files.values()}
+
+
+def test_empty_files_of_all_tables_declare_nothing(tmp_path: Path) -> None:
+    for name in (ALERTS, AUTOMATION, UPKEEP):
+        (tmp_path / name).touch()  # as the page advises for Kubernetes
+    assert list(problems_of_all(tmp_path)) == []
+    assert read_alerts(tmp_path).receivers == ()
+
+
+def test_every_pod_has_one_image_with_a_tag_limits_and_probes() -> None:
+    images = {each["image"] for each in containers().values()}
+    assert images == {"registry.example.com/tidemark:TAG"}
+    assert all(image in PAGE for image in images)
+    for name, container in containers().items():
+        resources = container["resources"]
+        assert resources["requests"].keys() == {"cpu", "memory"}, name
+        assert resources["limits"].keys() == {"memory"}, "a limit of processor time would slow down every run"
+        assert container["livenessProbe"], name
+        ports = {each["name"] for each in container.get("ports", ())}
+        probed = [probe for each in ("livenessProbe", "readinessProbe") if (probe := container.get(each))]
+        for probe in probed:
+            port = (probe.get("httpGet") or probe.get("tcpSocket") or {}).get("port")
+            assert port in {*ports, None}
+    assert "readinessProbe" in containers()["webserver"]
+    assert "readinessProbe" in containers()["code"]
+
+
+def test_the_policy_of_the_page_allows_what_the_table_of_roles_says() -> None:
+    (text,) = re.findall(r"^```json\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)
+    policy = json.loads(text)
+    actions = {each["Resource"].rpartition(":")[2]: each["Action"] for each in policy["Statement"]}
+    own, landing, bucket = actions["BUCKET/warehouse/*"], actions["BUCKET/landing/*"], actions["BUCKET"]
+    (row,) = re.findall(r"^\| code server with its runs.*$", PAGE, re.MULTILINE)
+    cells = [{f"s3:{name}" for name in re.findall(r"`([A-Z]\w+)`", cell)} for cell in row.split("|")[2:-1]]
+    assert cells[0] == {*own, bucket} == cells[2]
+    assert cells[1] == {landing, bucket}
+    assert {each["Effect"] for each in policy["Statement"]} == {"Allow"}
 
 
 def test_the_webserver_of_compose_is_reached_from_its_machine_only() -> None:

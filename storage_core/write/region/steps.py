@@ -50,7 +50,7 @@ def run_merge(job: JobRun[Merge]) -> JobReport:
     Raises:
         Held: another run merges this table.
         Fenced: another run took over.
-        CommitConflict: a compaction of the same splits committed first.
+        CommitConflict: other processes changed the same regions or splits during each plan (`job.carry_out`).
     """
     return job.carry_out(
         partial(merge_due, job.store),
