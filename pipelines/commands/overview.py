@@ -29,10 +29,10 @@ Uris = Annotated[
 
 
 def status(uris: Uris = None, *, as_json: Json = False) -> None:
-    """Show one line per table, and which tables are behind or reject too many rows.
+    """Show the state of each table in one line.
 
-    The column `owed` contains the work that scheduled runs would do now. It also contains `resort`, which only
-    `compact --resort` does.
+    The state shows which tables are behind or reject too many rows. The column `owed` contains the work that scheduled
+    runs would do now. It also contains `resort`, which only `compact --resort` does.
 
     Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
     the first table that cannot be read. It exits with 7 if a table misses its declared freshness, or if more rows than
