@@ -30,12 +30,14 @@ from assets.launcher import Launcher, Report
 from assets.metadata import entries_in, json_value, mapping
 from assets.run_tags import AUDIT_ALL, AUDIT_TAG, identifier
 from assets.steps import asset_key, index_asset
+from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.errors import Corrupt
 from storage_core.base.text import counted
 from storage_core.change.declaration import TableDeclaration
 from storage_core.data.settings.index import IndexDefinition, VectorOptions
 from storage_core.data.steps import Audit
 from storage_core.index.catch_up import IndexDebt, debt
+from storage_core.maintain.rejections import measure_rejections, rejection_text
 from storage_core.table import Table, exists
 from storage_core.write.ingest.convert import quarantined
 from storage_core.write.region import merge
@@ -217,30 +219,42 @@ def _open(declaration: TableDeclaration) -> Table | None:
 
 def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
     """Return the specification of the check, which Dagster shows before the first run."""
-    description = "Every landed line is a valid row. Other lines stay in quarantine until someone removes them."
+    description = (
+        "Every landed line is a valid row. Other lines stay in quarantine until someone removes them. The check is an "
+        "error if the last 24 hours rejected more than `landing.max_rejected`, and otherwise a warning."
+    )
     return AssetCheckSpec(REJECTED_LINES, asset=key, description=description)
 
 
-def judged_by_quarantine(declaration: TableDeclaration, report: Report) -> AssetCheckResult:
+def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: Clock | None = None) -> AssetCheckResult:
     """Return the result of the check after an ingest. It examines the whole quarantine.
 
-    If the check examined only the lines of this run, the next run would turn the check green.
+    If the check examined only the lines of this run, the next run would turn the check green. Above the limit of the
+    table for 24 hours, the result is an error. Otherwise, it is a warning.
     """
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():
+        table = Table.open(declaration.uri)
         try:
-            found = quarantined(Table.open(declaration.uri).store)
+            found = quarantined(table.store)
         except Corrupt as error:  # the rows are already ingested
             return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
-    passed = not (rejected or found.lines or found.unread)
+        passed = not (rejected or found.lines or found.unread)
+        now_ms = (clock or SystemClock()).now_ms()
+        day = None if passed else measure_rejections(table.store, table.snapshot, now_ms=now_ms)
+    is_above = day is not None and day.is_above
     advice = f"Show them with: tidemark quarantine {declaration.name}"
+    lines = f"{counted(found.lines, 'line')} in quarantine of {declaration.name}. {advice}"
     return AssetCheckResult(
         check_name=REJECTED_LINES,
         passed=passed,
-        description=None if passed else f"{counted(found.lines, 'line')} in quarantine of {declaration.name}. {advice}",
-        severity=AssetCheckSeverity.WARN,
+        description=None if passed else rejection_text(day, declaration.name) if day and is_above else lines,
+        severity=AssetCheckSeverity.ERROR if is_above else AssetCheckSeverity.WARN,
         metadata={
             "rejected": json_value(rejected),
+            "rows_in": day.rows_in if day else 0,
+            "rows_rejected": day.rows_rejected if day else 0,
+            "share": MetadataValue.float(day.share if day else 0.0),
             "in_quarantine": found.lines,
             "reasons": json_value(found.reasons),
             "entries_not_read": found.unread,

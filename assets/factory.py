@@ -143,7 +143,7 @@ def _asset(
             if step.index is not None:
                 with typed_failures():
                     metadata |= index_metadata(debt(left.snapshot, step.index))
-            checks = [judged_by_quarantine(declaration, report)] if step.job == "ingest" else []
+            checks = [judged_by_quarantine(declaration, report, clock)] if step.job == "ingest" else []
             result = recorded(context, key, report, metadata, span=now(), checks=checks)
             _report_up_to_date_assets(context, declaration, left, is_windowed=span is not None, clock=clock)
             return result

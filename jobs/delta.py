@@ -77,8 +77,8 @@ class _Done:
 
     def add(self, group: DeltaGroup, brought: _Brought, report: JobReport) -> None:
         """Add a committed group."""
-        both = (self.metrics.as_mapping(), brought.metrics.as_mapping())
-        self.metrics = Metrics(**{each.name: sum(one[each.name] for one in both) for each in fields(Metrics)})
+        both = (self.metrics, brought.metrics)
+        self.metrics = Metrics(**{each.name: sum(getattr(one, each.name) for one in both) for each in fields(Metrics)})
         self.table_id, self.last, self.report = group.table.id, group.last, report
         self.first = group.first if self.first is None else self.first
         self.groups += 1

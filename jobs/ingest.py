@@ -99,10 +99,11 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequ
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
+    rejected = sum(result.rows_rejected for result in results)
     return job.commit(
         actions,
         operation="INGEST",
-        metrics=replace(Metrics.of(results), **late.as_mapping()),
+        metrics=replace(Metrics.of(results), rows_rejected=rejected, **late.as_mapping()),
         details=details,
         by_window=_by_window(adds),
         benefit=len(files),

@@ -79,7 +79,7 @@ def build_definitions(
         once,
         *([build_catalog(declared.tables, automation)] if catalog else []),
         *([build_report(declared, automation)] if report else []),
-        *([build_alerts(declared, automation)] if alerts else []),
+        *([build_alerts(declared, automation, fed_by)] if alerts else []),
     )
 
 

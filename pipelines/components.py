@@ -215,7 +215,7 @@ def _shared(project: _Project, root: Path) -> Definitions:
     tables = [each.declaration.below(root) for each in project.tables]
     raw_logs = [_declared(each, project.tables, root) for each in project.raw_logs]
     automation = project.automation(root)
-    alerts = build_alerts(DeclaredTables(root, tuple(map(DeclaredTable, tables))), automation)
+    alerts = build_alerts(DeclaredTables(root, tuple(map(DeclaredTable, tables))), automation, raw_logs)
     return Definitions.merge(build_once(tables, raw_logs, None, automation, root=root), alerts)
 
 

@@ -29,6 +29,7 @@ from storage_core.base.errors import TidemarkError, as_tidemark_error
 from storage_core.base.text import counted, escaped
 from storage_core.log.job_run import Prices
 from storage_core.log.versions import Written, written
+from storage_core.maintain.rejections import counts_text
 from storage_core.maintain.status import Status
 from storage_core.read.describe import describe
 from storage_core.table import Table
@@ -282,7 +283,7 @@ h2{border-top:1px solid #cfd8e0;padding-top:1rem}h3{margin-bottom:.3rem}
 table{border-collapse:collapse;font-variant-numeric:tabular-nums}
 td,th{text-align:left;padding:.15rem .8rem .15rem 0;vertical-align:top}td{overflow-wrap:anywhere}
 th{font-weight:600;border-bottom:1px solid #cfd8e0}
-.ok{color:#1a7f4b}.behind,.failing,.failed{color:#b3261e;font-weight:600}p{max-width:70ch}
+.ok{color:#1a7f4b}.behind,.rejecting,.failing,.failed{color:#b3261e;font-weight:600}p{max-width:70ch}
 svg{max-width:100%;height:auto;font-size:11px}.cell{fill:#0b5fa5}.before{fill:#9fb3c4}.after{fill:#0b5fa5}
 .line{fill:none;stroke:#0b5fa5;stroke-width:1.5}.point{fill:#0b5fa5}.axis{fill:none;stroke:#cfd8e0}
 """
@@ -352,6 +353,7 @@ def _section(number: int, content: Content, prices: Prices) -> str:
 def _about(content: Content, status: Status) -> Iterator[str]:
     run = status.next_run
     amplification = content.write_amplification
+    rejected = "no row" if status.rejections is None else counts_text(status.rejections)
     metrics = {
         "version": f"{status.version:,}",
         "splits": f"{status.splits:,}",
@@ -364,6 +366,7 @@ def _about(content: Content, status: Status) -> Iterator[str]:
         "retention frees": f"{status.freed_bytes:,} bytes",
         "oldest unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine": counted(status.quarantine_entries, "entry", "entries"),
+        "rejected": content.looked.rejection_text or rejected,
         "freshness": "not declared" if status.freshness_ms is None else duration(status.freshness_ms),
         "behind": ", ".join(status.behind).replace("_", " ") or "nothing",
     }

@@ -26,6 +26,7 @@ from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_file import read_automation
 from storage_core.change.declaration_parts import UpkeepDeclaration, UpkeepOfAllDeclaration
 from storage_core.data.steps import TABLE_STEPS
+from storage_core.maintain.rejections import rejection_text
 from storage_core.maintain.status import NOT_LOOKED, ExternalDebt, Owed, RetainedPart, Status, status
 from storage_core.store.contract import PAGE_KEYS
 from storage_core.store.meter import add_requests, all_of
@@ -241,11 +242,13 @@ class Place:
 class State(StrEnum):
     """The state of a table in one word.
 
-    `failing`: the last run of at least one step failed. `failed`: the table cannot be read.
+    `rejecting`: too many rows were rejected. `failing`: the last run of at least one step failed. `failed`: the table
+    cannot be read. If several states apply, the first of `failed`, `behind`, `rejecting` and `failing` is the state.
     """
 
     OK = "ok"
     BEHIND = "behind"
+    REJECTING = "rejecting"
     FAILING = "failing"
     FAILED = "failed"
     NOT_MADE = "not_made"
@@ -284,7 +287,7 @@ class Looked:
     def state_after(self, failure: LastFailure | None) -> State:
         """Return the state, given the last failure of the table.
 
-        A failure changes only the states `ok` and `not_made`. A table that is behind stays `behind`.
+        A failure changes only the states `ok` and `not_made`. A table that is behind or rejecting keeps its state.
         """
         is_told = self.state in (State.OK, State.NOT_MADE) and failure is not None and not failure.is_over
         return State.FAILING if is_told else self.state
@@ -296,7 +299,21 @@ class Looked:
             return State.FAILED
         if self.status is None:
             return State.NOT_MADE
-        return State.BEHIND if self.status.behind else State.OK
+        if self.status.behind:
+            return State.BEHIND
+        return State.REJECTING if self.is_rejecting else State.OK
+
+    @property
+    def is_rejecting(self) -> bool:
+        """Whether the table rejects too many rows. A table that is behind may also reject too many rows."""
+        return self.status is not None and self.status.is_rejecting
+
+    @property
+    def rejection_text(self) -> str:
+        """The message about the rejected rows. Empty if the table does not reject too many rows."""
+        found = self.status and self.status.rejections
+        table = self.place.name if self.place.is_declared else self.place.uri
+        return rejection_text(found, table) if found and found.is_above else ""
 
 
 def places_of(declared: DeclaredTables) -> list[Place]:
@@ -466,6 +483,9 @@ _OF_A_TABLE: Final = (
     _Family("table_freshness", "Declared largest age of the newest rows.", "seconds"),
     _Family("table_oldest_unmerged", "Age of the oldest record that is not merged.", "seconds"),
     _Family("table_quarantine_entries", "Entries in quarantine, at most 1000."),
+    _Family("table_rows_read", "Rows that ingest and distribution read in the last 24 hours."),
+    _Family("table_rows_rejected", "Rows that ingest and distribution rejected in the last 24 hours."),
+    _Family("table_max_rejected_ratio", "Largest share of rejected rows that the table allows."),
     _Family("table_next_run_splits", "Splits that the next scheduled compaction reads."),
     _Family("table_next_run_outputs", "Splits that the next scheduled compaction writes."),
     _Family("table_next_run_read", "Bytes that the next scheduled compaction reads.", "bytes"),
@@ -507,13 +527,18 @@ def _states(states: Mapping[str, State]) -> Iterator[str]:
 
 def _values(status: Status) -> list[float | None]:
     """Return one value per metric of `_OF_A_TABLE`, in the order of `_OF_A_TABLE`."""
-    run = status.next_run
+    run, rejections = status.next_run, status.rejections
+    rejected = (rejections.rows_in, rejections.rows_rejected, rejections.max_rejected) if rejections else _NO_REJECTIONS
     return [
         *(status.version, status.splits, status.rows, status.bytes),
         *map(_seconds, (status.committed_at, status.newest_row_at, status.rows_came_at, status.freshness_ms)),
-        *(_seconds(status.oldest_unmerged_ms), status.quarantine_entries),
+        *(_seconds(status.oldest_unmerged_ms), status.quarantine_entries, *rejected),
         *(run.splits, run.outputs, run.read_bytes, run.written_bytes, status.freed_bytes),
     ]
+
+
+_NO_REJECTIONS: Final = (None, 0, None)
+"""The values of a table whose quarantine has no entry. Its commits are not read."""
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -521,11 +546,7 @@ def _seconds(milliseconds: int | None) -> float | None:
 
 
 def _steps(looked: Iterable[Looked]) -> Iterator[str]:
-    owed = [
-        ({"table": each.place.name, "step": step}, one)
-        for each in looked
-        for step, one in each.owed.items()
-    ]
+    owed = [({"table": each.place.name, "step": step}, one) for each in looked for step, one in each.owed.items()]
     yield from _family(
         _Family("owed", "Pending work of a step, in its unit."),
         (({**labels, "unit": one.unit}, one.count) for labels, one in owed),

@@ -175,7 +175,7 @@ def _cell(text: str | None) -> str:
 def _exit_codes() -> str:
     lines = [(code, f"`{kind}` | `tm.errors.{name}`", about) for code, kind, name, about in _errors()]
     lines.append((0, " | ", "The work is done, or there was nothing to do."))
-    lines.append((7, " | ", "`tidemark status`: a table is older than its declared freshness."))
+    lines.append((7, " | ", "`tidemark status`: a table is behind its declared freshness, or rejects too many rows."))
     rows = [f"| {code} | {cells} | {about} |" for code, cells, about in sorted(lines)]
     return "\n".join(
         [

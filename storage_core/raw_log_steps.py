@@ -303,8 +303,14 @@ def _metrics(done: DistributionOutcome) -> Metrics:
         rows_out=sum(each.rows for each in tables),
         bytes_out=sum(each.bytes for each in tables),
         splits_out=sum(each.splits for each in tables),
+        rows_rejected=_rejected(done),
         **sum((each.late for each in tables), LateMetrics()).as_mapping(),
     )
+
+
+def _rejected(done: DistributionOutcome) -> int:
+    """Return the number of records that fit no table, including records of unknown tables."""
+    return done.unknown.total() + sum(sum(each.rejected.values()) for each in done.tables.values())
 
 
 def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, object]:
@@ -312,7 +318,7 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
         "raw_log": job.raw.name,
         "chunks": done.chunks,
         "tables": {name: asdict(each) for name, each in done.tables.items()},
-        "rejected": sum(done.unknown.values()) + sum(sum(each.rejected.values()) for each in done.tables.values()),
+        "rejected": _rejected(done),
         "unknown_tables": dict(done.unknown),
         "duplicates": dict(done.duplicates),
         "left_out": dict(job.left_out),

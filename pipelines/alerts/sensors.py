@@ -1,4 +1,4 @@
-"""Two Dagster sensors for alerts: one for failed runs, and one for tables that are behind.
+"""Two Dagster sensors for alerts: one for failed runs, and one for tables that are behind or reject too many rows.
 
 Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at once, and a tick reports
 the problems of the file. The sensors start by themselves if a table is automated. Otherwise a person starts them in the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Final
 
 from dagster import (
     DagsterEvent,
@@ -28,7 +29,7 @@ from pipelines.alerts.receivers import ALERTS, AlertsDeclaration, read_alerts
 from pipelines.automation import Automation
 from pipelines.failed import said_by, tables_of
 from pipelines.status import Looked, Place, State, look_at_all, places_of
-from pipelines.tables import DeclaredTables
+from pipelines.tables import DeclaredRawLog, DeclaredTables
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.base.text import counted, first_of, listed
 
@@ -39,12 +40,15 @@ MOST_PER_TICK = 48
 MOST_MS = 30_000
 """Milliseconds after which a tick does not begin with another table."""
 
-_BAD = frozenset({State.BEHIND, State.FAILED})
+_BAD = frozenset({State.BEHIND, State.REJECTING, State.FAILED})
+BEHIND_AND_REJECTING = "behind_and_rejecting"
+"""The state in the cursor of a table that is behind and also rejects too many rows."""
+_SAID: Final = frozenset({*_BAD, BEHIND_AND_REJECTING})
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The tables that were reported as behind or unreadable, by state, and the table that was read last."""
+    """The tables that were reported as behind, rejecting or unreadable, by state, and the table that was read last."""
 
     said: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
@@ -72,9 +76,11 @@ class Ticked:
     problems: tuple[str, ...]
 
 
-def build_alerts(declared: DeclaredTables, automation: Automation) -> Definitions:
+def build_alerts(
+    declared: DeclaredTables, automation: Automation, raw_logs: Sequence[DeclaredRawLog] = ()
+) -> Definitions:
     """Return the sensors `alerts_failed_runs` and `alerts_late_tables`. These sensors do not request runs."""
-    return Definitions(sensors=[_failed_runs(declared, automation), _late_tables(declared, automation)])
+    return Definitions(sensors=[_failed_runs(declared, automation), _late_tables(declared, automation, raw_logs)])
 
 
 def _failed_runs(declared: DeclaredTables, automation: Automation) -> SensorDefinition:
@@ -111,25 +117,32 @@ def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Seque
     )
 
 
-def _late_tables(declared: DeclaredTables, automation: Automation) -> SensorDefinition:
-    places = [each for each in places_of(declared) if each.freshness_ms is not None]
+def _late_tables(
+    declared: DeclaredTables, automation: Automation, raw_logs: Sequence[DeclaredRawLog]
+) -> SensorDefinition:
+    places = [
+        each
+        for each in places_of(declared)
+        if each.freshness_ms is not None or each.landing or any(raw.declaration.feeds(each.name) for raw in raw_logs)
+    ]
 
     def tick(context: SensorEvaluationContext) -> SkipReason:
         receivers = read_alerts(declared.root)
         if not receivers.receivers or not places:
-            return SkipReason(f"no receiver is declared in {ALERTS}" if places else "no table declares a freshness")
+            lacks = "no table has a freshness, a landing location or a raw log"
+            return SkipReason(f"no receiver is declared in {ALERTS}" if places else lacks)
         done = look_for_late(places, receivers, Cursor.of(context.cursor))
         for problem in done.problems:
             context.log.error("alert not delivered: %s", problem)
         context.update_cursor(done.cursor.to_text())
-        late = sum(each in (State.BEHIND, State.FAILED) for each in done.cursor.said.values())
-        return SkipReason(f"{counted(late, 'table')} behind or unreadable, {counted(len(done.sent), 'alert')} sent")
+        late = counted(len(done.cursor.said), "table")
+        return SkipReason(f"{late} behind, rejecting or unreadable, {counted(len(done.sent), 'alert')} sent")
 
     return SensorDefinition(
         name=f"{automation.prefix}{LATE_TABLES}",
         evaluation_fn=tick,
         minimum_interval_seconds=INTERVAL_SECONDS,
-        description=f"Notifies the receivers in {ALERTS} of tables that miss their declared freshness.",
+        description=f"Notifies the receivers in {ALERTS} of tables that are late or reject too many rows.",
         default_status=automation.sensor_status,
     )
 
@@ -137,7 +150,9 @@ def _late_tables(declared: DeclaredTables, automation: Automation) -> SensorDefi
 def look_for_late(
     places: Sequence[Place], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
-    """Read the state of the next tables. Send one alert when a table becomes late, becomes unreadable, or recovers.
+    """Read the state of the next tables. Send one alert for each change of a table.
+
+    A table can become late, reject too many rows, become unreadable, or recover.
 
     An alert that no receiver accepted is sent again when the table is read the next time. Cost: the requests of
     `status.look` per table.
@@ -150,23 +165,30 @@ def look_for_late(
     problems: list[str] = []
     for each in look_at_all(ordered, now):
         after, name = each.place.name, each.place.name
+        if said.get(name) == BEHIND_AND_REJECTING and _said(each) == State.BEHIND:
+            said[name] = State.BEHIND  # receivers know that the table is behind
         if alert := _alert_of(each, said.get(name, State.OK), now.now_ms()):
             done = deliver(alert, receivers)
             problems += done.problems
             if done.taken:
                 sent.append(alert)
-                said[name] = each.state
+                said[name] = _said(each)
         if now.now_ms() - began > MOST_MS:
             break
     known = {each.name for each in places}
-    kept = {name: state for name, state in said.items() if name in known and state in _BAD}
+    kept = {name: state for name, state in said.items() if name in known and state in _SAID}
     return Ticked(Cursor(kept, after), tuple(sent), tuple(problems))
+
+
+def _said(found: Looked) -> str:
+    """Return the state for the cursor. A late table that begins to reject rows has another state and so an alert."""
+    return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
 
 
 def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
     """Return the alert for a table whose state has changed since the last alert, if the old or the new state is bad."""
     name, state = (found.place.name,), found.state
-    if state == before or (state not in _BAD and before not in _BAD):
+    if _said(found) == before or (state not in _BAD and before not in _SAID):
         return None
     if found.error is not None:
         text = f"{found.place.name} cannot be read: {found.error.kind}: {found.error}"
@@ -174,5 +196,10 @@ def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
     if state is State.BEHIND and found.status is not None:
         what = " and ".join(each.replace("_", " ") for each in found.status.behind)
         text = f"{found.place.name} is behind: {what} older than the freshness that it declares"
-        return Alert(kind="behind", tables=name, text=text, at=at)
-    return Alert(kind="recovered", tables=name, text=f"{found.place.name} is fresh again", at=at)
+        parts = [text, found.rejection_text] if found.is_rejecting else [text]
+        return Alert(kind="behind", tables=name, text=". ".join(parts), at=at)
+    if state is State.REJECTING:
+        text = f"{found.place.name} rejects rows: {found.rejection_text}"
+        return Alert(kind="rejecting", tables=name, text=text, at=at)
+    again = "no longer rejects too many rows" if before == State.REJECTING else "is fresh again"
+    return Alert(kind="recovered", tables=name, text=f"{found.place.name} {again}", at=at)

@@ -350,7 +350,9 @@ def _show(found: Tag, status: str, *, as_json: bool) -> None:
     elif status == "removed":
         output.line(f"{found.name} removed, it was version {found.version:,}")
     else:
-        until = "until you delete the tag" if found.expires_at_ms is None else f"until {instant_ms(found.expires_at_ms)}"
+        until = (
+            "until you delete the tag" if found.expires_at_ms is None else f"until {instant_ms(found.expires_at_ms)}"
+        )
         output.line(f"{found.name} is version {found.version:,} {until}")
 
 

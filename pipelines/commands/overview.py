@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
-"""The exit code of `status` if a table misses its declared freshness."""
+"""The exit code of `status` if a table misses its declared freshness, or rejects too many rows."""
 
 Uris = Annotated[
     list[str] | None, typer.Argument(metavar="[URI…]", help="Names of declared tables, paths or URIs (default: all).")
@@ -29,13 +29,14 @@ Uris = Annotated[
 
 
 def status(uris: Uris = None, *, as_json: Json = False) -> None:
-    """Show one line per table, and which tables are behind.
+    """Show the state of each table in one line.
 
-    The column `owed` contains the work that scheduled runs would do now. It also contains `resort`, which only
-    `compact --resort` does.
+    The state shows which tables are behind or reject too many rows. The column `owed` contains the work that scheduled
+    runs would do now. It also contains `resort`, which only `compact --resort` does.
 
     Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
-    the first table that cannot be read, or with 7 if a table misses its declared freshness.
+    the first table that cannot be read. It exits with 7 if a table misses its declared freshness, or if more rows than
+    `landing.max_rejected` allows were rejected in the last 24 hours.
 
     Example: tidemark status
     """
@@ -60,7 +61,7 @@ def status(uris: Uris = None, *, as_json: Json = False) -> None:
     for each in found:
         if each.error is not None:
             raise each.error.reworded(f"{each.place.name}: {each.error.found}")
-    if any(each.state is State.BEHIND for each in found):
+    if any(each.state in (State.BEHIND, State.REJECTING) for each in found):
         raise typer.Exit(BEHIND_EXIT_CODE)
 
 
@@ -263,9 +264,10 @@ _COLUMNS: Final = {
     "index lag": cell,
     "unmerged": cell,
     "quarantine entries": number,
+    "rejected": cell,
     "next compaction": cell,
 }
-_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries", "unmerged", "newest row")
+_OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries", "rejected", "unmerged", "newest row")
 """Columns that a narrow terminal does not show. The first column in the list is dropped first."""
 
 
@@ -286,6 +288,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
             output.line(f"{each.place.name}: cannot check the {what}: {why}")
         if each.status is not None and (kept := held_bytes(each.status, now_ms)):
             output.line(f"{each.place.name}: {kept}")
+        if each.is_rejecting:
+            output.line(f"{each.place.name}: {each.rejection_text}")
         failure = failures.get(each.place.name)
         if failure is not None and not failure.is_over:
             output.line(f"{each.place.name}: {failure.step} failed: {failure.message}")
@@ -303,7 +307,12 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
     if (status := found.status) is None:
         return about
     if status.behind:
-        about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}"
+        also = ", rejecting" if status.is_rejecting else ""
+        about["status"] = f"behind: {', '.join(status.behind).replace('_', ' ')}{also}"
+    unknown = [step for step in status.unknown if step != HELD]
+    rejections = status.rejections
+    rejected, read = (rejections.rows_rejected, rejections.rows_in) if rejections else (0, 0)
+    owed = {step: f"{each.count:,}" for step, each in status.owed.items()} | dict.fromkeys(unknown, "?")
     return {
         **about,
         "rows": status.rows,
@@ -313,5 +322,6 @@ def _line(found: Looked, failure: LastFailure | None, now_ms: int) -> dict[str, 
         "index lag": index_lag(status),
         "unmerged": "" if status.oldest_unmerged_ms is None else duration(status.oldest_unmerged_ms),
         "quarantine entries": status.quarantine_entries,
+        "rejected": f"{rejected:,} of {read:,}" if rejected else "",
         "next compaction": next_run(status),
     }

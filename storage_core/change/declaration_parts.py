@@ -41,6 +41,7 @@ from storage_core.data.settings.setting import (
     parse_milliseconds,
     parse_size,
 )
+from storage_core.data.settings.table import SETTINGS
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.store.resolve import check_location, is_relative
 from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec, check_time_format
@@ -192,6 +193,13 @@ def _written(schema: Mapping[str, object]) -> WithJsonSchema:
     return WithJsonSchema(dict(schema))
 
 
+_MAX_REJECTED: Final = SETTINGS["landing.max_rejected"]
+_Share = Annotated[
+    float,
+    BeforeValidator(lambda given: _MAX_REJECTED.default if given is None else _MAX_REJECTED.form.read(given)),
+    _written(_MAX_REJECTED.schema),
+]
+
 Milliseconds = Annotated[int, _of_text(parse_milliseconds), Field(ge=0), _written(DURATION_SCHEMA)]
 Bytes = Annotated[int, _of_text(parse_size), _written(SIZE_SCHEMA)]
 Instant = Annotated[datetime, _of_text(parse_instant), _written(INSTANT_SCHEMA)]
@@ -249,7 +257,7 @@ class ColumnDeclaration(Closed):
 class LandingDeclaration(Closed):
     """The landing location of a table's files and their format.
 
-    The fields are those of `ingest.landing.LandingSpec`.
+    The fields are those of `ingest.landing.LandingSpec`, and `max_rejected`, which is a setting of the table.
     """
 
     uri: Annotated[str, AfterValidator(check_location)]
@@ -265,6 +273,8 @@ class LandingDeclaration(Closed):
     escape: str | None = None
     header: bool = True
     columns: tuple[str, ...] = ()
+    # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
+    max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
@@ -283,7 +293,7 @@ class LandingDeclaration(Closed):
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion uses. Raises `InvalidInput`."""
-        return LandingSpec(**dict(self))
+        return LandingSpec(**self.model_dump(exclude={"max_rejected"}))
 
 
 class PartitionsDeclaration(Closed):

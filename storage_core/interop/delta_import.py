@@ -172,7 +172,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
 
 
 def _batches(reader: pa.RecordBatchReader, table: DeltaTable, place: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of the reader. Raises `NotFound` if a data file is missing. Another error is raised as it is."""
+    """Yield the batches of the reader. Raises `NotFound` if a data file is missing. Other errors pass unchanged."""
     try:
         yield from reader
     except Exception as error:  # delta-rs may raise any error

@@ -93,7 +93,10 @@ class TaskResult(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling."""
+    """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
+
+    `rows_rejected` counts the rejected rows that no earlier commit counted.
+    """
 
     rows_in: int = 0
     rows_out: int = 0
@@ -104,6 +107,7 @@ class Metrics:
     rows_late_accepted: int = 0
     rows_late_quarantined: int = 0
     rows_late_dropped: int = 0
+    rows_rejected: int = 0
 
     @staticmethod
     def of_adds(adds: Sequence[Add]) -> Metrics:
@@ -125,8 +129,9 @@ class Metrics:
         )
 
     def as_mapping(self) -> dict[str, int]:
-        """Return the metrics by name, as in commit metrics and reports."""
-        return {each.name: getattr(self, each.name) for each in fields(self)}
+        """Return the metrics by name, as in commit metrics. Without rejected rows, `rows_rejected` is absent."""
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: count for name, count in found.items() if count or name != "rows_rejected"}
 
 
 NO_METRICS = Metrics()

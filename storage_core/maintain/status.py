@@ -27,6 +27,7 @@ from storage_core.log.actions import Action, Add, File, Remove, RemoveIndexSegme
 from storage_core.log.log import read_tags
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import brings_rows, versions_down
+from storage_core.maintain.rejections import Rejections, measure_rejections
 from storage_core.store.contract import PAGE_KEYS, ObjectStore
 
 MOST_VERSIONS = 32
@@ -156,6 +157,7 @@ class Status:
     - `quarantine_entries`: the number of entries, counted up to 1,000.
     - `regions`: the number of regions. The first 64 are read.
     - `held`: the reasons that keep the bytes of the table's folder. None if it was not measured.
+    - `rejections`: the rejected rows of the last 24 hours. None if the quarantine has no entry.
     """
 
     uri: str
@@ -179,6 +181,12 @@ class Status:
     mirrors: Mapping[str, int] = field(default_factory=dict)
     unknown: Mapping[str, str] = field(default_factory=dict)
     held: RetainedBytes | None = None
+    rejections: Rejections | None = None
+
+    @property
+    def is_rejecting(self) -> bool:
+        """Whether the share of rejected rows is above the limit of the table."""
+        return self.rejections is not None and self.rejections.is_above
 
 
 def status(
@@ -200,7 +208,8 @@ def status(
 
     Cost:
         The manifests of the state and one LIST. If a freshness is declared, at most one GET for each of the 32 newest
-        versions. For a keyed table, also the requests of `region.idle`.
+        versions. For a keyed table, also the requests of `region.idle`. If the quarantine has entries, also the
+        requests of `measure_rejections`.
     """
     from storage_core.write.region.idle import waiting  # also loads protobuf, which tables without regions do not need
 
@@ -213,6 +222,7 @@ def status(
     is_late = [
         name for name, age in ages.items() if freshness_ms is not None and age is not None and age > freshness_ms
     ]
+    entries = sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS))
     upkeep = _owed(snapshot, debts, lags, unmerged.generations + unmerged.silent if unmerged else 0)
     return Status(
         uri=store.uri,
@@ -228,7 +238,7 @@ def status(
         indexes=lags,
         regions=unmerged.regions if unmerged else 0,
         oldest_unmerged_ms=oldest,
-        quarantine_entries=sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)),
+        quarantine_entries=entries,
         next_run=together(each.next_run for each in debts),
         freed_bytes=sum(each.bytes for each in debts if each.task is Task.EXPIRE),
         freshness_ms=freshness_ms,
@@ -236,6 +246,7 @@ def status(
         mirrors=external.mirrors,
         unknown=external.unknown,
         held=external.held,
+        rejections=measure_rejections(store, snapshot, now_ms=now_ms) if entries else None,
     )
 
 

@@ -34,10 +34,14 @@ from pipelines.status import Place
 from pipelines.tables import DeclaredTables, read_tables
 from storage_core.base.errors import InvalidInput
 from storage_core.data.formats import keys
+from storage_core.log.actions import Txn
+from storage_core.log.log import TransactionLog
 from storage_core.store.contract import Overwrite
 from storage_core.table import Table
+from storage_core.write.ingest.convert import RejectedLine, write_quarantine
 from tests.support.certificates import certificate, served_with
 from tests.support.clock import ManualClock
+from tests.support.ids import SeededIds
 from tests.support.receivers import Mail, Web, serving
 
 pytestmark = pytest.mark.dagster
@@ -288,6 +292,50 @@ def test_a_table_is_told_of_once_when_it_is_behind_unreadable_and_fresh_again() 
     assert [each["kind"] for each in web.taken] == ["behind", "recovered", "unreadable"]
 
 
+def test_a_table_that_rejects_too_many_rows_is_told_of_once_and_also_while_it_is_behind() -> None:
+    one = place("one")
+    table = Table.open(one.uri)
+    web, cursor, clock = Web(), Cursor(), ManualClock(table.snapshot.timestamp)
+    log = TransactionLog(table.store, clock=clock, ids=SeededIds(1))
+
+    def kinds() -> list[str]:
+        nonlocal cursor
+        done = look_for_late([one], declared({"webhook": web.url}), Cursor.of(cursor.to_text()), clock)
+        cursor = done.cursor
+        return [each.kind for each in done.sent]
+
+    def ingest(number: int, **metrics: int) -> None:
+        txn = Txn(appId=f"landed:{number}", version=1)
+        log.commit(log.snapshot(), [txn], operation="INGEST", metrics=metrics)
+
+    with serving(web):
+        ingest(1, rows_in=99, rows_out=99)
+        write_quarantine(table.store, "a", 1, [RejectedLine("a", 1, "no number", "")])
+        ingest(2, rows_in=1, rows_rejected=1)
+        assert kinds() == [], "one percent is allowed"
+        ingest(3, rows_in=1, rows_rejected=1)
+        assert [kinds(), kinds()] == [["rejecting"], []]
+        clock.now += 2 * HOUR_MS
+        assert [kinds(), kinds()] == [["behind"], []]
+        clock.now += 24 * HOUR_MS
+        assert [kinds(), kinds()] == [[], []], "it is still behind, and does not reject rows any more"
+        ingest(4, rows_in=1, rows_rejected=1)
+        assert [kinds(), kinds()] == [["behind"], []], "it is behind and rejects rows"
+        table.append({"n": 2})
+        clock.now = max(clock.now, Table.open(one.uri).snapshot.timestamp)
+        assert [kinds(), kinds()] == [["rejecting"], []]
+        for info in list(table.store.list("quarantine/")):
+            table.store.delete([info.key])
+        assert [kinds(), kinds()] == [["recovered"], []]
+    texts = [each["text"] for each in web.taken]
+    assert texts[0] == (
+        "one rejects rows: 2 of 101 rows of the last 24 hours were rejected (1.98 %). The limit is 1 %. "
+        "The most frequent reasons are: no number (1). Run: tidemark quarantine one"
+    )
+    assert ["rejected" in each for each in texts] == [True, True, True, True, False]
+    assert texts[-1] == "one no longer rejects too many rows"
+
+
 def test_what_no_receiver_took_is_told_again() -> None:
     one = place("one")
     clock = ManualClock(Table.open(one.uri).snapshot.timestamp + 2 * HOUR_MS)
@@ -350,7 +398,7 @@ def test_the_two_sensors_of_dagster_tell_of_a_failed_run_and_of_a_late_table(
         now_ms = Table.open("clicks").snapshot.timestamp + 60_001
         monkeypatch.setattr("storage_core.base.clock.SystemClock.now_ms", lambda _: now_ms)
         ticked = build_sensor_context(instance=instance, repository_def=defs.get_repository_def())
-        assert "1 table behind or unreadable, 1 alert sent" in str(late(ticked))
+        assert "1 table behind, rejecting or unreadable, 1 alert sent" in str(late(ticked))
         assert Cursor.of(ticked.cursor).said == {"clicks": "behind"}
     first, second = web.taken
     assert (first["kind"], first["tables"], first["run_id"]) == ("run_failed", ["clicks"], run.run_id)

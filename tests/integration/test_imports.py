@@ -562,7 +562,7 @@ def test_a_delta_table_whose_file_is_absent_leaves_no_table_that_opens_and_is_im
     delta_of(lake, {"n": "long"})
     content = file.read_bytes()
     file.unlink()
-    told = rf"lake: the data file a\.parquet is missing\. Restore it, or import another version with --version"
+    told = r"lake: the data file a\.parquet is missing\. Restore it, or import another version with --version"
     with pytest.raises(tm.errors.NotFound, match=told) as refused:
         tm.Table.import_from(table, lake, primary_key=key)
     assert "error:" not in str(refused.value).lower(), "no text of a library"

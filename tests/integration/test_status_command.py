@@ -127,14 +127,18 @@ def test_every_declared_table_is_a_line(capfd: pytest.CaptureFixture[str]) -> No
     assert "not made" in lines[-2]
 
 
-def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_landed_files_of_a_table_that_is_not_made_yet_are_owed(place: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = place / "tables" / "later.yaml"
     file.write_text(LATER + "landing: {uri: drop, format: ndjson}\n")
     assert looked(capfd)["later"] | {"requests": {}} == {
-        **{"name": "later", "uri": "warehouse/later", "status": "not_made", "last_failure": None, "requests": {}},
-        **{"owed": {}, "unknown": {}, "upkeep_waits_for": None},
+        "name": "later",
+        "uri": "warehouse/later",
+        "status": "not_made",
+        "last_failure": None,
+        "requests": {},
+        "owed": {},
+        "unknown": {},
+        "upkeep_waits_for": None,
     }
     (place / "drop").mkdir()
     for number in range(2):

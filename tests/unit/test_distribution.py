@@ -12,6 +12,7 @@ from storage_core.log.actions import Txn
 from storage_core.log.lease import acquire, break_lease
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TxnProgress
+from storage_core.log.versions import entries
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.write.distribution.rounds import HeldChunks, cut_into_works
@@ -175,6 +176,11 @@ def test_what_fits_no_table_is_quarantined_with_its_reason_and_once() -> None:
     done = given.distribute()
     assert (given.numbers("a"), list(given.rows("users"))) == ([1], [5])
     assert sum(done.tables["a"].rejected.values()) == 3
+    for name, counts in {"a": (4, 1, 3), "users": (2, 1, 1)}.items():
+        store = given.tables[name]
+        metrics = next(entries(store, TransactionLog(store).snapshot().version)).metrics
+        assert (metrics["rows_in"], metrics["rows_out"], metrics["rows_rejected"]) == counts
+        assert "rejected" not in metrics
     assert dict(done.unknown) == {"nobody": 1}
     source = f"events/{log.writer_id}/1"
     found = {each["line"]: each for each in rejected_lines(given.tables["a"])}

@@ -303,6 +303,7 @@ def test_the_specification_lists_exactly_the_settings_of_a_table_with_their_defa
         idle_after_ms=1,
         regions_by_hand=True,
         late_data=LateData(),
+        max_rejected=0.5,
         raw_logs=(FeedingRawLog(name="raw", table="t", stores=("memory://raw",)),),
         publish=Publish(delta="none"),
     )

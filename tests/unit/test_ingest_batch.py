@@ -6,6 +6,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -223,6 +224,34 @@ def test_bad_lines_are_quarantined_once_and_the_others_go_on(bench: Bench) -> No
     assert bench.plan() == []
 
 
+def test_rejected_lines_count_once_in_the_first_commit_that_records_their_file(bench: Bench) -> None:
+    bench.land("a.ndjson", [(1, 1), (3601, 2)], extra="nonsense\n{}\n")
+    assert [each.rows_rejected for each in bench.execute(bench.plan([7200]))] == [0], "it records nothing of the file"
+    (died,) = bench.execute(bench.plan())
+    (again,) = bench.execute(bench.plan([0]))
+    assert (again.rejected, again.rejected_before) == ({}, 2), "the lines were already in quarantine"
+    assert (died.rows_rejected, again.rows_rejected) == (2, 2), "no commit has counted them"
+    bench.commit([again])
+    assert [each.rows_rejected for each in bench.ingest()] == [0]
+    assert bench.rows() == [1, 2]
+
+
+def test_a_rejected_file_counts_the_lines_that_were_read_or_1(bench: Bench) -> None:
+    path = bench.root / "landing" / "a.ndjson.gz"
+    path.parent.mkdir()
+    ids = np.random.default_rng(1).integers(2**40, size=1_000)
+    whole = gzip.compress(b"".join(b'{"at": "1970-01-01", "id": %d}\n' % each for each in ids))
+    path.write_bytes(whole[: len(whole) // 2])
+    (broken,) = bench.execute(bench.plan(), block_bytes=2_000)
+    assert 100 < broken.rows_in == broken.rows_rejected < 1_000
+    assert (sum(broken.rejected.values()), broken.rows_out) == (1, 0)
+    bench.commit([broken])
+    path.write_bytes(b"\x1f\x8b no gzip")
+    (smaller,) = bench.ingest()
+    assert (smaller.rows_in, smaller.rows_rejected) == (1, 1)
+    assert [each.rows_rejected for each in bench.ingest()] == [0], "it is in quarantine already"
+
+
 def test_a_file_of_bad_lines_only_is_done_after_one_run(bench: Bench) -> None:
     bench.land("a.ndjson", [], extra="nonsense\n")
     (result,) = bench.ingest([0])
@@ -276,7 +305,7 @@ def test_a_file_that_went_away_stops_nobody_and_is_not_recorded(bench: Bench) ->
     works = bench.plan()
     (bench.root / "landing" / "a.ndjson").unlink()
     deleted, other = bench.execute(works)
-    assert (deleted.actions, deleted.quarantine_keys) == ([], ())
+    assert (deleted.actions, deleted.quarantine_keys, deleted.rows_rejected) == ([], (), 0)
     assert "gone" in next(iter(deleted.rejected))
     assert other.rows_out == 1
 

@@ -50,6 +50,7 @@ OTHER: Mapping[str, object] = {
     "bloom_filters": ["host"],
     "indexes": [WORDS],
     "maintained_indexes": [],
+    "landing.max_rejected": 0.25,
     "splits.target_size": "64MiB",
     "splits.compression": "snappy",
     "splits.compression_level": 9,
@@ -102,6 +103,13 @@ def command(place: Path, name: str, value: object) -> Table:
     return Table.open(str(place))
 
 
+def nested(name: str, value: object) -> dict[str, object]:
+    """Return the value as declarations contain it. A landing location needs fields that are not settings."""
+    above, _, inner = name.partition(".")
+    others = {"uri": "landing", "format": "ndjson"} if above == "landing" else {}
+    return {above: {**others, inner: value} if inner else value}
+
+
 def declare(place: Path, name: str, value: object) -> Table:
     def declared(nested: Mapping[str, object]) -> Table:
         body = {"name": "t", "uri": str(place), "columns": COLUMNS, "time_column": "at", "window": "1h", **nested}
@@ -110,8 +118,7 @@ def declare(place: Path, name: str, value: object) -> Table:
         return Table.declare(declaration.load(file))
 
     declared({})
-    above, _, inner = name.partition(".")
-    declared({above: {inner: value} if inner else value})
+    declared(nested(name, value))
     return Table.open(str(place))
 
 
@@ -177,8 +184,7 @@ def test_the_published_schema_takes_every_declaration_of_the_repository_and_refu
         judge.validate(yaml.safe_load(text))
     body = {"name": "t", "uri": "t", "columns": COLUMNS, "time_column": "at", "window": "1h"}
     for name, value in OTHER.items():
-        above, _, inner = name.partition(".")
-        judge.validate({**body, above: {inner: value} if inner else value})
+        judge.validate({**body, **nested(name, value)})
     wrong: list[dict[str, object]] = [
         {"windw": "1h"},
         {"window": "soon"},
@@ -247,6 +253,9 @@ def test_two_who_change_different_settings_at_once_both_have_their_way() -> None
         ({"time_column": "at"}, "time_column cannot be changed after the table was created"),
         ({"regions": []}, "use `Table.set_regions`"),
         ({"landing": "here"}, "the landing location is declared in tables/NAME.yaml"),
+        ({"landing": None}, "landing cannot be changed this way: the landing location is declared"),
+        ({"landing": {"uri": "here"}}, "landing.uri cannot be changed this way: the landing location is declared"),
+        ({"landing.max_rejected": "2"}, "landing.max_rejected: '2' is not a number from 0 to 1"),
     ],
 )
 def test_what_cannot_be_set_is_refused_with_its_name_and_its_bounds(given: dict[str, object], message: str) -> None:

@@ -77,7 +77,7 @@ def test_tables_that_fail_and_names_of_any_text_are_parsed(tmp_path: Path) -> No
     assert value(found, "table_rows", table='odd"\\name\\n\\x1b\\ud800é') == 0
     assert value(found, "last_failure_timestamp_seconds", table="gone", step='s"') == 1.5
     states = [value(found, "table_state", table="gone", tidemark_table_state=each.value) for each in State]
-    assert states == [0, 0, 0, 1, 0]
+    assert states == [float(each is State.FAILED) for each in State]
     again = parsed(metrics_text(look_at_all([Place(name="x", uri=uri)]), {"x": failed}))
     assert value(again, "table_state", table="x", tidemark_table_state="failing") == 1
     assert value(again, "table_state", table="x", tidemark_table_state="ok") == 0

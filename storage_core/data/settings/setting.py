@@ -85,6 +85,7 @@ SIZE_PATTERN: Final = r"(\d{1,15})\s*(B|[KMGT]i?B)?"
 _DURATION = re.compile(DURATION_PATTERN)
 _SIZE = re.compile(SIZE_PATTERN)
 _WHOLE = re.compile(r"[+-]?\d{1,19}", re.ASCII)
+_NUMBER = re.compile(r"(?=\.?\d)\d{0,19}\.?\d{0,30}(e-\d{1,3})?", re.ASCII)
 _UNIT_MS: Final[Mapping[str, int]] = {"d": 86_400_000, "h": 3_600_000, "m": 60_000, "s": 1000, "": 1000, "ms": 1}
 _BINARY: Final[Mapping[str, int]] = {"TiB": 2**40, "GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _DECIMAL: Final[Mapping[str, int]] = {"TB": 10**12, "GB": 10**9, "MB": 10**6, "KB": 10**3}
@@ -175,6 +176,14 @@ def parse_whole(given: object) -> int:
     if not isinstance(given, str) or not _WHOLE.fullmatch(given.strip()):
         raise InvalidInput(f"{given!r} is not a whole number")
     return int(given)
+
+
+def parse_share(given: object) -> float:
+    """Return a number from 0 to 1, given as a number or as its text. Raises `InvalidInput`."""
+    text = given.strip() if isinstance(given, str) else str(given)
+    if isinstance(given, bool) or not _NUMBER.fullmatch(text) or float(text) > 1:
+        raise InvalidInput(f"{given!r} is not a number from 0 to 1. Write 0.01 for one percent")
+    return float(text)
 
 
 def parse_flag(given: object) -> bool:
@@ -416,6 +425,13 @@ def _load_names(key: str, text: str) -> tuple[str, ...]:
     return column_names(key, json_value(key, text))
 
 
+def _load_share(key: str, text: str) -> float:
+    try:
+        return parse_share(text)
+    except InvalidInput as error:
+        raise InvalidInput(f"table configuration {key!r}: {error}", key=key) from error
+
+
 def json_list(found: Any) -> str:
     """Return the JSON of a list."""
     return json_text(list(found))
@@ -424,6 +440,7 @@ def json_list(found: Any) -> str:
 TEXT: Final = Form(parse_text, str, str, lambda _, text: text, {"type": "string"})
 COUNT: Final = Form(parse_whole, int, str, whole_number, {"type": "integer"})
 SIZE: Final = Form(parse_size, size_text, str, whole_number, SIZE_SCHEMA, "bytes")
+SHARE: Final = Form(parse_share, float, json_text, _load_share, {"type": "number", "minimum": 0, "maximum": 1})
 FLAG: Final = Form(parse_flag, bool, lambda _: "true", lambda _, text: text == "true", {"type": "boolean"})
 MILLISECONDS: Final = Form(parse_milliseconds, milliseconds_text, str, whole_number, DURATION_SCHEMA, "milliseconds")
 SECONDS: Final = Form(parse_duration, duration_text, str, whole_number, DURATION_SCHEMA, "seconds")

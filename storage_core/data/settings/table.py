@@ -46,6 +46,7 @@ from storage_core.data.settings.setting import (
     NAMES_SCHEMA,
     NUMBERS,
     SECONDS,
+    SHARE,
     SIZE,
     TEXT,
     Change,
@@ -476,6 +477,8 @@ class TableConfig:
       of one. A keyed table is partitioned by columns of its key
     - `bloom_filters`: columns with Parquet Bloom filters, for readers that look for single values
     - `late_data`: what happens to late rows
+    - `max_rejected`: the largest share of rejected rows in a day, from 0 to 1. Above it, `tidemark status` reports
+      that the table is rejecting
     - `compaction`: when splits are compacted
     - `region_specs`: how keys are divided among writers
     - `regions_by_hand`: writers name their region
@@ -522,6 +525,7 @@ class TableConfig:
     partition_by: tuple[str, ...] = setting((), COLUMNS, change=Change.NEVER, feature="partitions")
     bloom_filters: tuple[str, ...] = setting((), NAMES)
     late_data: LateData | None = setting(None, _record(LateData), usual="no row is late")
+    max_rejected: float = setting(0.01, SHARE, name="landing.max_rejected", least=0, most=1)
     compaction: CompactionSettings = setting(CompactionSettings(), _record(CompactionSettings))
     region_specs: tuple[RegionSpec, ...] = setting(
         (WHOLE_TABLE,),
@@ -676,6 +680,8 @@ GROUPS: Final[Mapping[str, str]] = {
     **{name: _ENTRIES[name].about for name in _RECORDS},
 }
 """The description of each group of settings that have a common prefix in their names."""
+LANDING_GROUP: Final = "landing"
+"""The prefix of the settings that a declaration contains next to the landing location, which is not a setting."""
 
 
 def _by_name() -> dict[str, Setting]:
@@ -685,7 +691,7 @@ def _by_name() -> dict[str, Setting]:
         for record, usual in _RECORDS.items()
         for entry in settings_of(type(usual)).values()
     ]
-    order = ["", *GROUPS]
+    order = ["", LANDING_GROUP, *GROUPS]
     return {each.name: each for each in sorted(single + parts, key=lambda each: order.index(_group(each.name)))}
 
 
@@ -700,7 +706,7 @@ ALTERABLE: Final = {name: each for name, each in SETTINGS.items() if each.change
 FIXED: Final = tuple(field for field, entry in _ENTRIES.items() if entry.change is not Change.ALTER)
 """The fields of `TableConfig` that `Table.alter` does not change."""
 _ELSEWHERE: Final[Mapping[str, str]] = {
-    "landing": "cannot be changed this way: the landing location is declared in tables/NAME.yaml",
+    LANDING_GROUP: "cannot be changed this way: the landing location is declared in tables/NAME.yaml",
     "columns": "cannot be changed this way: use `Table.add_column` and similar methods, or `tidemark alter URI "
     "add-column`",
 }
@@ -761,7 +767,7 @@ def _flat(given: Mapping[str, object], above: str = "") -> Iterator[tuple[str, o
     for name, value in given.items():
         path = f"{above}{name}"
         inner = [each for each in ALTERABLE if _group(each) == path]
-        if inner and value is None:
+        if inner and value is None and path not in _ELSEWHERE:
             yield from ((each, None) for each in inner)
         elif inner and isinstance(value, Mapping):
             yield from _flat(value, f"{path}.")
@@ -772,8 +778,9 @@ def _flat(given: Mapping[str, object], above: str = "") -> Iterator[tuple[str, o
 
 
 def _refusal(path: str, inner: list[str]) -> str:
-    if inner:
+    if inner and path not in _ELSEWHERE:
         return f"{path} is a group of settings: {', '.join(inner)}. Set these, or give a mapping"
-    if path in _ELSEWHERE or path in SETTINGS:
-        return f"{path} {_ELSEWHERE.get(path) or SETTINGS[path].change}"
+    declared = LANDING_GROUP if _group(path) == LANDING_GROUP else path
+    if declared in _ELSEWHERE or path in SETTINGS:
+        return f"{path} {_ELSEWHERE.get(declared) or SETTINGS[path].change}"
     return f"unknown setting {path!r}{did_you_mean(path, ALTERABLE) or '.'} The settings are {', '.join(ALTERABLE)}"

@@ -391,16 +391,18 @@ class Distributor:
 
         Return False if another distributor has already committed the same chunks.
         """
+        late, rejected = share.late, sum(share.rejected.values())
         result = table.log.commit(
             table.snapshot,
             [*share.adds, *txns(target.stretches, self.clock.now_ms())],
             operation="DISTRIBUTE",
             requirements=[*starts(target.stretches, table.snapshot), *self._guards(table.name)],
             metrics={
+                "rows_in": share.rows + rejected + late.quarantined + late.dropped,
                 "rows_out": share.rows,
                 "splits_out": len(share.adds),
-                "rejected": sum(share.rejected.values()),
-                **share.late.as_mapping(),
+                **late.as_mapping(),
+                **({"rows_rejected": rejected} if rejected else {}),
             },
             job_run_id=self.run_id,
         )

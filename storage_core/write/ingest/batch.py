@@ -242,6 +242,8 @@ class IngestResult:
     - `windows`: all windows in which the file has rows.
     - `rejected`: the lines that were quarantined now, by reason (`tally`).
     - `rejected_before`: the lines that another run or attempt had already quarantined.
+    - `rows_rejected`: the rejected lines that no commit has counted yet. A file that is rejected completely counts
+      the lines that were read, at least 1. An attempt that ended before its commit has counted nothing.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
     """
@@ -255,6 +257,7 @@ class IngestResult:
     windows: tuple[Window, ...] = ()
     rejected: Mapping[str, int] = field(default_factory=dict)
     rejected_before: int = 0
+    rows_rejected: int = 0
     quarantine_keys: tuple[str, ...] = ()
     late: LateMetrics = field(default_factory=LateMetrics)
 
@@ -290,7 +293,10 @@ class IngestResult:
         )
 
 
-_PLAIN_FIELDS = ("file", "rows_in", "rows_out", "bytes_in", "windows", "rejected_before", "quarantine_keys")
+_PLAIN_FIELDS = (
+    *("file", "rows_in", "rows_out", "bytes_in", "windows"),
+    *("rejected_before", "rows_rejected", "quarantine_keys"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,6 +328,11 @@ class BatchResult:
     def rows_out(self) -> int:
         """The rows that were written."""
         return sum(file.rows_out for file in self.files)
+
+    @property
+    def rows_rejected(self) -> int:
+        """The rejected lines that no commit has counted yet."""
+        return sum(file.rows_rejected for file in self.files)
 
     @property
     def bytes_in(self) -> int:
@@ -501,7 +512,7 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
     for block in blocks:
         if block.unreadable:
             run.pending.clear()
-            return _reject_file(run.collected.store, work, block.rejected[0].reason)
+            return _reject_file(run.collected.store, work, block.rejected[0].reason, lines=run.rows_in)
         run.take(block.rows, block.rejected)
     result = run.result(work.contents[0] if content is None else content.value)
     _logger.info(
@@ -578,11 +589,11 @@ class _Run:
         self._rejected: dict[str, int] = {}
         self._rejected_before = 0
         self._keys: list[str] = []
-        self._rows_in = self._rows_out = 0
+        self.rows_in = self._rows_out = 0
 
     def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...]) -> None:
         """Take the rows of the requested windows that are not in the table yet, and quarantine the rejections."""
-        self._rows_in += rows.num_rows + len(rejected)
+        self.rows_in += rows.num_rows + len(rejected)
         landed_ms = self._work.landed.landed_ms
         now_ms = self.collected.now_ms
         wanted = self._late_filter.admit(self._wanted(rows), now_ms if landed_ms is None else landed_ms)
@@ -618,18 +629,22 @@ class _Run:
         if complete and not work.whole:
             apps.append(file_app(work.landed.path))
         txns = [Txn(appId=app, version=work.landed.size, lastUpdated=now_ms) for app in apps]
+        # Lines count in the first commit that records the file, also if an earlier attempt quarantined them.
+        is_first = not (work.done or work.spans or work.whole)
+        rejected = sum(self._rejected.values()) + (self._rejected_before if is_first else 0)
         if content is not None and not work.seen and (txns or work.whole):
             txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=now_ms))
         return IngestResult(
             file=work.landed.path,
             adds=tuple(self._adds),
             txns=tuple(txns),
-            rows_in=self._rows_in,
+            rows_in=self.rows_in,
             rows_out=self._rows_out,
             bytes_in=work.landed.size,
             windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,
             rejected_before=self._rejected_before,
+            rows_rejected=rejected if txns else 0,
             quarantine_keys=(*self._keys, *self._late_filter.keys),
             late=self._late_filter.metrics,
         )
@@ -684,11 +699,13 @@ def _not_now(landed: LandedFile, reason: str) -> IngestResult:
     return IngestResult(file=landed.path, rejected={reason: 1})
 
 
-def _reject_file(store: ObjectStore, work: IngestWork, reason: str) -> IngestResult:
+def _reject_file(store: ObjectStore, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
     landed = work.landed
     # A recorded size never decreases. So after a rejection at a larger size, every run checks this file again.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
-    return _rejected(store, landed, reason, (rejected_app(landed.path),) if is_new else ())
+    result = _rejected(store, landed, reason, (rejected_app(landed.path),) if is_new else ())
+    lines = max(1, lines)
+    return replace(result, rows_in=lines, rows_rejected=lines if is_new or result.rejected else 0)
 
 
 def _reject_replaced(store: ObjectStore, work: IngestWork) -> IngestResult:
@@ -708,6 +725,7 @@ def _rejected(store: ObjectStore, landed: LandedFile, reason: str, apps: Iterabl
         bytes_in=landed.size,
         rejected=tally({reason: 1}) if kept.is_new else {},
         rejected_before=0 if kept.is_new else 1,
+        rows_rejected=1,
         quarantine_keys=(kept.key,),
     )
 
