@@ -164,9 +164,9 @@ class TableDeclaration(_Settings):
 
     landing: LandingDeclaration | None = Field(
         default=None,
-        description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `csv`, `parquet`, `pattern` (with a "
-        "regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, `skip` or `apply`). "
-        "Also `time_format`, `null_values`, `suffix`",
+        description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `json`, `csv`, `parquet`, `avro`, "
+        "`arrow`, `pattern` (with a regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, "
+        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, and settings of the format (see below)",
     )
     freshness: Freshness | None = Field(
         default=None,
@@ -281,7 +281,20 @@ class TableDeclaration(_Settings):
                 if written_alike(store, landing.uri):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
+        cls._require_timestamps(landing, info.data)
         return landing
+
+    @classmethod
+    def _require_timestamps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless `times` names columns of timestamps, and not the column of `time_format`."""
+        require_columns([*landing.times], given["columns"])
+        for name in landing.times:
+            if not given["columns"][name].type.startswith("timestamp"):
+                raise InvalidInput(
+                    f"times: column {name!r} is not a timestamp. Give it the type timestamp, or leave it out of times"
+                )
+            if landing.time_format is not None and name == given["time_column"]:
+                raise InvalidInput(f"column {name!r} has a time_format and a unit in times. Leave one of them out")
 
     @classmethod
     def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:

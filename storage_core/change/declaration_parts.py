@@ -43,7 +43,8 @@ from storage_core.data.settings.setting import (
 )
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.store.resolve import check_location, is_relative
-from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec, check_time_format
+from storage_core.write.ingest.landed_times import Nanoseconds, TimeUnit, Year
+from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
 
 _TIME = r"([01]\d|2[0-3]):([0-5]\d)"
 _HOURS = re.compile(rf"{_TIME}\s*-\s*(?:{_TIME}|(24):(00))")
@@ -265,12 +266,13 @@ class LandingDeclaration(Closed):
     escape: str | None = None
     header: bool = True
     columns: tuple[str, ...] = ()
+    times: dict[str, TimeUnit] = {}
+    nanoseconds: Nanoseconds = "reject"
+    year: Year | None = None
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        self.spec()
-        if self.time_format is not None:
-            check_time_format(self.time_format)
+        self.spec().check_time_format()
         return self
 
     @property
@@ -283,7 +285,7 @@ class LandingDeclaration(Closed):
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion uses. Raises `InvalidInput`."""
-        return LandingSpec(**dict(self))
+        return LandingSpec(**{**dict(self), "times": tuple(sorted(self.times.items()))})
 
 
 class PartitionsDeclaration(Closed):

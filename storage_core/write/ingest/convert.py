@@ -36,6 +36,14 @@ from storage_core.data.rows.times import BEYOND
 from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
+from storage_core.write.ingest.landed_times import (
+    AS_WRITTEN,
+    LandedTimes,
+    cut_sql,
+    number_faults,
+    number_sql,
+    yearless_sql,
+)
 from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
 
 MOST_REASONS = 50
@@ -196,7 +204,8 @@ class RowFormat:
     """The target schema of a conversion, and the format of the text.
 
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
-    embedding columns whose values must not be zero.
+    embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
+    nanoseconds, or that have no year.
     """
 
     schema: pa.Schema
@@ -204,6 +213,7 @@ class RowFormat:
     time_format: str | None = None
     null_values: tuple[str, ...] = ()
     nonzero: frozenset[str] = frozenset()
+    times: LandedTimes = AS_WRITTEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,7 +287,11 @@ def _clean(field: pa.Field, present: pa.Schema, target: RowFormat) -> str:
     if field.name not in present.names:
         return "NULL::VARCHAR"
     is_map = pa.types.is_map(present.field(field.name).type)
-    return _quoted(field.name) if is_map else _cleaned(field, target.null_values)
+    if is_map:
+        return _quoted(field.name)
+    cleaned = _cleaned(field, target.null_values)
+    is_cut = target.times.truncates and pa.types.is_timestamp(field.type) and field.name not in target.times.units
+    return cut_sql(cleaned) if is_cut else cleaned
 
 
 def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
@@ -288,7 +302,12 @@ def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
 
 def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
     if pa.types.is_timestamp(field.type) and field.name == target.time_column and target.time_format is not None:
+        if target.times.arrival_ms is not None:
+            yearless = yearless_sql(value, _literal(f"%Y {target.time_format}"), target.times.arrival_ms)
+            return f"TRY_CAST({yearless} AS {_sql_type(field)})"
         return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
+    if pa.types.is_timestamp(field.type) and (unit := target.times.units.get(field.name)):
+        return number_sql(value, unit, is_instant=field.type.tz is not None, truncates=target.times.truncates)
     form = _form(field)
     if is_vector(field.type):
         return f"CASE WHEN regexp_full_match({value}, {_literal(_VECTOR_FORM)}) THEN TRY_CAST({value} AS FLOAT[]) END"
@@ -329,6 +348,9 @@ def _reasons(index: int, field: pa.Field, target: RowFormat) -> Iterator[str]:
     if not pa.types.is_string(field.type):
         unread = f"t{index} IS NULL AND c{index} IS NOT NULL"
         wrong = f"column {field.name}: not a valid {_readable(field.type)}"
+        if pa.types.is_timestamp(field.type) and (unit := target.times.units.get(field.name)):
+            for fault, why in number_faults(f"c{index}", unit, truncates=target.times.truncates):
+                yield f"WHEN {unread} AND ({fault}) THEN {_literal(f'column {field.name}: {why}')}"
         if pa.types.is_timestamp(field.type) and field.name not in formatted:
             for form, why in _NO_TIME:
                 known = f"regexp_full_match(c{index}, {_literal(form)})"
