@@ -244,7 +244,13 @@ class ColumnDeclaration(Closed):
     @property
     def is_map(self) -> bool:
         """Whether the column contains maps."""
-        return _MAP.fullmatch(self.type) is not None
+        return self.key_type is not None
+
+    @property
+    def key_type(self) -> str | None:
+        """The type of the keys of a map column, or None for another column."""
+        found = _MAP.fullmatch(self.type)
+        return None if found is None else found[1]
 
 
 class LandingDeclaration(Closed):

@@ -1,8 +1,8 @@
 """Reader of landed Avro object containers, block by block.
 
-`fastavro` decodes the records of a block. Logical types are converted afterwards, column by column with Arrow: decoding
-them in Python would lose nanoseconds, and fail at years that Python does not have. For the same reason, texts are
-decoded as bytes, so text that is not UTF-8 rejects its row and not the file.
+`fastavro` decodes the records of a block without their logical types. Arrow converts the columns afterwards. Times of
+Python would lose nanoseconds, and do not have all years. Texts are decoded as bytes, so text that is not UTF-8 rejects
+its row and not the file.
 
 Avro's rules for types that a table does not have are those of Parquet: the columns must convert exactly.
 """

@@ -230,7 +230,7 @@ class Converted:
 def convert(raw: pa.Table, target: RowFormat) -> Converted:
     """Convert columns of text to the schema. A column that `raw` lacks is null.
 
-    Map columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
+    Nested columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
     lacks a required value, or has a value that does not fit its column, gets a reason. The reason names the first
     faulty column in schema order.
 
@@ -267,7 +267,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
     names and the reason.
     """
     schema = target.schema
-    maps = {field.name for field in present if pa.types.is_map(field.type)}
+    maps = {field.name for field in present if pa.types.is_nested(field.type)}
     clean = [_clean(field, present, target) for field in schema]
     typed = [
         f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
@@ -286,7 +286,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
 def _clean(field: pa.Field, present: pa.Schema, target: RowFormat) -> str:
     if field.name not in present.names:
         return "NULL::VARCHAR"
-    is_map = pa.types.is_map(present.field(field.name).type)
+    is_map = pa.types.is_nested(present.field(field.name).type)
     if is_map:
         return _quoted(field.name)
     cleaned = _cleaned(field, target.null_values)

@@ -1,7 +1,7 @@
 """Times of landed files that are numbers, have nanoseconds, or have no year.
 
-A declaration selects what such a time means: `times` names the unit of numbers since 1970, `nanoseconds` the treatment
-of digits below the microsecond, and `year` the year of a `time_format` without a year.
+A declaration selects the meaning of such a time. `times` names the unit of numbers since 1970. `nanoseconds` selects
+whether digits below the microsecond are cut. `year` selects the year of a `time_format` without a year.
 """
 
 from __future__ import annotations
