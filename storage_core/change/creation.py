@@ -202,6 +202,9 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         "filled from the names of landed files. Declare another pattern first": (
             spec is not None and spec.pattern is not None and name in captured_columns(spec.pattern)
         ),
+        "named in `times` of the landing location. Declare other `times` first": (
+            spec is not None and name in dict(spec.times)
+        ),
         "named in `columns` of the landing location. Declare other `columns` first": (
             spec is not None and name in spec.columns
         ),

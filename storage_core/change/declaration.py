@@ -47,7 +47,7 @@ from storage_core.data.settings.setting import Change, Setting
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Publish, TableConfig, with_values
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
-from storage_core.write.ingest.landing import TYPED, LandingSpec, captured_columns, reject_overlap
+from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
 
@@ -165,9 +165,9 @@ class TableDeclaration(_Settings):
 
     landing: LandingDeclaration | None = Field(
         default=None,
-        description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `csv`, `parquet`, `pattern` (with a "
-        "regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, `skip` or `apply`). "
-        "Also `time_format`, `null_values`, `suffix`",
+        description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `json`, `csv`, `parquet`, `avro`, "
+        "`arrow`, `pattern` (with a regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, "
+        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, and settings of the format (see below)",
     )
     freshness: Freshness | None = Field(
         default=None,
@@ -274,15 +274,40 @@ class TableDeclaration(_Settings):
             raise InvalidInput("time_format is the format of the time column. Declare a time_column, or leave it out")
         if "uri" in info.data and written_alike(info.data["uri"], landing.uri):
             reject_overlap(landing.uri, info.data["uri"], "the table")
-        maps = [name for name, column in info.data["columns"].items() if column.is_map]
-        if maps and landing.format not in (*TYPED, "delta"):
-            raise InvalidInput(f"column {maps[0]!r} is a map, which has no text form. Land the files as parquet")
+        cls._require_readable_maps(landing, info.data)
         for raw_log in info.data.get("raw_logs", ()):
             for store in (*raw_log.stores, *raw_log.optional):
                 if written_alike(store, landing.uri):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
+        cls._require_timestamps(landing, info.data)
         return landing
+
+    @classmethod
+    def _require_readable_maps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` for a map column that files of the format cannot fill."""
+        for name, column in given["columns"].items():
+            if column.is_map and landing.format in ("csv", "pattern"):
+                raise InvalidInput(
+                    f"column {name!r} is a map, which has no text form. Land the files as ndjson or parquet"
+                )
+            if column.is_map and landing.format in ("ndjson", "json") and column.key_type != "string":
+                raise InvalidInput(
+                    f"column {name!r} is a map with keys of type {column.key_type}, and names in JSON are text. Land "
+                    "the files as parquet"
+                )
+
+    @classmethod
+    def _require_timestamps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless `times` names columns of timestamps, and not the column of `time_format`."""
+        require_columns([*landing.times], given["columns"])
+        for name in landing.times:
+            if not given["columns"][name].type.startswith("timestamp"):
+                raise InvalidInput(
+                    f"times: column {name!r} is not a timestamp. Give it the type timestamp, or leave it out of times"
+                )
+            if landing.time_format is not None and name == given["time_column"]:
+                raise InvalidInput(f"column {name!r} has a time_format and a unit in times. Leave one of them out")
 
     @classmethod
     def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:

@@ -44,7 +44,8 @@ from storage_core.data.settings.setting import (
 from storage_core.data.settings.table import SETTINGS
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.store.resolve import check_location, is_relative
-from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec, check_time_format
+from storage_core.write.ingest.landed_times import Nanoseconds, TimeUnit, Year
+from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
 
 _TIME = r"([01]\d|2[0-3]):([0-5]\d)"
 _HOURS = re.compile(rf"{_TIME}\s*-\s*(?:{_TIME}|(24):(00))")
@@ -251,7 +252,13 @@ class ColumnDeclaration(Closed):
     @property
     def is_map(self) -> bool:
         """Whether the column contains maps."""
-        return _MAP.fullmatch(self.type) is not None
+        return self.key_type is not None
+
+    @property
+    def key_type(self) -> str | None:
+        """The type of the keys of a map column, or None for another column."""
+        found = _MAP.fullmatch(self.type)
+        return None if found is None else found[1]
 
 
 class LandingDeclaration(Closed):
@@ -273,14 +280,15 @@ class LandingDeclaration(Closed):
     escape: str | None = None
     header: bool = True
     columns: tuple[str, ...] = ()
+    times: dict[str, TimeUnit] = {}
+    nanoseconds: Nanoseconds = "reject"
+    year: Year | None = None
     # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
 
     @model_validator(mode="after")
     def _readable(self) -> Self:
-        self.spec()
-        if self.time_format is not None:
-            check_time_format(self.time_format)
+        self.spec().check_time_format()
         return self
 
     @property
@@ -293,7 +301,8 @@ class LandingDeclaration(Closed):
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion uses. Raises `InvalidInput`."""
-        return LandingSpec(**self.model_dump(exclude={"max_rejected"}))
+        given = {name: value for name, value in self if name != "max_rejected"}
+        return LandingSpec(**{**given, "times": tuple(sorted(self.times.items()))})
 
 
 class PartitionsDeclaration(Closed):

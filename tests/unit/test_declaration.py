@@ -537,7 +537,8 @@ def test_a_map_is_no_key_and_has_no_text_form(tmp_path: Path) -> None:
     assert "'tailnum' of type map<int32, int32>, which has no order" in refusal(
         tmp_path, KEYED.replace("tailnum: string", "tailnum: map<int,int>")
     )
-    assert "'price' is a map, which has no text form" in refusal(
-        tmp_path, GOOD.replace("decimal(10,2)", "map<string,int>")
-    )
+    maps = GOOD.replace("decimal(10,2)", "map<string,int>")
+    assert "'price' is a map, which has no text form" in refusal(tmp_path, maps.replace("ndjson", "csv"))
+    assert "'price' is a map with keys of type int" in refusal(tmp_path, maps.replace("map<string", "map<int"))
+    assert declaration.load(write(tmp_path, maps)).landing is not None
     assert "is not a column type" in refusal(tmp_path, GOOD.replace("decimal(10,2)", '"map<string,map<int,int>>"'))

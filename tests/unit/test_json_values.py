@@ -27,6 +27,8 @@ TYPES = {
     "timestamp_ntz": pa.timestamp("us"),
     "vector(3)": vector_type(3),
     "map<string,long>": pa.map_(pa.string(), pa.int64()),
+    "array<long>": pa.list_(pa.int64()),
+    "struct<x:long>": pa.struct([("x", pa.int64())]),
 }
 
 
@@ -62,7 +64,7 @@ def shown(value: object) -> str:
             return "null"
         case bool():
             return str(value).lower()
-        case [float(), *_]:
+        case [float() | int(), *_]:
             return str(value)
         case list():
             return str(dict(value))

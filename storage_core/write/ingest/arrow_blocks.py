@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import io
 import struct
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from typing import BinaryIO
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ from storage_core.base.text import shortened
 from storage_core.data.formats.arrow_files import claims_of, require_shallow
 from storage_core.data.rows.values import examined
 from storage_core.write.ingest.convert import Parsed
+from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, require_uncompressed
 from storage_core.write.ingest.parquet_files import check_columns, checked_rows, in_pieces
 
@@ -33,7 +35,14 @@ _ROW_BYTES = 8
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError, struct.error)
 
 
-def arrow_blocks(file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Collection[str] = ()) -> Iterator[Parsed]:
+def arrow_blocks(
+    file: str,
+    stream: BinaryIO,
+    schema: pa.Schema,
+    *,
+    nonzero: Collection[str] = (),
+    times: LandedTimes = AS_WRITTEN,
+) -> Iterator[Parsed]:
     """Yield the records of an Arrow file or stream, numbered from 1. Rows are rejected as rows of Parquet are.
 
     Raises:
@@ -43,8 +52,8 @@ def arrow_blocks(file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Col
     """
     number = 1
     try:
-        for batch in _batches(stream, schema):
-            yield checked_rows(file, batch, number, (schema, nonzero))
+        for batch in _batches(stream, partial(check_columns, schema=schema, times=times)):
+            yield checked_rows(file, batch, number, (schema, nonzero, times))
             number += batch.num_rows
     except Corrupt:
         raise
@@ -53,7 +62,7 @@ def arrow_blocks(file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Col
         raise unsound("it is not a whole Arrow file, or it is damaged") from error
 
 
-def _batches(stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
     size = stream.seek(0, io.SEEK_END)
     start = _start(stream)
     _check_messages(stream, start, size)
@@ -61,7 +70,7 @@ def _batches(stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     expansion = Expansion(size)
     with pa.ipc.open_stream(pa.PythonFile(stream, mode="r")) as reader:
         require_shallow(reader.schema)
-        check_columns(reader.schema.remove_metadata(), schema)
+        check(reader.schema.remove_metadata())
         for batch in reader:
             expansion.add(_ROW_BYTES * batch.num_rows)
             for first in range(0, batch.num_rows, _ROWS_AT_ONCE):

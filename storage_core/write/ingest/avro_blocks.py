@@ -1,8 +1,8 @@
 """Reader of landed Avro object containers, block by block.
 
-`fastavro` decodes the records of a block. Logical types are converted afterwards, column by column with Arrow: decoding
-them in Python would lose nanoseconds, and fail at years that Python does not have. For the same reason, texts are
-decoded as bytes, so text that is not UTF-8 rejects its row and not the file.
+`fastavro` decodes the records of a block without their logical types. Arrow converts the columns afterwards. Times of
+Python would lose nanoseconds, and do not have all years. Texts are decoded as bytes, so text that is not UTF-8 rejects
+its row and not the file.
 
 Avro's rules for types that a table does not have are those of Parquet: the columns must convert exactly.
 """
@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any, BinaryIO, Final
 
@@ -33,6 +34,7 @@ from storage_core.data.formats.avro import (
 )
 from storage_core.data.rows.values import Change, with_changed_leaves
 from storage_core.write.ingest.convert import Parsed
+from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, require_uncompressed
 from storage_core.write.ingest.parquet_files import check_columns, checked_rows, in_pieces
 
@@ -69,7 +71,14 @@ _TIMES: Final[Mapping[tuple[str, str], pa.DataType]] = {
 }
 
 
-def avro_blocks(file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Collection[str] = ()) -> Iterator[Parsed]:
+def avro_blocks(
+    file: str,
+    stream: BinaryIO,
+    schema: pa.Schema,
+    *,
+    nonzero: Collection[str] = (),
+    times: LandedTimes = AS_WRITTEN,
+) -> Iterator[Parsed]:
     """Yield the records of an Avro file, numbered from 1. Rows are rejected as rows of Parquet are.
 
     Raises:
@@ -79,8 +88,8 @@ def avro_blocks(file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Coll
     """
     number = 1
     try:
-        for batch in _batches(file, stream, schema):
-            yield checked_rows(file, batch, number, (schema, nonzero))
+        for batch in _batches(file, stream, partial(check_columns, schema=schema, times=times)):
+            yield checked_rows(file, batch, number, (schema, nonzero, times))
             number += batch.num_rows
     except Unsupported as error:
         raise unsound(
@@ -97,7 +106,7 @@ def _damaged() -> Corrupt:
     return unsound("it is not a whole Avro file, or it is damaged")
 
 
-def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _batches(file: str, stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[pa.RecordBatch]:
     import fastavro
     from fastavro.schema import SchemaParseException, UnknownType
 
@@ -115,7 +124,7 @@ def _batches(file: str, stream: BinaryIO, schema: pa.Schema) -> Iterator[pa.Reco
     except Corrupt as error:
         raise unsound("its Avro schema cannot be used. It is invalid, too deep, or has a type inside itself") from error
     columns = _Columns.of(json.loads(text))
-    check_columns(columns.schema, schema)
+    check(columns.schema)
     try:
         parsed = fastavro.parse_schema(columns.plain)
     except (SchemaParseException, UnknownType) as error:

@@ -54,7 +54,6 @@ from storage_core.write.ingest.landing import (
     LandedFile,
     LandingSpec,
     as_hex,
-    check_time_format,
     content_of,
     is_unchanged,
     open_bytes,
@@ -124,9 +123,9 @@ def parse_blocks(
     """
     import duckdb
 
-    if spec.time_format is not None:
-        check_time_format(spec.time_format)
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, nonzero=frozenset(nonzero))
+    spec.check_time_format()
+    times = spec.times_of(landed)
+    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times)
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -159,7 +158,7 @@ def _blocks(
     if spec.format in _TYPED_BLOCKS:
         read = _TYPED_BLOCKS[spec.format]
         with open_bytes(landed, content) as stream:
-            yield from read(landed.path, stream, target.schema, nonzero=target.nonzero)
+            yield from read(landed.path, stream, target.schema, nonzero=target.nonzero, times=target.times)
         return
     with open_text(landed, content, spec.encoding) as stream:
         match spec.format:

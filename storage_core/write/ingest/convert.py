@@ -39,6 +39,14 @@ from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vec
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.casts import Cast, Mask, cast_text
+from storage_core.write.ingest.landed_times import (
+    AS_WRITTEN,
+    LandedTimes,
+    cut_sql,
+    number_faults,
+    number_sql,
+    yearless_sql,
+)
 from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
 
 if TYPE_CHECKING:
@@ -255,7 +263,8 @@ class RowFormat:
     """The target schema of a conversion, and the format of the text.
 
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
-    embedding columns whose values must not be zero.
+    embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
+    nanoseconds, or that have no year.
     """
 
     schema: pa.Schema
@@ -263,6 +272,7 @@ class RowFormat:
     time_format: str | None = None
     null_values: tuple[str, ...] = ()
     nonzero: frozenset[str] = frozenset()
+    times: LandedTimes = AS_WRITTEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +289,7 @@ class Converted:
 def convert(raw: pa.Table, target: RowFormat) -> Converted:
     """Convert columns of text to the schema. A column that `raw` lacks is null.
 
-    Map columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
+    Nested columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
     lacks a required value, or has a value that does not fit its column, gets a reason. The reason names the first
     faulty column in schema order.
 
@@ -311,7 +321,7 @@ def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
     if field.name not in raw.column_names:
         return Cast(pa.nulls(raw.num_rows, field.type), np.full(raw.num_rows, not field.nullable))
     column = raw.column(field.name)
-    if not pa.types.is_string(column.type) or (field.name == target.time_column and target.time_format is not None):
+    if not pa.types.is_string(column.type) or has_own_form(field, target):
         return None
     nulls = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
     texts = column.combine_chunks()
@@ -319,6 +329,13 @@ def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
     if nulls and (is_null := pc.is_in(texts, value_set=pa.array(nulls, pa.string()))).true_count:
         texts = pc.if_else(is_null, pa.scalar(None, pa.string()), texts)
     return cast_text(texts, field)
+
+
+def has_own_form(field: pa.Field, target: RowFormat) -> bool:
+    """Return whether the declaration gives the texts of this column a form of their own, which only DuckDB reads."""
+    if field.name == target.time_column and target.time_format is not None:
+        return True
+    return field.name in target.times.units or (pa.types.is_timestamp(field.type) and target.times.truncates)
 
 
 def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chosen: Mask) -> Converted:
@@ -366,7 +383,7 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
     names and the reason.
     """
     schema = target.schema
-    maps = {field.name for field in present if pa.types.is_map(field.type)}
+    maps = {field.name for field in present if pa.types.is_nested(field.type)}
     clean = [_clean(field, present, target) for field in schema]
     typed = [
         f"c{index}" if field.name in maps else _typed(f"c{index}", field, target) for index, field in enumerate(schema)
@@ -385,8 +402,12 @@ def _statement(present: pa.Schema, target: RowFormat) -> str:
 def _clean(field: pa.Field, present: pa.Schema, target: RowFormat) -> str:
     if field.name not in present.names:
         return "NULL::VARCHAR"
-    is_map = pa.types.is_map(present.field(field.name).type)
-    return _quoted(field.name) if is_map else _cleaned(field, target.null_values)
+    is_map = pa.types.is_nested(present.field(field.name).type)
+    if is_map:
+        return _quoted(field.name)
+    cleaned = _cleaned(field, target.null_values)
+    is_cut = target.times.truncates and pa.types.is_timestamp(field.type) and field.name not in target.times.units
+    return cut_sql(cleaned) if is_cut else cleaned
 
 
 def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
@@ -397,7 +418,12 @@ def _cleaned(field: pa.Field, null_values: Sequence[str]) -> str:
 
 def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
     if pa.types.is_timestamp(field.type) and field.name == target.time_column and target.time_format is not None:
+        if target.times.arrival_ms is not None:
+            yearless = yearless_sql(value, _literal(f"%Y {target.time_format}"), target.times.arrival_ms)
+            return f"TRY_CAST({yearless} AS {_sql_type(field)})"
         return f"TRY_CAST(try_strptime({value}, {_literal(target.time_format)}) AS {_sql_type(field)})"
+    if pa.types.is_timestamp(field.type) and (unit := target.times.units.get(field.name)):
+        return number_sql(value, unit, is_instant=field.type.tz is not None, truncates=target.times.truncates)
     form = _form(field)
     if is_vector(field.type):
         return f"CASE WHEN regexp_full_match({value}, {_literal(_VECTOR_FORM)}) THEN TRY_CAST({value} AS FLOAT[]) END"
@@ -438,6 +464,9 @@ def _reasons(index: int, field: pa.Field, target: RowFormat) -> Iterator[str]:
     if not pa.types.is_string(field.type):
         unread = f"t{index} IS NULL AND c{index} IS NOT NULL"
         wrong = f"column {field.name}: not a valid {_readable(field.type)}"
+        if pa.types.is_timestamp(field.type) and (unit := target.times.units.get(field.name)):
+            for fault, why in number_faults(f"c{index}", unit, truncates=target.times.truncates):
+                yield f"WHEN {unread} AND ({fault}) THEN {_literal(f'column {field.name}: {why}')}"
         if pa.types.is_timestamp(field.type) and field.name not in formatted:
             for form, why in _NO_TIME:
                 known = f"regexp_full_match(c{index}, {_literal(form)})"

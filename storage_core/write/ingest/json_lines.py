@@ -24,7 +24,7 @@ import pyarrow.json as pa_json
 
 from storage_core.data.rows.vectors import is_vector
 from storage_core.write.ingest.casts import Mask, cast_text
-from storage_core.write.ingest.convert import RowFormat
+from storage_core.write.ingest.convert import RowFormat, has_own_form
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -100,7 +100,7 @@ def _is_json(word: str) -> bool:
 def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
     """Return the type with which Arrow reads the column. Times are read as text and cast later."""
     types, type_ = pa.types, column.type
-    if column.name == target.time_column and target.time_format is not None:
+    if has_own_form(column, target):
         return None
     if types.is_string(type_) or types.is_date32(type_) or types.is_timestamp(type_):
         return pa.string()

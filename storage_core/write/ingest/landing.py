@@ -42,6 +42,7 @@ from storage_core.store.contract import ObjectFile, ObjectInfo
 from storage_core.store.resolve import check_location, open_store, overlap
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
 from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
+from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, TimeUnit, Year
 
 HEAD_BYTES = 512
 
@@ -255,7 +256,7 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV})
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year"})
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -297,6 +298,10 @@ class LandingSpec:
     - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
     - `null_values`: a text field that equals one of these values is null.
     - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
+    - `times`: columns of timestamps whose values are numbers since 1970, each with the unit of its numbers.
+    - `nanoseconds`: whether a time with digits below the microsecond is rejected or truncated.
+    - `year`: the rule for the year of a `time_format` without one. `from_arrival` selects the year that puts the time
+      nearest to the time when the file landed.
     - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without it, text is UTF-8.
     - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without them, fields are divided
       by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
@@ -319,6 +324,9 @@ class LandingSpec:
     escape: str | None = None
     header: bool = True
     columns: tuple[str, ...] = ()
+    times: tuple[tuple[str, TimeUnit], ...] = ()
+    nanoseconds: Nanoseconds = "reject"
+    year: Year | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -339,6 +347,7 @@ class LandingSpec:
         if self.pattern is not None:
             captured_columns(self.pattern)
         self._check_text_settings()
+        self._check_times()
         check_location(self.uri)
 
     def _check_text_settings(self) -> None:
@@ -353,6 +362,37 @@ class LandingSpec:
             if self.header and self.columns:
                 raise InvalidInput("columns names the fields of files without a header. Add `header: false`")
             self.dialect.check()
+
+    def _check_times(self) -> None:
+        for column, unit in self.times:
+            if unit not in get_args(TimeUnit):
+                raise InvalidInput(f"times: the unit {unit!r} of column {column!r} is not one of s, ms, us, ns")
+        if self.nanoseconds not in get_args(Nanoseconds):
+            raise InvalidInput(f"nanoseconds: {self.nanoseconds!r} is not one of reject, truncate")
+        if self.year not in (None, *get_args(Year)):
+            raise InvalidInput(f"year: {self.year!r} is not usable. Write from_arrival, or leave it out")
+        if self.format == "delta" and (self.times or self.nanoseconds != "reject"):
+            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
+        if self.year and self.time_format is None:
+            raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def check_time_format(self) -> None:
+        """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
+        if self.time_format is None:
+            return
+        if self.year is None:
+            check_time_format(self.time_format)
+        elif {each.removeprefix("-") for each in _DIRECTIVE.findall(self.time_format)} & (_YEAR | {"G"}):
+            raise InvalidInput(f"time_format {self.time_format!r} has a year. Leave out `year: {self.year}`")
+        else:
+            check_time_format(f"%Y {self.time_format}")
+
+    def times_of(self, landed: LandedFile) -> LandedTimes:
+        """Return the meaning of times in a file. Raises `InvalidInput` if it depends on an unknown arrival."""
+        if self.year is not None and landed.landed_ms is None:
+            raise InvalidInput(f"{landed.path}: the time of its arrival is unknown. List the landing place again")
+        arrival = None if self.year is None else landed.landed_ms
+        return LandedTimes(dict(self.times), self.nanoseconds == "truncate", arrival)
 
     @property
     def dialect(self) -> Dialect:
@@ -377,7 +417,11 @@ class LandingSpec:
     def from_json(text: str) -> LandingSpec:
         """Return the spec that `to_json` wrote."""
         body = json.loads(text)
-        lists = {name: tuple(body[name]) for name in ("null_values", "columns") if name in body}
+        lists: dict[str, tuple[Any, ...]] = {
+            name: tuple(body[name]) for name in ("null_values", "columns") if name in body
+        }
+        if "times" in body:
+            lists["times"] = tuple((column, unit) for column, unit in body["times"])
         return LandingSpec(**{**body, **lists})
 
 
@@ -612,8 +656,8 @@ _PROBES: Final = tuple(
 """Times for the check. They cover every weekday, the first and last weeks of all kinds of years, and short numbers."""
 _UNREADABLE = {
     "n": "reads nanoseconds, and a timestamp has microseconds. Write up to 6 digits after the second, read by %f",
-    "Q": "reads milliseconds since 1970, which cannot land. Write times as text, such as 2026-01-01T10:00:00Z",
-    "s": "reads seconds since 1970, which cannot land. Write times as text, such as 2026-01-01T10:00:00Z",
+    "Q": "reads milliseconds since 1970. Declare `times: {COLUMN: ms}` in place of the time_format",
+    "s": "reads seconds since 1970. Declare `times: {COLUMN: s}` in place of the time_format",
 }
 
 
@@ -632,7 +676,7 @@ def check_time_format(text: str) -> None:
     if not is_iso and not parts & _YEAR:
         raise InvalidInput(
             f"time_format {text!r} has no year, so each time would be in the year 1900. Land times with a year and add "
-            "%Y"
+            "%Y, or declare `year: from_arrival`"
         )
     if not is_iso and not any(all(parts & each for each in named) for named in _DAYS):
         raise InvalidInput(

@@ -41,6 +41,7 @@ from storage_core.data.rows.values import (
 )
 from storage_core.data.rows.vectors import faults, is_vector, with_lists, without_misfits
 from storage_core.write.ingest.convert import MOST_CELLS, Parsed, RejectedLine
+from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes, timed_columns, timed_schema
 from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, plain_bytes, require_uncompressed, watched
 
 Unit = Literal["s", "us", "ns"]
@@ -82,6 +83,8 @@ def exact_moments(
     batches: Iterator[pa.RecordBatch],
     names: Sequence[str],
     again: Callable[[Unit, Sequence[str]], Iterator[pa.RecordBatch]],
+    *,
+    truncates: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the batches, which are read in microseconds, after a check that their INT96 values are exact.
 
@@ -89,6 +92,7 @@ def exact_moments(
         batches: the rows of a file.
         names: the columns with INT96 values. If there are no such columns, nothing is read again.
         again: reads these columns of the same rows in another unit.
+        truncates: whether digits below the microsecond are cut off, and not refused.
 
     Raises:
         Corrupt: a value has digits below the microsecond, or is beyond the range of microseconds.
@@ -98,7 +102,7 @@ def exact_moments(
         if seconds is not None and nanos is not None:
             for name in names:
                 for leaves in _leaves(*(each.column(name) for each in (batch, seconds, nanos))):
-                    _require_exact(name, *map(_ticks, leaves))
+                    _require_exact(name, *map(_ticks, leaves), truncates=truncates)
         yield batch
 
 
@@ -151,11 +155,16 @@ def _ticks(moments: pa.Array) -> npt.NDArray[np.int64]:
 
 
 def _require_exact(
-    name: str, micros: npt.NDArray[np.int64], seconds: npt.NDArray[np.int64], nanos: npt.NDArray[np.int64]
+    name: str,
+    micros: npt.NDArray[np.int64],
+    seconds: npt.NDArray[np.int64],
+    nanos: npt.NDArray[np.int64],
+    *,
+    truncates: bool,
 ) -> None:
     if (micros // 1_000_000 != seconds).any():
         raise unsound(f"column {name!r}: an INT96 timestamp is {BEYOND}")
-    if (micros * 1_000 != nanos).any():  # both sides overflow in the same way
+    if not truncates and (micros * 1_000 != nanos).any():  # both sides overflow in the same way
         raise unsound(f"column {name!r}: an INT96 timestamp has digits below the microsecond, which tables do not hold")
 
 
@@ -386,7 +395,12 @@ _MOST_FOOTER_ITEMS = 100_000
 
 
 def parquet_blocks(
-    file: str, stream: BinaryIO, schema: pa.Schema, *, nonzero: Collection[str] = ()
+    file: str,
+    stream: BinaryIO,
+    schema: pa.Schema,
+    *,
+    nonzero: Collection[str] = (),
+    times: LandedTimes = AS_WRITTEN,
 ) -> Iterator[Parsed]:
     """Yield the records of a Parquet file, numbered from 1.
 
@@ -403,18 +417,25 @@ def parquet_blocks(
         Unavailable: the system refuses the read. The file may be valid.
     """
     first_number = 1
-    for batch in sound_batches(file, stream, lambda found: check_columns(found, schema), schema):
-        yield checked_rows(file, batch, first_number, (schema, nonzero))
+    check = partial(check_columns, schema=schema, times=times)
+    for batch in sound_batches(file, stream, check, schema, truncates=times.truncates):
+        yield checked_rows(file, batch, first_number, (schema, nonzero, times))
         first_number += batch.num_rows
 
 
 def sound_batches(
-    file: str, stream: BinaryIO, check: Callable[[pa.Schema], object], schema: pa.Schema
+    file: str,
+    stream: BinaryIO,
+    check: Callable[[pa.Schema], object],
+    schema: pa.Schema,
+    *,
+    truncates: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file in limited memory, after `check` has accepted its columns.
 
     Texts that the file stores as a dictionary are returned as a dictionary. So a value that the file stores once is in
-    memory once. INT96 timestamps get the types of `schema`, the table's schema.
+    memory once. INT96 timestamps get the types of `schema`, the table's schema. If `truncates` is True, their digits
+    below the microsecond are cut off.
 
     Raises:
         Corrupt: the file is truncated or damaged, it expands too far, or it has an INT96 timestamp that a table cannot
@@ -442,7 +463,7 @@ def sound_batches(
             return _batches(_open(checked, (), opened.metadata, unit), rows_at_once, names)
 
         batches = map(logical.batch, _batches(opened, rows_at_once))
-        for read in exact_moments(batches, found.names, again):
+        for read in exact_moments(batches, found.names, again, truncates=truncates):
             batch = as_instants(read, found.names, columns)
             yield from in_pieces(batch, expansion)
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
@@ -459,9 +480,9 @@ def in_pieces(batch: pa.RecordBatch, expansion: Expansion) -> Iterator[pa.Record
         yield batch.slice(start, rows)
 
 
-def check_columns(found: pa.Schema, schema: pa.Schema) -> None:
+def check_columns(found: pa.Schema, schema: pa.Schema, times: LandedTimes = AS_WRITTEN) -> None:
     """Raise `Corrupt` if columns of these types do not convert exactly to the table's."""
-    _conformed(pa.Table.from_batches([], found), schema)
+    _conformed(pa.Table.from_batches([], timed_schema(found, schema, times)), schema)
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
@@ -549,13 +570,13 @@ def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
 
 
 def checked_rows(
-    file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str]]
+    file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str], LandedTimes]
 ) -> Parsed:
     """Return the rows of a batch of typed values with the table's schema, and reject the rows with a fault.
 
     Raises `Corrupt` if the columns do not convert exactly to the table's, or contradict themselves.
     """
-    schema, nonzero = wanted
+    schema, nonzero, meaning = wanted
     numbers = np.arange(first_number, first_number + batch.num_rows)
     try:
         given, invalid = examined(pa.Table.from_batches([batch]))
@@ -566,11 +587,15 @@ def checked_rows(
         reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
         rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
         given, numbers = given.filter(pa.array(valid)), numbers[valid]
-    fitting, misfits = without_misfits(given, schema)
+    fitting, numbered = timed_columns(given, schema, meaning)
+    fitting, misfits = without_misfits(fitting, schema)
     fitting, texts = times.without_misfits(fitting, schema)
     rows = _conformed(fitting, schema)
     shown = times.with_texts(with_lists(rows, given), given)
-    more, complete = _rejected(file, numbers, [*misfits, *texts, *_faults(rows, schema, nonzero)], shown)
+    for name in given.column_names if numbered else ():
+        if pa.types.is_integer(given.column(name).type):
+            shown = shown.set_column(shown.schema.get_field_index(name), name, given.column(name))
+    more, complete = _rejected(file, numbers, [*numbered, *misfits, *texts, *_faults(rows, schema, nonzero)], shown)
     kept = rows.filter(pa.array(complete)) if more else rows
     return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
 

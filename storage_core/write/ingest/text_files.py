@@ -15,7 +15,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
 from itertools import chain
 from secrets import token_hex
 from typing import Any, BinaryIO
@@ -48,7 +47,9 @@ from storage_core.write.ingest.convert import (
     valid_text,
 )
 from storage_core.write.ingest.json_lines import read_plain
+from storage_core.write.ingest.json_numbers import without_exponent
 from storage_core.write.ingest.landing import Dialect
+from storage_core.write.ingest.nested_json import is_nested_json, nested_column
 
 _LONGEST_HEADER = 2**20
 _MOST_SHOWN = 20
@@ -366,8 +367,6 @@ _NAMED = rf'([0-9A-Za-z_]"\s*:\s*)({_NUMBER})'
 # The repetitions are possessive, because a repetition that can backtrack stores a hundred bytes per character. Digits
 # are matched as a whole. Otherwise the search for a point would start at each of a million digits.
 _TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++')
-_EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
-_MOST_ZEROS = 100
 
 
 def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
@@ -394,25 +393,6 @@ def unmarked(texts: pa.ChunkedArray, mark: str) -> pa.ChunkedArray:
     return pc.replace_substring_regex(texts, pattern=f'"?{mark}([-+.eE0-9]+)"?', replacement=r"\1")
 
 
-def without_exponent(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts, with the digits written out for each number with an exponent."""
-    found = pc.match_substring_regex(texts, _EXPONENT)
-    if not pc.any(found).as_py():
-        return texts
-    return pa.chunked_array([pa.array([_plain(each) for each in texts.to_pylist()], pa.string())])
-
-
-def _plain(text: str | None) -> str | None:
-    if text is None or "e" not in text.lower():
-        return text
-    try:
-        number = Decimal(text)
-    except InvalidOperation:
-        return text
-    # No decimal column has more digits, and a short text must not become a long one.
-    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) <= _MOST_ZEROS else text
-
-
 def _in_doubtful(lines: pa.StringArray, change: Callable[[pa.StringArray], pa.StringArray]) -> pa.StringArray:
     doubtful = pc.match_substring_regex(lines, _DOUBTFUL)
     if not pc.any(doubtful).as_py():
@@ -434,8 +414,9 @@ Entries = tuple[tuple[str, str | None], ...]
 
 
 def is_json_map(type_: pa.DataType) -> bool:
-    """Return whether a JSON object can be a value of this type."""
-    return bool(pa.types.is_map(type_) and pa.types.is_string(type_.key_type))
+    """Return whether a JSON object of names and plain values can be a value of this type."""
+    is_plain = pa.types.is_map(type_) and not pa.types.is_nested(type_.item_type)
+    return bool(is_plain and pa.types.is_string(type_.key_type))
 
 
 def map_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) -> tuple[pa.MapArray, list[str | None]]:
@@ -569,7 +550,7 @@ def ndjson_blocks(
 
     A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
-    keys.
+    keys or a struct, and an array can be a list.
     """
     columns = len(target.schema)
     for block in read(stream, block_bytes):
@@ -688,12 +669,16 @@ def _name(field: pa.StringScalar) -> str:
 
 
 def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:
-    """Convert the columns with a map type, and reject the rows whose value is not a valid map."""
+    """Convert the columns with a map, list or struct type, and reject the rows whose value is not a valid map."""
     wrong: list[str | None] = [None] * fields.num_rows
     for index, field in enumerate(target.schema):
         if is_json_map(field.type):
             maps, why = map_column(fields.column(index), field, target)
             fields = fields.set_column(index, field.name, maps)
+            wrong = [first or then for first, then in zip(wrong, why, strict=True)]
+        elif is_nested_json(field.type):
+            nested, why = nested_column(fields.column(index), field, target)
+            fields = fields.set_column(index, field.name, nested)
             wrong = [first or then for first, then in zip(wrong, why, strict=True)]
     if not any(wrong):
         return reasons, fields
