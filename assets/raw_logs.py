@@ -8,11 +8,12 @@ job has no asset, because it runs only once for each condition. Dagster stores t
 import hashlib
 import json
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from dagster import (
+    AssetCheckKey,
     AssetCheckResult,
     AssetCheckSeverity,
     AssetCheckSpec,
@@ -20,10 +21,12 @@ from dagster import (
     AssetKey,
     AssetsDefinition,
     BetaWarning,
+    DagsterInstance,
     DataVersion,
     Failure,
     Field,
     JobDefinition,
+    JsonMetadataValue,
     MaterializeResult,
     MetadataValue,
     OpExecutionContext,
@@ -32,13 +35,16 @@ from dagster import (
     job,
     op,
 )
+from dagster._core.storage.asset_check_execution_record import COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
 
+from assets.failures import shown as shown_failure
 from assets.launcher import LAUNCHER, Launcher, PartlyDone, Report
 from assets.metadata import entries_in, json_value, mapping, metadata_of
 from assets.run_tags import TABLE, identifier
 from storage_core.base.errors import InvalidInput
 from storage_core.change.declaration import RawLogDeclaration, TableDeclaration
 from storage_core.data.steps import STEP_OF, STEPS, CollectRaw, Distribute, Forget, HealRaw, RawLogOptions, Step
+from storage_core.raw_log_steps import missing_chunks
 
 NOTHING_MISSING = "nothing_is_missing"
 NOTHING_REJECTED = "no_rejected_records"
@@ -81,24 +87,57 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute)
             tags=declaration.tags,
             metadata={"stores": ", ".join(declaration.uris), "job": "python -m jobs distribute"},
         )
-        def distributed(context: AssetExecutionContext, launcher: ResourceParam[Launcher]) -> MaterializeResult:  # type: ignore[type-arg]  # Dagster recognises the bare class only
+        def distributed(
+            context: AssetExecutionContext, launcher: ResourceParam[Launcher]
+        ) -> Iterator[MaterializeResult[None]]:
+            known = recorded_gaps(context.instance, name)
             try:
                 report = launcher.submit(context, replace(request, run_id=context.run.run_id))
             except PartlyDone as partly:
                 shown = {**_metadata(partly.report), **partly.metadata}
                 raise Failure(partly.description, shown, partly.allow_retries) from partly
-            return _distributed(report)
+            yield _distributed(report)
+            held = _held(report)
+            if gaps_of(held) - known:  # the run fails once per gap, so that one alert goes out
+                error = missing_chunks(name, held)
+                raise Failure(**shown_failure(error.kind, str(error)))
 
     return distributed
 
 
+Gap = tuple[str, int, int]
+"""The writer of missing chunks, and the first and the last number of these chunks."""
+
+
+def gaps_of(held: Iterable[Mapping[str, Any]]) -> frozenset[Gap]:
+    """Return the gaps of the list `held` in the report of a distribution."""
+    return frozenset((str(each["writer"]), int(each["first"]), int(each["last"])) for each in held)
+
+
+def recorded_gaps(instance: DagsterInstance, raw_log: str) -> frozenset[Gap]:
+    """Return the gaps that the newest result of the check `nothing_is_missing` contains. Cost: one query."""
+    key = AssetCheckKey(distributed_key(raw_log), NOTHING_MISSING)
+    done = COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
+    for each in instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=done):
+        event = each.event and each.event.dagster_event
+        found = event and event.asset_check_evaluation_data.metadata.get("held")
+        if isinstance(found, JsonMetadataValue) and isinstance(found.data, list):
+            return gaps_of(found.data)
+    return frozenset()
+
+
+def _held(report: Report) -> list[Any]:
+    """Return the gaps that hold chunks back."""
+    return entries_in(mapping(report["details"]), "held")
+
+
 def _metadata(report: Report) -> dict[str, MetadataValue[Any]]:
-    return {**metadata_of(report), "gaps": MetadataValue.int(len(entries_in(mapping(report["details"]), "held")))}
+    return {**metadata_of(report), "gaps": MetadataValue.int(len(_held(report)))}
 
 
 def _distributed(report: Report) -> MaterializeResult[None]:
     details = mapping(report["details"])
-    held = entries_in(details, "held")  # the gaps that hold chunks back
+    held = _held(report)
     tables = mapping(details.get("tables", {}))
     versions = {name: mapping(each)["version"] for name, each in tables.items()}
     return MaterializeResult(

@@ -13,6 +13,7 @@ from dagster import (
     AssetExecutionContext,
     AssetKey,
     AssetsDefinition,
+    DagsterInstance,
     DefaultSensorStatus,
     Definitions,
     Field,
@@ -34,8 +35,8 @@ from dagster import (
 
 from assets.failures import typed_failures
 from assets.launcher import Launcher
-from assets.metadata import metadata_of
-from assets.raw_logs import build_distributed_asset, build_raw_asset, raw_steps
+from assets.metadata import entries_in, metadata_of
+from assets.raw_logs import build_distributed_asset, build_raw_asset, gaps_of, raw_steps, recorded_gaps
 from assets.steps import asset_key
 from jobs.spark.spark import Spark
 from pipelines.automation import Automation
@@ -223,11 +224,17 @@ def build_raw_log_assets(raw_log: DeclaredRawLog) -> list[AssetsDefinition]:
     return [build_distributed_asset(declaration, raw_log.options(Distribute)), *upkeep]
 
 
-def waiting_chunks(raw_log: DeclaredRawLog) -> str | SkipReason:
-    """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets."""
+def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> str | SkipReason:
+    """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
+
+    If no chunk waits, but the check `nothing_is_missing` shows other gaps than the stores have, a run evaluates it.
+    """
     with Spark() as spark:  # a dry run has no Spark work, so Spark does not start
         planned = run(raw_log.options(Distribute, dry_run=True), spark)
-    chunks, held = planned.details["chunks"], planned.details["held"]
+    chunks, held = planned.details["chunks"], entries_in(planned.details, "held")
     if isinstance(chunks, int) and chunks:
         return f"{counted(chunks, 'chunk')} waiting"
+    gaps = gaps_of(held)
+    if gaps != recorded_gaps(instance, raw_log.declaration.name):
+        return f"{counted(len(gaps), 'gap')} of missing chunks, which the check does not show yet"
     return SkipReason("nothing to do" + (f", held back by missing chunks: {held}" if held else ""))

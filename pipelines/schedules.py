@@ -17,6 +17,7 @@ from dataclasses import dataclass
 
 from dagster import (
     AssetKey,
+    DagsterInstance,
     DagsterRunStatus,
     RunRequest,
     RunsFilter,
@@ -30,7 +31,7 @@ from assets.checks import check_keys
 from assets.raw_logs import distributed_key, raw_key, raw_steps
 from assets.run_tags import PRIORITY, TABLE, VERSION
 from pipelines.automation import Automation
-from pipelines.housekeeping import waiting_chunks
+from pipelines.housekeeping import distribution_reason
 from pipelines.jobs import CHECK, step_assets
 from pipelines.runs import USUAL, AtWork, reason_tags, run_request
 from pipelines.tables import DeclaredRawLog
@@ -51,13 +52,14 @@ _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
 class Timed:
     """Work that a schedule may request at the times of a cron line: a run of these assets of one table or raw log.
 
-    `reason` returns the reason for a run, or a `SkipReason`. It reads storage only if the read is cheap.
+    `reason` takes Dagster's instance, and returns the reason for a run, or a `SkipReason`. It reads storage only if the
+    read is cheap.
     """
 
     declaration: TableDeclaration | RawLogDeclaration
     cron: str
     assets: Sequence[AssetKey]
-    reason: Callable[[], str | SkipReason]
+    reason: Callable[[DagsterInstance], str | SkipReason]
 
     @property
     def name(self) -> str:
@@ -93,7 +95,7 @@ def build_schedules(
                     declaration=raw_log.declaration,
                     cron=raw_log.declaration.upkeep_schedule,
                     assets=[key],
-                    reason=lambda: "as scheduled",
+                    reason=lambda _: "as scheduled",
                 )
             )
     schedules = [_schedule(job, each, assets_of_jobs, automation) for job, each in timed.items() if each]
@@ -101,7 +103,7 @@ def build_schedules(
 
 
 def _timed(table: TableDeclaration, step: Step) -> Timed:
-    def reason() -> str | SkipReason:
+    def reason(_: DagsterInstance) -> str | SkipReason:
         return "as scheduled" if exists(table.uri) else SkipReason("the table does not exist yet")
 
     cron = table.schedule.cron_of(step.name)
@@ -113,7 +115,7 @@ def _distributed(raw_log: DeclaredRawLog) -> Timed:
         declaration=raw_log.declaration,
         cron=raw_log.declaration.schedule,
         assets=[distributed_key(raw_log.declaration.name)],
-        reason=lambda: waiting_chunks(raw_log),
+        reason=lambda instance: distribution_reason(raw_log, instance),
     )
 
 
@@ -128,16 +130,18 @@ def _schedule(
         at_work = AtWork.of(context.instance, assets_of_jobs, now_ms=int(now.timestamp() * 1000))
         wanted = (each for each in timed if automation.looks_after(each.declaration))
         due = (each for each in wanted if _is_time(each.cron, now) and at_work.free(each.assets))
-        yield from _answer(_requests(job, due, automation.prefix))
+        yield from _answer(_requests(job, due, automation.prefix, context.instance))
 
     crons = sorted({each.cron for each in timed})
     return _definition(job, crons, tick, description=f"Requests {job} runs.", automation=automation)
 
 
-def _requests(job: str, due: Iterable[Timed], prefix: str) -> Iterator[RunRequest | SkipReason]:
+def _requests(
+    job: str, due: Iterable[Timed], prefix: str, instance: DagsterInstance
+) -> Iterator[RunRequest | SkipReason]:
     for each in due:
         try:
-            reason = each.reason()
+            reason = each.reason(instance)
         except TidemarkError as error:
             reason = _skip("cannot be read", Failed.of(error))
         if isinstance(reason, SkipReason):

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from storage_core.base.clock import SystemClock, SystemIds
-from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.base.errors import Corrupt, InvalidInput, TidemarkError
 from storage_core.base.process import holder_of, is_dead
 from storage_core.change.declaration import RawLogDeclaration, TableDeclaration, load, load_raw_log
 from storage_core.change.declaration_file import is_text
@@ -218,6 +219,24 @@ def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
             raise InvalidInput(f"--skip-gap {text!r}: write the writer and the last missing chunk as WRITER:LAST")
         found[writer] = max(int(last), found.get(writer, 0))
     return found
+
+
+def missing_chunks(raw_log: str, held: Iterable[Mapping[str, Any]]) -> Corrupt:
+    """Return the error for missing chunks that make later records wait. It contains the command that gives them up.
+
+    `held` is the list of this name in the report of a distribution.
+    """
+    last: dict[str, int] = {}
+    for each in held:
+        last[each["writer"]] = max(each["last"], last.get(each["writer"], 0))
+    gaps = " ".join(f"--skip-gap {writer}:{until}" for writer, until in last.items())
+    return Corrupt(
+        "the stores of the raw log lack chunks, and later records of their writers wait",
+        advice=(
+            "copy a backup of live/ into any store. If there is no backup, give the chunks up: tidemark distribute "
+            f"{raw_log} {gaps}"
+        ),
+    )
 
 
 def _distribute(job: DistributeTables, work: _Tasks, terms: Terms, run: JobRun[Distribute]) -> DistributionOutcome:

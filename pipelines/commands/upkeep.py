@@ -27,7 +27,7 @@ from pipelines.commands.arguments import (
     windows,
 )
 from pipelines.commands.output import cell, number
-from storage_core.base.errors import Corrupt, InvalidInput
+from storage_core.base.errors import InvalidInput
 from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import LOCAL_SPARK, STEPS, Described, RawLogOptions, Step, TableOptions, described
@@ -193,6 +193,8 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
 
 def _show_distribution(done: JobReport, *, as_json: bool) -> None:
     """Print the report, and the missing chunks. Raises `Corrupt` with the next step if chunks are missing."""
+    from storage_core.raw_log_steps import missing_chunks
+
     output.report(done, as_json=as_json)
     held = done.details["held"]
     if not isinstance(held, list) or not held:
@@ -200,17 +202,7 @@ def _show_distribution(done: JobReport, *, as_json: bool) -> None:
     if not as_json:
         shown = {"writer": cell, "first": number, "last": number, "tables": _names}
         output.records(held, shown, as_json=False, nothing="no chunk is missing")
-    last: dict[str, int] = {}
-    for each in held:
-        last[each["writer"]] = max(each["last"], last.get(each["writer"], 0))
-    gaps = " ".join(f"--skip-gap {writer}:{until}" for writer, until in last.items())
-    raise Corrupt(
-        "the stores of the raw log lack chunks, and later records of their writers wait",
-        advice=(
-            "copy a backup of live/ into any store. If there is no backup, give the chunks up: tidemark distribute "
-            f"{done.details['raw_log']} {gaps}"
-        ),
-    )
+    raise missing_chunks(str(done.details["raw_log"]), held)
 
 
 def _names(value: object) -> str:

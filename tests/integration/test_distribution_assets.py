@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from dagster import DagsterInstance, Definitions, ExecuteInProcessResult, SkipReason
+from dagster import (
+    DagsterInstance,
+    Definitions,
+    ExecuteInProcessResult,
+    RunRequest,
+    SkipReason,
+    build_schedule_context,
+)
 
 from assets.launcher import InProcessLauncher
 from assets.metadata import METADATA
 from jobs.spark.spark import Spark
+from pipelines.alerts.sensors import failure_alert
 from pipelines.catalog import build_definitions
-from pipelines.housekeeping import waiting_chunks
+from pipelines.housekeeping import distribution_reason
 from pipelines.tables import read_raw_logs, read_tables
+from storage_core.data.steps import Distribute
+from storage_core.log.job_run import run
 from storage_core.log.lease import acquire
 from storage_core.table import Table
 from storage_core.write.raw_log.records import RawLimits, RawRecord
@@ -105,18 +117,75 @@ def test_a_table_that_is_held_fails_the_step_which_shows_what_was_distributed_to
     assert (shown.metadata["kind"].value, shown.metadata["rows_out"].value) == ("held", 4)
 
 
+def ticked(root: Path, spark: Spark, instance: DagsterInstance) -> Sequence[RunRequest]:
+    """Return the runs that the schedule requests, long after all other runs."""
+    repository = definitions(root, spark).get_repository_def()
+    noon = dt.datetime(2050, 1, 1, 12, tzinfo=dt.UTC)
+    with build_schedule_context(instance, repository_def=repository, scheduled_execution_time=noon) as context:
+        return repository.get_schedule_def("distribute_schedule").evaluate_tick(context).run_requests or []
+
+
+def distributed(root: Path, spark: Spark, instance: DagsterInstance) -> ExecuteInProcessResult:
+    job = definitions(root, spark).resolve_job_def("distribute")
+    return job.execute_in_process(instance=instance, raise_on_error=False)
+
+
 def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_check(
     root: Path, spark: Spark, instance: DagsterInstance
 ) -> None:
     (raw_log,) = read_raw_logs(root / "tables").raw_logs
     chunks = sorted((root / "raw" / "live").rglob("*.avro"), key=lambda each: each.name)
     chunks[2].unlink()
-    assert waiting_chunks(raw_log) == "2 chunks waiting"
-    result = materialized(root, spark, instance)
+    assert distribution_reason(raw_log, instance) == "2 chunks waiting"
+    result = distributed(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__distributed")
     assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are not work of windows
     assert event.metadata["gaps"].value == 1
-    skipped = waiting_chunks(raw_log)
+    skipped = distribution_reason(raw_log, instance)
     assert isinstance(skipped, SkipReason)
     assert "held back by missing chunks" in str(skipped.skip_message)
+
+
+def test_a_gap_that_holds_everything_back_is_checked_and_fails_one_run_which_sends_an_alert(
+    root: Path, spark: Spark, kept_instance: DagsterInstance
+) -> None:
+    assert materialized(root, spark, kept_instance).success
+    assert ticked(root, spark, kept_instance) == []
+    with RawLog([str(root / "raw")], clock=ManualClock(), ids=SeededIds(2), limits=RawLimits(segment_ms=1)) as log:
+        for n in (7, 8):
+            log.append("a", {"n": n})
+    first, _ = sorted((each for each in (root / "raw" / "live").rglob("*.avro") if log.writer_id in str(each)), key=str)
+    content = first.read_bytes()
+    first.unlink()
+    (request,) = ticked(root, spark, kept_instance)
+    assert request.job_name == "distribute"
+
+    result = distributed(root, spark, kept_instance)
+    assert verdicts(result)["nothing_is_missing"] is False
+    assert len(result.asset_materializations_for_node("all_rows__distributed")) == 1
+    (failed,) = result.get_step_failure_events()
+    alert = failure_alert(result.dagster_run, [failed], [], at=1)
+    assert f"tidemark distribute all-rows --skip-gap {log.writer_id}:1" in alert.text
+    assert ticked(root, spark, kept_instance) == []
+    assert distributed(root, spark, kept_instance).success, "the gap is known, so no other alert is sent"
+
+    first.write_bytes(content)
+    assert len(ticked(root, spark, kept_instance)) == 1
+    result = distributed(root, spark, kept_instance)
+    assert (result.success, verdicts(result)["nothing_is_missing"]) == (True, True)
+
+
+def test_a_gap_that_was_given_up_by_hand_is_checked_again(
+    root: Path, spark: Spark, kept_instance: DagsterInstance
+) -> None:
+    (raw_log,) = read_raw_logs(root / "tables").raw_logs
+    chunks = sorted((root / "raw" / "live").rglob("*.avro"), key=lambda each: each.name)
+    writer = chunks[0].parent.name.partition(".")[2]
+    chunks[0].unlink()
+    assert not distributed(root, spark, kept_instance).success
+    run(raw_log.options(Distribute, skip_gaps=(f"{writer}:1",)), spark)
+    assert len(ticked(root, spark, kept_instance)) == 1
+    result = distributed(root, spark, kept_instance)
+    assert (result.success, verdicts(result)["nothing_is_missing"]) == (True, True)
+    assert ticked(root, spark, kept_instance) == []
