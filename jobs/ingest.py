@@ -12,9 +12,8 @@ from functools import partial
 from jobs.due_runs import TableInputs
 from storage_core.base.errors import InvalidInput
 from storage_core.base.text import counted
-from storage_core.change.creation import declared_changes
+from storage_core.change.creation import as_declared
 from storage_core.change.declaration import TableDeclaration, load
-from storage_core.change.definition import check_unchanged
 from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.rows.windows import LateMetrics, by_start
 from storage_core.data.steps import Ingest
@@ -22,6 +21,7 @@ from storage_core.log.actions import Add
 from storage_core.log.job_run import Answer, DueRun, Item, JobReport, JobRun, Metrics, Place, Prediction, as_task
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext, context_of
+from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
 from storage_core.write.ingest.batch import BatchResult, IngestResult, IngestWork, may_have_new_rows, plan
@@ -51,8 +51,10 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
     declaration = load(options.declaration) if options.declaration else None
     if declaration and options.dry_run and not exists(options.table_uri):
         return _plan_of_new_table(declaration, job)
-    if declaration:
-        table = _declared(declaration, options)
+    if declaration and options.dry_run:
+        job.before = as_declared(job.log, declaration)
+    elif declaration:
+        table = Table.declare(declaration, options.table_uri)
         job.use(table.log, table.snapshot)
     spec = (declaration and declaration.landing_spec()) or landing_of(job.before.metadata.configuration)
     if spec is None:
@@ -81,7 +83,7 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
             "metrics": Metrics(bytes_in=_bytes(work)),
             "details": {"files": len(work)} | _not_read(landed),
         },
-        nothing=lambda _: job.report("nothing_to_do", details=_not_read(landed)),
+        nothing=lambda _: job.report("nothing_to_do", details=_about(spec, landed)),
     )
 
 
@@ -95,7 +97,7 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequ
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(files, adds, spec) | _not_read(landed) | _far_times(adds, job)
+    details = _details(files, adds) | _about(spec, landed) | _far_times(adds, job)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
@@ -141,23 +143,10 @@ def _plan_of_new_table(declaration: TableDeclaration, job: JobRun[Ingest]) -> Jo
     if spec is not None:
         reject_overlap(spec.uri, job.options.table_uri, "the table")
     landed = survey(spec) if spec and not spec.is_delta else Landed([])
-    details = {"files": len(landed.files), "creates_table": True} | _not_read(landed)
+    about = _not_read(landed) if landed.files or spec is None else _about(spec, landed)
+    details = {"files": len(landed.files), "creates_table": True} | about
     planned = Metrics(bytes_in=sum(file.size for file in landed.files))
     return job.report("planned", 0, metrics=planned, details=details)
-
-
-def _declared(declaration: TableDeclaration, options: Ingest) -> Table:
-    """Return the table with the declared settings.
-
-    A dry run changes nothing. It checks that the settings could be applied, and returns the table as it is.
-    """
-    if not options.dry_run:
-        return Table.declare(declaration, options.table_uri)
-    table = Table.open(options.table_uri)
-    is_delta = declaration.landing is not None and declaration.landing.is_delta
-    declared_changes(declaration.name, declaration.schema(), table.schema, follows=is_delta)
-    check_unchanged(declaration.name, declaration.config(), table.config)
-    return table
 
 
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
@@ -176,11 +165,10 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     return set(range(first, wanted.end, window_seconds))
 
 
-def _details(files: Sequence[IngestResult], adds: Sequence[Add], spec: LandingSpec) -> dict[str, object]:
+def _details(files: Sequence[IngestResult], adds: Sequence[Add]) -> dict[str, object]:
     rejected = tally(*(file.rejected for file in files))
     windows = {add.windowStart for add in adds}
     return {
-        "landing": spec.uri,
         "files": len(files),
         "rejected": sum(rejected.values()),
         "rejected_before": sum(file.rejected_before for file in files),
@@ -209,6 +197,19 @@ def _by_window(adds: Sequence[Add]) -> dict[int | None, Metrics]:
     for add in adds:
         found.setdefault(add.windowStart, []).append(add)
     return {window: Metrics.of_adds(each) for window, each in found.items()}
+
+
+def _about(spec: LandingSpec, landed: Landed) -> dict[str, object]:
+    """Return the landing location, and its entries that are never read.
+
+    If the location is a local folder that does not exist, the result contains a note. This is not an error, because the
+    folder may appear with the first file.
+    """
+    about: dict[str, object] = {"landing": spec.uri}
+    if landed.is_missing:
+        where = open_store(spec.uri).uri
+        about["note"] = f"{where} does not exist. Create the folder, or correct `landing` in the declaration"
+    return about | _not_read(landed)
 
 
 def _not_read(landed: Landed) -> dict[str, object]:

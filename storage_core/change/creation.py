@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -411,13 +412,35 @@ def declare(
     for change in changes:
         found = change_column(log, found, change)
 
-    def declared(current: Snapshot) -> Mapping[str, str]:
-        wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
-        wanted = keeping_hand_regions(wanted, current.config)
-        check_names(current, wanted)
-        return {**wanted.to_configuration(), **extra}
+    return _following(log, found, partial(_declared_settings, declaration, extra))
 
-    return _following(log, found, declared)
+
+def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
+    """Return the newest version with the declared columns and settings, without a commit. A dry run plans on it.
+
+    Raises the errors of `declare`, and `NotFound` if the table does not exist.
+    """
+    landing = declaration.landing_spec()
+    extra = {} if landing is None else {LANDING: landing.to_json()}
+    if landing is not None:
+        reject_overlap(landing.uri, log.store.uri, "the table")
+    found = log.snapshot()
+    follows = landing is not None and landing.is_delta
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema, follows=follows)
+    check_unchanged(declaration.name, declaration.config(), found.config)
+    for change in changes:
+        found = altered(found, change) or found
+    actions = _changing(found, _declared_settings(declaration, extra, found))
+    metadata = next((each for each in actions if isinstance(each, Metadata)), found.metadata)
+    return replace(found, metadata=metadata)
+
+
+def _declared_settings(declaration: TableDeclaration, extra: Mapping[str, str], current: Snapshot) -> Mapping[str, str]:
+    """Return the settings of the table once it follows its declaration. `extra` are settings outside `TableConfig`."""
+    wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
+    wanted = keeping_hand_regions(wanted, current.config)
+    check_names(current, wanted)
+    return {**wanted.to_configuration(), **extra}
 
 
 def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) -> Snapshot:
@@ -453,9 +476,7 @@ def _following(
     log: TransactionLog, snapshot: Snapshot, settings_for: Callable[[Snapshot], Mapping[str, str]]
 ) -> Snapshot:
     def attempt(head: Snapshot) -> Snapshot:
-        settings = dict(settings_for(head))
-        settings.pop(REGIONS_KEY, None)  # the table's own regions stay, with their history
-        actions = _changing(head, settings)
+        actions = _changing(head, settings_for(head))
         if not actions:
             # The outcome of the commit that set these values may be unknown.
             require_durable(log.store, version_key(head.version), advice="declare the table again")
@@ -469,12 +490,12 @@ def _following(
 def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
     """Return the actions that set these settings and remove the segments of dropped indexes. Empty if nothing changes.
 
-    If no index is left, the translations are removed as well.
+    If no index is left, the translations are removed as well. The table's own regions stay, with their history.
     """
     current = dict(snapshot.metadata.configuration)
     ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}
     others = {name: value for name, value in current.items() if name not in ours}
-    wanted = {**others, **settings}
+    wanted = {**others, **{name: value for name, value in settings.items() if name != REGIONS_KEY}}
     if wanted == current:
         return []
     kept = {index.name for index in TableConfig.from_configuration(wanted).indexes}

@@ -154,6 +154,20 @@ def scheme_of(uri: str) -> str | None:
     return scheme
 
 
+def is_missing(uri: str) -> bool:
+    """Return whether a local folder does not exist. Return False for every other store, because a prefix has no folder.
+
+    Raises `InvalidInput` if the text is not a location.
+    """
+    match scheme_of(uri):
+        case None:
+            return not Path(_plain_path(uri)).exists()
+        case "file":
+            return not Path(_file_path(uri)).exists()
+        case _:
+            return False
+
+
 def name_of(uri: str) -> str:
     """Return the last part of a location, which serves as the name of its content."""
     return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri

@@ -39,7 +39,7 @@ from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
 from storage_core.engine.session import session
 from storage_core.store.contract import ObjectFile, ObjectInfo
-from storage_core.store.resolve import check_location, open_store, overlap
+from storage_core.store.resolve import check_location, is_missing, open_store, overlap
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
 from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
 from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, TimeUnit, Year
@@ -459,13 +459,15 @@ class Landed:
     `not_read` counts the unread entries, and `not_read_names` has the names of the first unread entries, each with a
     reason. One reason is a name that is not a valid key, because such a file cannot be recorded as ingested. Another
     reason is a symlink or a pipe, which has no bytes of its own. Characters that are not printable are escaped in the
-    names. `entries` is the number of entries that were checked.
+    names. `entries` is the number of entries that were checked. `is_missing` is True if the location is a local folder
+    that does not exist.
     """
 
     files: list[LandedFile]
     not_read: int = 0
     not_read_names: Mapping[str, str] = field(default_factory=dict)
     entries: int = 0
+    is_missing: bool = False
 
 
 def landing_of(configuration: Mapping[str, str]) -> LandingSpec | None:
@@ -519,7 +521,8 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
             not_read += 1
             if not_read <= MOST_NAMES:
                 names[printable_name(name)] = reason
-    return Landed(sorted(files, key=lambda file: file.path), not_read, names, entries)
+    files.sort(key=lambda file: file.path)
+    return Landed(files, not_read, names, entries, is_missing=not entries and is_missing(spec.uri))
 
 
 def _reject_table_or_raw_log(key: str) -> None:
