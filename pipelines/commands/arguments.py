@@ -141,9 +141,12 @@ def open_table(text: str, at: str | None = None) -> Table:
     Raises:
         NotFound: The table does not exist. The message contains the command that creates a declared table.
     """
+    return _existing(text, resolve(text), at)
+
+
+def _existing(text: str, target: Target, at: str | None = None) -> Table:
     from storage_core.table import Table, exists
 
-    target = resolve(text)
     if target.file is not None and not exists(target.uri):
         raise NotFound(
             f"the table {text!r} is declared in {target.file} and does not exist yet. Run: tidemark init {text}"
@@ -151,16 +154,45 @@ def open_table(text: str, at: str | None = None) -> Table:
     return Table.open(target.uri, at=at)
 
 
-def run_here(options: RunOptions) -> JobReport:
+def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table | None:
+    """Apply the declaration of a table, as the runs of Dagster do before each step, and return the table.
+
+    A change is printed on standard error. A dry run changes nothing, and returns the table as it will be. If the
+    location is not that of a declared table, return None. The working directory must be the root of the target.
+
+    Raises:
+        InvalidInput: The declaration differs from the table in a setting that cannot change.
+        NotFound: The table does not exist. The message contains the command that creates the table.
+    """
+    if target.file is None:
+        return None
+    from pipelines.commands import output
+    from storage_core.change.creation import as_declared
+    from storage_core.change.declaration import load
+    from storage_core.table import Table
+
+    declaration, before = load(target.file), _existing(text, target)
+    if dry_run:
+        table = Table(before.store, before.log, as_declared(before.log, declaration))
+    else:
+        table = Table.declare(declaration, target.uri)
+    if table.snapshot.metadata != before.snapshot.metadata:
+        did = "differs from the table. A run without --dry-run changes the table first"
+        done = f"was applied to the table, which is changed at version {table.version}"
+        output.warning(f"{target.file} {did if dry_run else done}")
+    return table
+
+
+def run_here(options: RunOptions, table: Table | None = None) -> JobReport:
     """Run the step of these options in this process, and return its report.
 
-    Spark starts only if the step has work for Spark.
+    Spark starts only if the step has work for Spark. `table` is the table if it is already open.
     """
     from jobs.spark.spark import Spark
     from storage_core.log.job_run import run
 
     with Spark(options.master) as spark:
-        return run(options, spark)
+        return run(options, spark, table)
 
 
 def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:

@@ -20,6 +20,7 @@ from pipelines.commands.arguments import (
     To,
     Uri,
     Window,
+    declared_table,
     duration_ms,
     open_table,
     resolve,
@@ -61,8 +62,10 @@ def command_of(step: Step, show: Show) -> Callable[..., None]:
         if issubclass(step.options, RawLogOptions):
             done = run_here(_declared_raw_log(given["uri"]).options(step.options, **chosen))
         else:
-            with _declaring(resolve(given["uri"]), chosen):
-                done = run_here(step.options(**chosen))
+            target = resolve(given["uri"])
+            with _declaring(target, chosen):
+                table = _as_declared(step, given["uri"], target, chosen)
+                done = run_here(step.options(**chosen), table)
         show(done, as_json=given["as_json"])
 
     arguments = {
@@ -91,6 +94,13 @@ def _declaring(target: Target, chosen: dict[str, Any]) -> Iterator[None]:
         chosen["declaration"] = None if file is None else str(file)
     with chdir(root):
         yield
+
+
+def _as_declared(step: Step, text: str, target: Target, chosen: Mapping[str, Any]) -> Table | None:
+    """Apply the declaration of the table, unless the step only reads or applies the declaration itself."""
+    if not issubclass(step.options, TableOptions) or "declaration" in chosen:
+        return None
+    return declared_table(text, target, dry_run=chosen["dry_run"])
 
 
 def _declared_raw_log(name: str) -> DeclaredRawLog:
@@ -245,7 +255,9 @@ def publish(
 
     Example: tidemark publish clicks --format delta
     """
-    table = open_table(uri)
+    target = resolve(uri)
+    with chdir(target.root):
+        table = declared_table(uri, target) or open_table(uri)
     for each in (format_,) if format_ is not None else table.config.publish.published:
         _show_published(table.publish(each), as_json=as_json)
 
