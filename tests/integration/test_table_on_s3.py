@@ -24,6 +24,7 @@ from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.steps import options_for
 from storage_core.store.contract import IfAbsent
 from storage_core.store.resolve import open_store
+from tests.support.batches import one_file_per_batch
 from tests.support.s3_server import SECRET_KEY, S3Server
 from tidemark import Table, col
 
@@ -105,7 +106,8 @@ def test_jobs_ingest_compact_index_checkpoint_and_collect_a_table_on_s3(
     declaration = tmp_path / "clicks.yaml"
     declaration.write_text(DECLARATION.format(uri=uri, landing=landing), encoding="utf-8")
     about = {"table_uri": uri, "declaration": str(declaration), "master": "local[2]", "horizon_ms": 0}
-    ingested = job("ingest", **about)
+    with one_file_per_batch():
+        ingested = job("ingest", **about)
     assert (ingested["status"], ingested["rows_out"], ingested["details"]["rejected"]) == ("committed", 60, 2)
     assert job("ingest", **about)["status"] == "nothing_to_do"
     compacted = job("compact", **about)
