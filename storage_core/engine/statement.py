@@ -311,6 +311,15 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
     return node
 
 
+def text_of(expression: Node) -> str:
+    """Return the SQL text of an expression of a tree, as DuckDB writes it."""
+    begin = "SELECT "
+    node = {**parse(f"{begin}1"), "select_list": [{**expression, "alias": ""}]}
+    tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
+    row = parser().execute("SELECT json_deserialize_sql(?::JSON)", [tree]).fetchone()
+    return str(row[0] if row else "").removeprefix(begin)
+
+
 def parser() -> duckdb.DuckDBPyConnection:
     """Return a cursor of this process's confined session, which parses SQL and has the engine's own lists."""
     return _parser(os.getpid()).cursor()
