@@ -247,7 +247,7 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
         ({"consistency": "newest"}, "consistency 'newest' is not one of"),
         ({"at": "99"}, "99"),
         ({"filter": "n >"}, "the condition 'n >' is not valid SQL"),
-        ({"filter": "no_such = 1"}, "unknown column 'no_such'. The table has ['ts', 'n', "),
+        ({"filter": "no_such = 1"}, "unknown column 'no_such'. The table has ts, n, "),
         ({"changes": "yes"}, "the option changes is 'yes'. Write true or false."),
         (
             {"Pushdown": "true"},
