@@ -203,6 +203,7 @@ def read_tables(folder: Path) -> DeclaredTables:
             lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
+            _require_outside(file, declaration, here, own)
             own.add(declaration.name, here)
             if lands is not None:
                 landing.add(declaration.name, lands)
@@ -260,6 +261,20 @@ def _require_apart(
         raise _in_field(file, "landing", landing_overlap(f"the table {name!r}"))
     if (name := landings.overlapping(table)) is not None:
         raise _in_field(file, "uri", landing_overlap("the table", f"the landing place of {name!r}"))
+
+
+def _require_outside(file: Path, declaration: TableDeclaration, table: Sequence[str], tables: _Locations) -> None:
+    """Raise `InvalidInput` if the table is in the folder of an earlier declaration's table, or the other way round."""
+    name = tables.overlapping(table)
+    if name is not None:
+        how = "contains" if table[0] in tables.within else "is in"
+        raise _in_field(
+            file,
+            "uri",
+            InvalidInput(
+                f"{declaration.uri!r} {how} the folder of the table {name!r}. Choose a location outside of it"
+            ),
+        )
 
 
 def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:

@@ -688,7 +688,7 @@ class Table:
         from storage_core.change.statements import required_filter
 
         self._require_writable()
-        wanted = required_filter(condition, verb, self.snapshot.schema.names)
+        wanted = required_filter(condition, verb, self.snapshot.schema)
 
         def matching() -> tuple[Snapshot, pa.Table]:
             found = self.scan(columns, wanted, consistency=Consistency.LATEST, limits=limits)
@@ -769,12 +769,13 @@ class Table:
             Unavailable: The filter exceeds `limits`. Raised when rows are read.
         """
         from storage_core.read.lookup import matching_regions
-        from storage_core.read.scan import Scan, chosen_columns, wanted_filter
+        from storage_core.read.scan import Scan, chosen_columns, require_condition, wanted_filter
 
         wanted = wanted_filter(filter)
         regions = partial(matching_regions, self._store, predicate=None if wanted is None else wanted.predicate)
         snapshot, records, raw = self._view.records(at, consistency, regions)
         chosen = chosen_columns(columns, snapshot.schema)
+        require_condition(wanted, snapshot.schema)
         return Scan(self._store, snapshot, chosen, wanted, records, self._verified, limits, raw)
 
     @_call
@@ -1107,13 +1108,14 @@ class Table:
         limits: QueryLimits | None,
         cache_dir: Path | None,
     ) -> Searched:
-        from storage_core.read.scan import wanted_filter
+        from storage_core.read.scan import require_condition, wanted_filter
         from storage_core.read.search.kept import Kept
         from storage_core.read.search.matches import Searched
 
         wanted = wanted_filter(given)
         self._kept = self._kept or Kept(self._verified, values=self._view.kept)
         snapshot, captured = self._view.captured(at, consistency)
+        require_condition(wanted, snapshot.schema)
         return Searched(
             store=self._store,
             snapshot=snapshot,

@@ -110,6 +110,8 @@ def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: b
                 yield {"name": each.name, "uri": each.uri, "outcome": "not_made"}
 
     output.records(done(), _OUTCOME, as_json=as_json, nothing="No table is declared here. Name a table.", most=None)
+    if not names:
+        declared().require_sound()
     if failures:
         raise failures[0]
 

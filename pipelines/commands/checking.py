@@ -262,7 +262,13 @@ def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
     if bool(stores) != bool(table):
         raise InvalidInput("--raw and --raw-table go together. Give a raw log, and the table's name in its records.")
     if stores and table:
-        return [RawTable(table, [resolve(each).uri for each in stores])]
+        from storage_core.store.resolve import open_store
+        from storage_core.write.raw_log.history import require_raw_log
+
+        uris = [resolve(each).uri for each in stores]
+        for each in uris:  # a store without the raw log would be a false report that no row is left
+            require_raw_log([open_store(each)])
+        return [RawTable(table, uris)]
     target = resolve(uri)
     if target.file is None:
         return []

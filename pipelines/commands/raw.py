@@ -83,6 +83,37 @@ class _Tally:
             self.rejected.append({"file": file, "line": line, "reason": reason, **_shown(data)})
 
 
+def raw_stores(text: str, also: Sequence[str], optional: Sequence[str], table: str) -> tuple[list[str], list[str]]:
+    """Return the URIs of the mandatory and of the optional stores of a raw log.
+
+    `text` is the name of a declared raw log, or the location of a store.
+
+    Raises `InvalidInput` if the raw log is declared and does not have the table.
+    """
+    from pipelines.tables import read_raw_logs, tables_folder
+    from storage_core.base.text import did_you_mean, names_of
+    from storage_core.change.declaration_parts import below
+    from storage_core.store.resolve import canonical
+
+    root = tables_folder().parent
+    known = _declared_raw_log(text)
+    if known is None:
+        mandatory, others = [resolve(each).uri for each in (text, *also)], [*optional]
+    elif also or optional:
+        raise InvalidInput(f"{text} is declared with its stores. Leave --also and --optional out.")
+    else:
+        stores = known.declaration.stores
+        mandatory = [below(root, each.uri) for each in stores if each.mandatory]
+        others = [below(root, each.uri) for each in stores if not each.mandatory]
+    own = {canonical(each) for each in mandatory}
+    for each in read_raw_logs(tables_folder()).raw_logs:
+        one = each.declaration
+        if own & {canonical(below(root, place)) for place in one.uris} and not one.feeds(table):
+            near = did_you_mean(table, one.tables)
+            raise InvalidInput(f"the raw log {one.name!r} has no table {table!r}. It has {names_of(one.tables)}{near}")
+    return mandatory, others
+
+
 def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_json: bool) -> None:
     """Append each line as one record, and print how many records were acknowledged.
 
@@ -354,8 +385,11 @@ def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> 
     """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both are given."""
     if known is None:
         from storage_core.store.resolve import open_store
+        from storage_core.write.raw_log.history import require_raw_log
 
-        return RawPlaces([open_store(resolve(each).uri) for each in (text, *also)])
+        stores = [open_store(resolve(each).uri) for each in (text, *also)]
+        require_raw_log(stores)
+        return RawPlaces(stores)
     if also:
         raise InvalidInput(f"{text} is declared with its stores. Leave --also out.")
     from storage_core.raw_log_steps import DistributeTables

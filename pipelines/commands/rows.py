@@ -14,8 +14,18 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Everything, Json, Uri, open_table, resolve
-from pipelines.commands.raw import Also, KeyField, Optional_, RawOperation, RawTarget, TableName, UniqueBy, append_lines
+from pipelines.commands.arguments import Everything, Json, Uri, open_table
+from pipelines.commands.raw import (
+    Also,
+    KeyField,
+    Optional_,
+    RawOperation,
+    RawTarget,
+    TableName,
+    UniqueBy,
+    append_lines,
+    raw_stores,
+)
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.text import counted
 
@@ -70,10 +80,10 @@ def append(
     Example: tidemark append clicks new_rows.ndjson
     """
     if table_name is not None:
-        stores = [resolve(each).uri for each in (uri, *(also or []))]
+        stores, others = raw_stores(uri, also or (), optional or (), table_name)
         target = RawTarget(
             stores=stores,
-            optional=optional or [],
+            optional=others,
             table=table_name,
             operation=operation,
             key=key,

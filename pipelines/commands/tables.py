@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Declaration, Json, Uri, declared, open_table, refuse_beside, resolve
+from pipelines.commands.arguments import BARE_NAME, Declaration, Json, Uri, declared, open_table, refuse_beside, resolve
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.text import counted
 
@@ -68,6 +68,18 @@ def init(
     Example: tidemark init clicks
     """
     if schema is None:
+        given = {
+            "--time-column": time_column,
+            "--sort-schema": sort_schema,
+            "--window": window,
+            "--primary-key": primary_key,
+            "--partition-by": partition_by,
+            "--index": index,
+        }
+        ignored = [name for name, value in given.items() if value]
+        if ignored:
+            advice = "Write the settings into the declaration, or give --schema"
+            raise InvalidInput(f"an option needs --schema: {', '.join(ignored)}. {advice}")
         _init_declared(uri, declaration, as_json=as_json)
         return
     if uri is None or declaration is not None:
@@ -334,6 +346,8 @@ def clone(
 
     Example: tidemark clone logs ./try
     """
+    if BARE_NAME.fullmatch(to) and declared().named(to) is not None:
+        raise InvalidInput(f"{to!r} is a declared table. Give a new location, such as ./{to}")
     _show_clone(open_table(uri).clone(to, version=version, deep=deep), as_json=as_json)
 
 

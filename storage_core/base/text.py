@@ -57,6 +57,11 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
     return f". Did you mean {by_folded[close[0]]!r}?" if close else ""
 
 
+def names_of(names: Sequence[str]) -> str:
+    """Return the first `MOST_LISTED` names with commas between them. Each name is escaped and bounded."""
+    return ", ".join(fitted(str(each), _LONGEST_NAME) for each in first_of(names, MOST_LISTED))
+
+
 def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, where: str = "") -> str:
     """Return the message about names that a table does not have: its known names, and a likely spelling.
 
@@ -68,7 +73,7 @@ def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, wher
     """
     unknown = ", ".join(map(quoted, first_of(names, MOST_LISTED)))
     found = f"unknown {noun} {unknown}" if len(names) == 1 else f"unknown {noun}s {unknown}"
-    has = f"The table has {first_of(known, MOST_LISTED)}" if known else f"The table has no {noun}"
+    has = f"The table has {names_of(known)}" if known else f"The table has no {noun}"
     return f"{f'{where}: ' if where else ''}{found}. {has}{did_you_mean(names[0], known)}"
 
 

@@ -365,8 +365,8 @@ def create(
         extra: Settings that are not part of `config`. Default: none.
 
     Raises:
-        InvalidInput: There is already a table at the location, above it or below it, or the arguments contradict each
-            other.
+        InvalidInput: There is already a table at the location, above it or below it, or the location has splits of a
+            table whose log is lost, or the arguments contradict each other.
         Unsupported: The store cannot hold a table.
 
     Cost:
@@ -381,7 +381,7 @@ def create(
         configuration={**config.to_configuration(), **extra},
         createdTime=log.clock.now_ms(),
     )
-    require_apart(log.store)
+    require_apart(log.store, is_new=True)
     log.require_capable()
     return log.create(metadata)
 

@@ -42,7 +42,7 @@ from storage_core.log.log import TransactionLog, once
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.predicate import Filter
 from storage_core.read.row_filter import RowFilter
-from storage_core.read.scan import wanted_filter
+from storage_core.read.scan import require_condition, wanted_filter
 from storage_core.read.verified import Verified
 from storage_core.split.context import context_of
 from storage_core.split.writer import sort_and_write
@@ -333,21 +333,23 @@ def require_append_table(snapshot: Snapshot, uri: str) -> None:
         )
 
 
-def required_filter(condition: object, verb: str, columns: Sequence[str]) -> Filter:
-    """Return the required filter of a statement, for a table with these columns.
+def required_filter(condition: object, verb: str, schema: pa.Schema) -> Filter:
+    """Return the required filter of a statement, for a table with this schema.
 
-    Raises `InvalidInput` without a condition, or if a second evaluation of the condition could give another result.
+    Raises `InvalidInput` without a condition, if the condition is not a boolean, or if a second evaluation of the
+    condition could give another result.
     """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
         raise InvalidInput(f"{verb} needs a condition. For every row of the table, write: {verb} where 'true'")
     if isinstance(condition, str):  # only text is checked, because a condition made with `col` calls no function
-        require_repeatable(condition, columns, f"condition of {verb}")
+        require_repeatable(condition, schema.names, f"condition of {verb}")
+    require_condition(found, schema)
     return found
 
 
 def _finder(target: Target, condition: object, verb: str) -> ByCondition:
-    wanted = required_filter(condition, verb, target.head.schema.names)
+    wanted = required_filter(condition, verb, target.head.schema)
     return ByCondition(target.log.store, wanted, verb, target.limits, target.verified)
 
 

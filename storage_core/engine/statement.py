@@ -28,7 +28,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import quoted, shortened
+from storage_core.base.text import names_of, quoted, shortened
+from storage_core.engine.faults import syntax_fault
 from storage_core.engine.session import session
 
 if TYPE_CHECKING:
@@ -302,13 +303,26 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
                 "overwrite or delete",
                 query=text,
             )
-        raise InvalidInput(f"the {what} {quoted_text} is not valid SQL: {tree['error_message']}", query=text)
+        where = syntax_fault(tree["error_message"])
+        advice = "Correct it there" if where else "Correct it"
+        if what == "condition":
+            advice = "Write a condition such as status >= 500"
+        raise InvalidInput(f"the {what} {quoted_text} is not valid SQL{where}. {advice}", query=text)
     statements = tree["statements"]
     if len(statements) != 1:
         found = f"found {len(statements)} in {shown(text)}"
         raise InvalidInput(f"a {what} is one SELECT statement, {found}", query=text)
     node: Node = statements[0]["node"]
     return node
+
+
+def text_of(expression: Node) -> str:
+    """Return the SQL text of an expression of a tree, as DuckDB writes it."""
+    begin = "SELECT "
+    node = {**parse(f"{begin}1"), "select_list": [{**expression, "alias": ""}]}
+    tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
+    row = parser().execute("SELECT json_deserialize_sql(?::JSON)", [tree]).fetchone()
+    return str(row[0] if row else "").removeprefix(begin)
 
 
 def parser() -> duckdb.DuckDBPyConnection:
@@ -334,7 +348,7 @@ def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query"
         if not is_table_name(name):
             raise refused(text, what, f"{name} cannot be the name of a common table")
     for node in nodes:
-        why = _objection(node, named, tables)
+        why = _objection(node, named, tables, text)
         if why is not None:
             raise refused(text, what, why)
     check_copies(tree, text, what)
@@ -364,10 +378,13 @@ def _is_common_table(value: object) -> bool:
     return isinstance(value, Mapping) and "query_node" in value
 
 
-def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | None:
-    """Return the reason why a query may not contain this record, or None if a query may contain it."""
+def _objection(node: Node, common: set[str], tables: Collection[str], text: str) -> str | None:
+    """Return the reason why a query may not contain this record, or None if a query may contain it.
+
+    Raises `InvalidInput` for an unknown table and for a parameter without a value.
+    """
     if node.get("class") == "PARAMETER":
-        return f"its parameter {node['identifier']} has no value. Give one in `parameters` of `Table.sql`"
+        raise _parameter_without_value(text, [str(node["identifier"])])
     unknown = node.keys() - _FIELDS
     if unknown:
         return f"a query may not hold {', '.join(sorted(unknown))}"
@@ -383,7 +400,7 @@ def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | N
             path = [str(each).lower() for each in node["qualified_name"]["path"]]
             if len(path) != 1 or path[0] not in {*common, *tables} or node["at_clause"] is not None:
                 name = ".".join(map(str, node["qualified_name"]["path"]))
-                return f"Table with name {name} does not exist! {_reading(tables)}"
+                raise unknown_table(name, tables, text)
         case "TABLE_FUNCTION":
             name = str(node["function"]["function_name"]).lower()
             return None if name in TABLE_FUNCTIONS else f"the table function {name} is not allowed. {_reading(tables)}"
@@ -392,6 +409,24 @@ def _objection(node: Node, common: set[str], tables: Collection[str]) -> str | N
         case "PIVOT":
             return "the values of a pivot are written out" if node["pivots"] and _from_type(node) else None
     return None
+
+
+def unknown_table(name: str, tables: Collection[str], text: str) -> InvalidInput:
+    """Return the error for a table that a query cannot read."""
+    noun = "table" if len(tables) == 1 else "tables"
+    return InvalidInput(
+        f"unknown table {quoted(name)}. A query can read only the {noun} {', '.join(tables)}", query=text, table=name
+    )
+
+
+def _parameter_without_value(text: str, names: Sequence[str]) -> InvalidInput:
+    noun = "a value for the parameter" if len(names) == 1 else "values for the parameters"
+    advice = (
+        f"Pass {'it' if len(names) == 1 else 'them'} in `parameters`, or write {'it' if len(names) == 1 else 'them'}"
+    )
+    return InvalidInput(
+        f"the query {shown(text)} needs {noun} {names_of(sorted(names))}. {advice} into the query", query=text
+    )
 
 
 def _reading(tables: Collection[str]) -> str:
@@ -591,9 +626,12 @@ def with_values(text: str, parameters: Parameters) -> str:
         if node.get("class") == "PARAMETER"
     }
     named = {name for _, name in places.values()}
-    if named != values.keys():
-        wanted, given = (", ".join(sorted(each)) or "none" for each in (named, values.keys()))
-        raise InvalidInput(f"the query {shown(text)} has the parameters {wanted}. Found values for {given}", query=text)
+    if missing := named - values.keys():
+        raise _parameter_without_value(text, [*missing])
+    if spare := sorted(values.keys() - named):
+        noun = "parameter" if len(spare) == 1 else "parameters"
+        advice = f"Leave the value{'' if len(spare) == 1 else 's'} out"
+        raise InvalidInput(f"the query {shown(text)} has no {noun} {names_of(spare)}. {advice}", query=text)
     coded = text.encode()
     for place, (length, name) in sorted(places.items(), reverse=True):
         written = f"({literal(values[name], f'parameter {name} cannot be')})"

@@ -326,6 +326,8 @@ class QueryBuilder:
             return self._in_columns(term.field, lambda column: self._term(column, term))
         text = node["phrase"]
         if node["delimiter"] == "none":
+            if self.is_strict and _FUZZY.fullmatch(text):
+                raise ValueError(f"{text!r} has a wrong number of changes. Write ~1 or ~2")
             text = _ESCAPED_SIGN.sub(r"\1", text)
         return self._in_columns(node["field_name"], lambda column: self._text(column, text, node["slop"]))
 

@@ -18,6 +18,7 @@ from storage_core.data.rows.incoming import is_stream
 from storage_core.data.rows.sort_order import TIME_ONLY, equivalent, parse_sort_schema
 from storage_core.data.settings.setting import parse_columns, parse_duration
 from storage_core.data.settings.table import TableConfig
+from storage_core.engine.faults import fault_of, syntax_fault
 from storage_core.engine.session import of_the_caller, reject_lossy_types
 from storage_core.interop.import_files import NotRead, Stream
 
@@ -197,6 +198,14 @@ MEMORY_BYTES = 2**30
 _BATCH_ROWS = 65_536
 
 
+def _refusal(text: str) -> str:
+    """Return the message for a query that DuckDB refuses."""
+    if text.startswith("Parser Error:"):
+        where = syntax_fault(text.removeprefix("Parser Error:").strip())
+        return f"the query is not valid SQL{where}. Correct it{' there' if where else ''}"
+    return f"the query cannot be run: {fault_of(text)}"
+
+
 @contextmanager
 def answer_of(query: str, database: Path | None = None, *, name: str | None = None) -> Iterator[Stream]:
     """Yield the rows of a query in DuckDB's dialect, over files and the tables of a read-only database.
@@ -225,4 +234,4 @@ def answer_of(query: str, database: Path | None = None, *, name: str | None = No
                 identity = f"query:{place}:{short_hash(query)}" if name is None else name
                 yield Stream.of(answer.to_arrow_reader(_BATCH_ROWS), "the query", identity=identity)
         except duckdb.Error as error:
-            raise InvalidInput(f"the query cannot be run: {str(error).splitlines()[0]}") from error
+            raise InvalidInput(_refusal(str(error))) from error

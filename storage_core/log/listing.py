@@ -365,8 +365,11 @@ def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
 MOST_LEVELS = 16
 
 
-def require_apart(store: ObjectStore) -> None:
+def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
+
+    If `is_new` is True, the location also must not have splits. They belong to a table whose log is lost, and the log
+    of a new table would hide the loss.
 
     The error names the other table. A parent folder that this process may not list counts as a folder without a table.
     The same applies to a table that is being created at this moment.
@@ -383,6 +386,12 @@ def require_apart(store: ObjectStore) -> None:
                     f"{store.uri}: lies in the folder of the table {outer}. Choose a location outside of it"
                 )
     for info in islice(store.list(""), PAGE_KEYS):
+        if is_new and (own := parse(info.key)) is not None and own.kind is KeyKind.SPLIT:
+            raise InvalidInput(
+                f"{store.uri}: contains the split {info.key} of a table whose log is lost. Put the folder {LOG_PREFIX} "
+                "back from a backup, or choose another location",
+                key=info.key,
+            )
         folder, found, inside = info.key.rpartition(f"/{LOG_PREFIX}")
         parsed = parse(LOG_PREFIX + inside) if found else None
         if parsed is not None and parsed.version is not None:

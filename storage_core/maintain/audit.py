@@ -770,13 +770,17 @@ def run_audit(job: JobRun[Audit]) -> JobReport:
 
     A violation is a finding and not an error. Each split and each merge is one Spark task. If there are very many, a
     task gets several of them. This process reads small amounts itself. The step takes no lease and writes nothing.
-    Raises `Unsupported` if another program maintains the log.
+    Raises `Unsupported` if another program maintains the log, and `InvalidInput` for a version that does not exist.
     """
     options = job.options
     require_ours(job.before)
     options.windows.require_fits(job.before.config.window_seconds, job.before.config.other_windows)
     holds = options.windows.holds
     which = Selection(holds=holds, since=options.since, commits=options.commits, last_run=options.last_run)
+    newest = job.before.version
+    if options.since is not None and not 0 <= options.since <= newest:
+        advice = f"The newest is {newest}. Give a version from 0 to {newest}"
+        raise InvalidInput(f"{options.since} is not a version of the table. {advice}", since=options.since)
     found = audit(job.store, job.before, which, run=partial(_execute_all, job))
     for each in found.violations:
         LOG.error("%s: %s: %s", each.invariant, each.path, each.message)

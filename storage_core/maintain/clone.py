@@ -11,11 +11,12 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import islice
 
 import xxhash
 
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, SnapshotExpired
-from storage_core.data.formats.keys import short_hash, source_key
+from storage_core.data.formats.keys import parse, short_hash, source_key
 from storage_core.data.settings.table import RAW_LOGS_KEY
 from storage_core.log.actions import Action, Metadata, Txn
 from storage_core.log.conflicts import require_writable
@@ -26,7 +27,7 @@ from storage_core.log.sharing import SOURCE, Cloned, encode_source, require_same
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.history import renumbered_up_to, set_tag, with_renumbered
 from storage_core.maintain.walk import Reference, references
-from storage_core.store.contract import ObjectStore, create_once, exists
+from storage_core.store.contract import PAGE_KEYS, ObjectStore, create_once, exists
 from storage_core.store.meter import prefetch
 from storage_core.store.resolve import scheme_of
 
@@ -107,12 +108,13 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     nothing.
 
     Raises:
-        InvalidInput: The location contains another table, is inside another table, or has other bytes.
+        InvalidInput: The location contains another table or another object, or is inside another table.
         SnapshotExpired: The version is being collected.
         Corrupt: An object differs from its log entry.
 
     Cost:
-        The requests of `set_tag`, two PUTs and a checkpoint. For a deep clone also one GET and one PUT per object.
+        One LIST, the requests of `set_tag`, two PUTs and a checkpoint. For a deep clone also one GET and one PUT per
+        object.
     """
     require_writable(snapshot)
     record = f"{_APP}{short_hash(source.store.uri)}@{snapshot.version}:{'deep' if deep else 'shallow'}"
@@ -120,6 +122,7 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     if target.exists():
         return replace(done, tag=_existing(target, record))
     require_apart(target.store)
+    _require_empty(target)
     if deep and exists(target.store, source_key()):
         raise _left_over(target)
     if not deep and scheme_of(source.store.uri) == "memory" and scheme_of(target.store.uri) != "memory":
@@ -172,6 +175,18 @@ def _point_to(source: TransactionLog, target: TransactionLog) -> None:
     body = encode_source(source.store.uri)
     if not create_once(target.store, source_key(), body, advice="clone again"):
         raise _left_over(target)
+
+
+def _require_empty(target: TransactionLog) -> None:
+    """Raise `InvalidInput` if one of the first 1,000 objects of the location is not an object of a table.
+
+    An interrupted clone may have copied objects of the table, which the next call reuses.
+    """
+    other = next((each.key for each in islice(target.store.list(""), PAGE_KEYS) if parse(each.key) is None), None)
+    if other is not None:
+        raise InvalidInput(
+            f"{target.store.uri}: contains {other}. Clone to an empty location", uri=target.store.uri, key=other
+        )
 
 
 def _left_over(target: TransactionLog) -> InvalidInput:

@@ -267,7 +267,7 @@ def with_landed_files(
     found: ForgetReport, store: ObjectStore, snapshot: Snapshot, *, where: str, spec: LandingSpec
 ) -> ForgetReport:
     """Return the report with the landed files that hold rows which meet `where`. Cost: see `held_by_landed_files`."""
-    judge = Judge(store, snapshot, required_filter(where, "forget", snapshot.schema.names))
+    judge = Judge(store, snapshot, required_filter(where, "forget", snapshot.schema))
     return replace(found, held=(*found.held, *held_by_landed_files(judge, spec)))
 
 
@@ -689,4 +689,4 @@ class Forgetting:
 
 def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
     """Return the `Forgetting` of the rows that meet a condition. Raises `InvalidInput` for an empty condition."""
-    return Forgetting(target, required_filter(condition, "forget", target.head.schema.names), tuple(raw_logs))
+    return Forgetting(target, required_filter(condition, "forget", target.head.schema), tuple(raw_logs))

@@ -163,6 +163,8 @@ class Filter:
     parts: tuple[duckdb.Expression, ...]
     """The single expression of the filter, or the links of a chain. If it is a chain, `predicate` is also a chain."""
     depth: int = 1
+    unchecked: tuple[str, ...] = ()
+    """The SQL expressions in the filter that are used as conditions, and whose type is not known without a table."""
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` if the filter is too large."""
@@ -194,13 +196,14 @@ class Filter:
 
     def __invert__(self) -> Filter:
         """Return a filter that is true where this filter is false. An unknown (null) result stays unknown."""
-        return Filter(negate(self.predicate), (~self.expression,), self.depth + 1)
+        return Filter(negate(self.predicate), (~self.expression,), self.depth + 1, self.unchecked)
 
     def _chained(self, kind: type[And | Or], other: Filter) -> Filter:
         if not isinstance(other, Filter):
             raise _no_filter(other)
         (first, left, above), (second, right, below) = _links(self, kind), _links(other, kind)
-        return Filter(kind((*first, *second)), (*left, *right), 1 + max(above, below))
+        unchecked = tuple(dict.fromkeys((*self.unchecked, *other.unchecked)))
+        return Filter(kind((*first, *second)), (*left, *right), 1 + max(above, below), unchecked)
 
     def __bool__(self) -> NoReturn:
         """Raise `InvalidInput`.

@@ -11,7 +11,7 @@ import pyarrow as pa
 from storage_core.base.errors import InvalidInput, Unavailable, typed
 from storage_core.base.limits import QueryLimits
 from storage_core.base.process import QUERY_BYTES, require_headroom
-from storage_core.base.text import shortened, unknown_names
+from storage_core.base.text import quoted, shortened, unknown_names
 from storage_core.engine.sandbox.process import Rows, prepare
 from storage_core.engine.sandbox.result import Result
 from storage_core.engine.statement import TABLE
@@ -19,7 +19,7 @@ from storage_core.log.actions import Add
 from storage_core.log.snapshot import Snapshot
 from storage_core.read.answers import BATCH_ROWS, Conversions, parts, reader_of, require_rows
 from storage_core.read.plan import Plan, RawPart, Watched
-from storage_core.read.predicate import Filter, Predicate, in_columns
+from storage_core.read.predicate import Filter, Predicate, folded, in_columns
 from storage_core.read.source import Source
 from storage_core.read.sql_predicate import columns_of, from_sql
 from storage_core.read.table_read import TableRead, TableView, described, plan, source_of
@@ -229,8 +229,49 @@ def wanted_filter(given: object) -> Filter | None:
     raise InvalidInput(f"a filter is a SQL condition or an expression of col(…), as in col('n') > 5, found {given!r}")
 
 
+def require_condition(wanted: Filter | None, schema: pa.Schema) -> None:
+    """Raise `InvalidInput` if the filter, or a condition in it, is not a boolean for the rows of this schema.
+
+    DuckDB determines the type of an expression that is not a plain column.
+    """
+    types = {folded(each.name): each.type for each in schema}
+    unknown = []
+    for text in () if wanted is None else wanted.unchecked:
+        column = types.get(folded(text))
+        if column is None:
+            unknown.append(text)
+        elif not pa.types.is_boolean(column):
+            raise _not_boolean(text, schema)
+    for text in unknown:
+        query = f"SELECT {text} FROM {TABLE} LIMIT 0"  # noqa: S608  # a part of a checked condition
+        with (
+            query_errors("scan", columns=schema.names),
+            Source(schema.empty_table()).answer(query, QueryLimits()) as result,
+        ):
+            is_boolean = all(map(pa.types.is_boolean, result.schema.types))
+            list(result)
+        if not is_boolean:
+            raise _not_boolean(text, schema)
+
+
+def _not_boolean(text: str, schema: pa.Schema) -> InvalidInput:
+    column = next((each for each in schema if folded(each.name) == folded(text)), None)
+    compared = schema[0] if column is None else column
+    if pa.types.is_integer(compared.type) or pa.types.is_floating(compared.type):
+        value = "= 1"
+    else:
+        value = "= 'a'" if pa.types.is_string(compared.type) else "is not null"
+    which, name = ("a column", compared.name) if column is None else ("the column", text)
+    return InvalidInput(
+        f"the condition {quoted(text, 500)} is not true or false for a row. Compare {which} with a value, such as "
+        f"{name} {value}",
+        filter=text,
+    )
+
+
 def require_sound(wanted: Filter, schema: pa.Schema) -> None:
     """Raise the error of a scan of a table with this schema if DuckDB cannot evaluate the filter on its rows."""
+    require_condition(wanted, schema)
     with query_errors("scan", columns=schema.names):
         text = f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}"  # noqa: S608  # made of parts, or was checked
         with Source(schema.empty_table()).answer(text, QueryLimits()) as result:

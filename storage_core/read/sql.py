@@ -351,6 +351,17 @@ class _Query:
             for name, each in self.views.items()
         }
 
+    @property
+    def names(self) -> Mapping[str, Sequence[str]]:
+        """The columns of each table or set of rows, by name."""
+        return {name: schema.names for name, schema in self.schemas.items()}
+
+    def require_sound(self, limits: QueryLimits) -> None:
+        """Raise the error of the query if DuckDB cannot bind it. The query is not run, and no table is read."""
+        sources = {name: Source(schema.empty_table()) for name, schema in self.schemas.items()}
+        with query_errors(self.text, (), limits, tables=self.names):
+            answer(sources, self.text, limits).close()
+
     def plans(self, *, is_explained: bool = False) -> Mapping[str, TableRead]:
         """Return the plan of each table, by its name in the query."""
         tables = {name: view for name, view in self.views.items() if isinstance(view, TableView)}
@@ -397,14 +408,14 @@ def query(
     files = [file for each in sources.values() for file in each.splits]
 
     def batches() -> Iterator[pa.RecordBatch]:
-        with query_errors(text, splits, limits, files=files), result:
+        with query_errors(text, splits, limits, files=files, tables=asked.names), result:
             for batch in result:
                 reject_changed_values(batch)
                 yield batch
             for name, each in read.items():
                 each.view.verified.recheck(each.view.store, sources[name].splits)
 
-    with query_errors(text, splits, limits, files=files):
+    with query_errors(text, splits, limits, files=files, tables=asked.names):
         result = answer(sources, text, limits, spill_bytes=limits.spill_bytes)
     return SqlResult(result.schema, batches(), on_stream=result.stream, memory_bytes=limits.memory_bytes, query=text)
 
@@ -432,6 +443,7 @@ def explain(
         analysis reports.
     """
     asked = _Query.of(tables, text, parameters)
+    asked.require_sound(QueryLimits() if limits is None else limits)
     plans = Plan(tuple(described(read, name) for name, read in asked.plans(is_explained=True).items()))
     if analyze is None:
         return plans

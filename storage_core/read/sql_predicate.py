@@ -16,7 +16,7 @@ import functools
 import operator
 import re
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -28,7 +28,7 @@ from storage_core.base.text import quoted
 from storage_core.data.rows.bound_text import has_bounds, text_of_bound
 from storage_core.data.rows.columns import value_of
 from storage_core.data.rows.vectors import type_text
-from storage_core.engine.statement import TABLE, Node, arguments, called_on, check, nodes_of, parse
+from storage_core.engine.statement import TABLE, Node, arguments, called_on, check, nodes_of, parse, text_of, words
 from storage_core.read.predicate import (
     MIRRORED,
     And,
@@ -69,6 +69,16 @@ _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
 _DISTINCT = {"COMPARE_DISTINCT_FROM", "COMPARE_NOT_DISTINCT_FROM"}
 _ARITHMETIC = {"+": operator.add, "-": operator.sub, "*": operator.mul}
+BOOLEAN_FUNCTIONS = words("""
+    !~~ !~~* && <@ @> ^@ array_contains array_has array_has_all array_has_any contains ends_with ilike_escape isfinite
+    isinf isnan json_contains json_valid like_escape list_contains list_has list_has_all list_has_any map_contains
+    not_ilike_escape not_like_escape prefix regexp_full_match regexp_matches signbit starts_with struct_contains
+    struct_has suffix ~~ ~~* ~~~
+""")
+"""Functions that return a boolean for all types of arguments."""
+_BOOLEAN_CLASSES = {"COMPARISON", "BETWEEN"}
+_BOOLEAN_OPERATORS = {"COMPARE_IN", "COMPARE_NOT_IN", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"}
+_BOOLEAN_TYPES = {"BOOL", "BOOLEAN", "LOGICAL"}
 _TEMPORAL_CASTS = {"DATE", "TIMESTAMP", "TIMESTAMPTZ", "TIMESTAMP WITH TIME ZONE"}
 
 
@@ -88,10 +98,32 @@ def _from_sql(text: str) -> Filter:
     import duckdb
 
     query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below
-    where = (plain_select(query, "filter", given=text) or {}).get("where_clause")
+    where = (plain_select(query, "condition", given=text) or {}).get("where_clause")
     if where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
-        raise InvalidInput(f"the filter {text!r} is not one condition over columns of the table", filter=text)
-    return Filter(predicate_of(where, Names(TABLE)), (duckdb.SQLExpression(text),))
+        raise InvalidInput(f"the condition {text!r} is not one condition over columns of the table", filter=text)
+    predicate, unchecked = predicate_of(where, Names(TABLE)), [*_unchecked(where)]
+    # DuckDB writes a part of the condition differently than the user has written the whole condition.
+    texts = [text.strip()] if unchecked == [where] else dict.fromkeys(map(text_of, unchecked))
+    return Filter(predicate, (duckdb.SQLExpression(text),), unchecked=tuple(texts))
+
+
+def _unchecked(node: Node) -> Iterator[Node]:
+    """Yield the parts of a condition that are conditions themselves, and that may have another type than boolean.
+
+    DuckDB casts such a part to a boolean: `status` would be true for each status that is not 0.
+    """
+    kind, class_ = str(node["type"]), str(node["class"])
+    if class_ == "CONJUNCTION" or kind == "OPERATOR_NOT":
+        for child in node["children"]:
+            yield from _unchecked(child)
+    elif not (
+        class_ in _BOOLEAN_CLASSES
+        or kind in _BOOLEAN_OPERATORS
+        or (class_ == "FUNCTION" and str(node["function_name"]).lower() in BOOLEAN_FUNCTIONS)
+        or (class_ == "CONSTANT" and node["literal"].get("kind") in ("BOOLEAN", "NULL_LITERAL"))
+        or (class_ == "CAST" and str(node["type_expr"].get("type_name", "")).upper() in _BOOLEAN_TYPES)
+    ):
+        yield node
 
 
 def plain_select(query: str, what: str, *, given: str | None = None) -> Node | None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -29,9 +29,10 @@ from storage_core.base.errors import (
     unavailable,
 )
 from storage_core.base.limits import QueryLimits
-from storage_core.base.text import did_you_mean, quoted, shortened, unknown_names
+from storage_core.base.text import did_you_mean, names_of, quoted, shortened, unknown_names
+from storage_core.engine.faults import fault_of
 from storage_core.engine.sandbox.process import OutOfTime, SandboxEnded
-from storage_core.engine.statement import TABLE, shown
+from storage_core.engine.statement import TABLE, shown, unknown_table
 from storage_core.log.actions import Add
 from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, KeptValues
@@ -189,7 +190,7 @@ def _identity(path: Path) -> tuple[int, ...]:
     return (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-_UNKNOWN_TABLE = "Catalog Error: Table with name"
+_UNKNOWN_TABLE = re.compile(r"Catalog Error: Table with name (.+?) does not exist")
 _OUT_OF_REACH = "IO Error:"
 _NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
@@ -201,7 +202,6 @@ _UNKNOWN_COLUMN = re.compile(
     r'Binder Error: (?:Referenced column "(.+)" not found in FROM clause!|.* does not have a column named "(.+)")'
 )
 _CANDIDATES = "Candidate bindings:"
-_EXCERPT = "\n\nLINE "
 
 
 @contextmanager
@@ -212,6 +212,7 @@ def query_errors(
     *,
     files: Iterable[tuple[Add, Path]] = (),
     columns: Sequence[str] = (),
+    tables: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[None]:
     """Turn DuckDB's errors in the block into Tidemark's errors.
 
@@ -221,7 +222,8 @@ def query_errors(
         limits: The limits of the query.
         files: The local files of the splits.
         columns: The columns of the table. They are given if the statement was made from a condition or from
-            expressions. Messages then name columns of the table, and quote nothing else from the statement.
+            expressions. Messages then name columns of the table, and do not contain the purpose.
+        tables: The columns of the tables that a query reads, by the name of the table.
 
     Raises:
         SnapshotExpired: The error names the file of a split, and the file no longer exists.
@@ -246,13 +248,13 @@ def query_errors(
                 from storage_core.split.verification import expired_split  # only needed if a file is removed
 
                 raise expired_split(lost) from error
-            found = _unknown_column(str(error), query, columns) or _typed(error, query, splits, limits)
-            if columns and isinstance(found, InvalidInput):
-                found = found.reworded(found.found.rsplit(_EXCERPT, 1)[0])
+            found: TidemarkError | None = _unknown_column(str(error), query, columns, tables or {})
+            if found is None:
+                found = _typed(error, query, splits, limits, columns=columns, tables=tables or {})
             if isinstance(found, Corrupt) and any(add.xxh3 is not None for add, _ in named):
                 for add, path in named:  # an error may also contain the path as a value
                     require_sound(path, add)
-                found = InvalidInput(f"{shown(query)}: {error}", query=query)
+                found = _about_the_query(str(error), query, columns)
             raise found from error
 
 
@@ -269,37 +271,57 @@ def _process_ended(query: str, limits: QueryLimits, how: str) -> Unavailable:
     return Unavailable(f"{shown(query)}: {found}. Query less data, or raise the limit (--memory-mib)", query=query)
 
 
-def _unknown_column(text: str, query: str, columns: Sequence[str]) -> InvalidInput | None:
+def _unknown_column(
+    text: str, query: str, columns: Sequence[str], tables: Mapping[str, Sequence[str]]
+) -> InvalidInput | None:
     unknown = _UNKNOWN_COLUMN.match(text)
     if unknown is None:
         return None
     name = unknown[1] or unknown[2]
-    if columns:
-        found = unknown_names("column", [name], columns, where=shown(query))
+    known = columns or (next(iter(tables.values())) if len(tables) == 1 else ())
+    if known:
+        found = unknown_names("column", [name], known)
     else:
+        has = "".join(f". The table {each} has {names_of(names)}" for each, names in tables.items())
         candidates = re.findall(r'"([^"]+)"', text.partition(_CANDIDATES)[2])
-        found = f"{shown(query)}: unknown column {quoted(name)}{did_you_mean(name, candidates)}"
+        found = f"unknown column {quoted(name)}{has}{did_you_mean(name, candidates)}"
     return InvalidInput(found, query=query, columns=[name])
 
 
-def _typed(error: Exception, query: str, splits: Sequence[Add], limits: QueryLimits | None) -> TidemarkError:
+def _about_the_query(text: str, query: str, columns: Sequence[str]) -> InvalidInput:
+    """Return the error for a fault in a query, or in the condition or the expressions of a statement."""
+    fault = fault_of(text, is_condition=bool(columns))
+    return InvalidInput(fault if columns else f"the query {shown(query)} cannot be run: {fault}", query=query)
+
+
+def _typed(
+    error: Exception,
+    query: str,
+    splits: Sequence[Add],
+    limits: QueryLimits | None,
+    *,
+    columns: Sequence[str],
+    tables: Mapping[str, Sequence[str]],
+) -> TidemarkError:
     text, shown_query = str(error), shown(query)
     quotes = text.startswith(_QUOTING)
     if out_of_memory(error) and limits is not None:
         found = f"it needs more than `memory_bytes` = {limits.memory_bytes} and `spill_bytes` = {limits.spill_bytes}"
         advice = "Query less data, or raise them (--memory-mib, --spill-mib), or try again later"
-        return Unavailable(f"{shown_query}: {found}: {text}. {advice}", query=query)
+        return Unavailable(f"{shown_query}: {found}. {advice}", query=query)
     if _NO_FILES in text and not quotes:
         return unavailable(shown_query, OSError(errno.EMFILE, text))
     # A split is meant here, too, because its bytes were just verified.
     if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
-        return Unavailable(f"{shown_query}: {text}. Try again later, or query less data", query=query)
+        why = "the memory is exhausted" if out_of_memory(error) else "a file cannot be read"
+        return Unavailable(f"{shown_query}: {why}. Try again later, or query less data", query=query)
     broken = None if text.startswith(_ABOUT_THE_QUERY) else _named(text, query, splits)
     if broken is not None:
-        return Corrupt(f"{broken}: cannot be read: {text}", key=broken)
-    if text.startswith(_UNKNOWN_TABLE):  # DuckDB would suggest its own tables
-        text = f"{text.partition(chr(10))[0]} In a query, the table has the name {TABLE}. No other table can be read"
-    return InvalidInput(f"{shown_query}: {text}", query=query)
+        return Corrupt(f"{broken}: the file is not a valid Parquet file", key=broken)
+    unknown = _UNKNOWN_TABLE.match(text)
+    if unknown is not None:  # DuckDB would suggest its own tables
+        return unknown_table(unknown[1], [*tables] or [TABLE], query)
+    return _about_the_query(text, query, columns)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:

@@ -481,7 +481,7 @@ def test_a_page_has_rows_and_says_of_which_version(catalog: Catalog, tmp_path: P
     with pytest.raises(NotFound, match=r"the catalog contains versions up to 2, not 99. Refresh it"):
         catalog.changes_since(table.uri, 99)
     for unknown in ("nope = 1", tm.col("nope") == 1, "n = 1 and lower(nope) = 'x'"):
-        with pytest.raises(InvalidInput, match=r"unknown column 'nope'. The table has \['n'\]"):
+        with pytest.raises(InvalidInput, match=r"unknown column 'nope'. The table has n"):
             catalog.splits_between(table.uri, filter=unknown)
     with pytest.raises(InvalidInput, match="at least 1 row, found limit=0"):
         catalog.compaction_candidates(table.uri, limit=0)

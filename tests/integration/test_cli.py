@@ -869,7 +869,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["sql", "people", "select 1"], "Run: tidemark init people"),
         (["sql", "events", "drop table t"], "select"),
         (["sql", "events", "select nothing from t"], "nothing"),
-        (["sql", "events", "select * from events"], "name events does not exist! In a query, the table has the name t"),
+        (["sql", "events", "select * from events"], "unknown table 'events'. A query can read only the table t"),
         (["sql", "events", "select 1 a, 2 a"], "several columns called a"),
         (["sql", "events", "select 1", "--at", "9"], "version 9"),
         (["sql", "events", "select 1", "--at", "soon"], "there is no such tag"),

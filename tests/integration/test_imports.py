@@ -382,7 +382,7 @@ def test_a_query_on_the_command_line_reads_a_database_and_leaves_it_as_it_was(
     assert capfd.readouterr().out == "imported before, nothing to do (version 1)\n"
     assert {name: found for name, found in hashes(tmp_path).items() if not name.startswith("x/")} == before
     assert main(["import", f"{tmp_path}/x/table", "--query", "SELECT * FROM nothing"]) == 2
-    assert "the query cannot be run: Catalog Error" in capfd.readouterr().err
+    assert "the query cannot be run: unknown table 'nothing'. Correct its name" in capfd.readouterr().err
     assert main(["import", f"{tmp_path}/x/table"]) == 2
     assert "the source is missing" in capfd.readouterr().err
 

@@ -172,8 +172,8 @@ def test_raw_prints_text_for_people(run: Run, more: list[str], capfd: pytest.Cap
     assert "store: file://" in shown
 
 
-def test_an_empty_raw_log_is_no_error(run: Run) -> None:
-    assert run("raw", "./nothing")[1]["segments"] == []
+def test_a_location_without_a_raw_log_is_an_error(run: Run) -> None:
+    assert run("raw", "./nothing")[0] == 2
 
 
 @pytest.mark.parametrize(("closed_after", "closed"), [("1ms", True), ("1h", False), (None, False)])

@@ -491,7 +491,7 @@ def test_what_makes_much_of_little_is_answered_or_ends_within_its_memory(table: 
         except Unavailable:
             pass
         except InvalidInput as error:
-            assert "Out of Range Error: Cannot create a string of size" in str(error)  # noqa: PT017  # or an answer
+            assert "a value is out of range" in str(error)  # noqa: PT017  # or an answer
     assert table.sql("select count(*) as n from t").to_pylist() == [{"n": 10}]
 
 
@@ -577,7 +577,7 @@ def test_a_list_of_many_constants_and_a_long_text_are_answered(table: Table) -> 
     assert table.scan(filter=col("a").isin(range(5, 5_005))).to_arrow().num_rows == 5
     assert table.scan(filter=f"s <> '{'x' * 100_000}'").to_arrow().num_rows == 10
     assert table.scan(filter="not " * 90 + "a = 1").to_arrow().num_rows == 1
-    with pytest.raises(InvalidInput, match="Out of Range"):
+    with pytest.raises(InvalidInput, match="cannot be run"):
         table.sql(f"select count(*) as n from t where a < {'9' * 5_000}")
 
 

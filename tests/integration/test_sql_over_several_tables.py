@@ -190,8 +190,8 @@ def test_a_damaged_split_of_any_table_is_noticed(tmp_path: Path, flights: tm.Tab
         ([PLANES], "Give a mapping"),
         ({"p": "planes"}, "p of a query is a table or Arrow data, found 'planes'"),
         ({"p": [{"a": 1}]}, "p of a query is a table or Arrow data"),
-        ({"q": PLANES}, "Table with name p does not exist! A query can read the tables t, q, and no other"),
-        (None, "Table with name p does not exist! In a query, the table has the name t. No other table can be read"),
+        ({"q": PLANES}, "unknown table 'p'. A query can read only the tables t, q"),
+        (None, "unknown table 'p'. A query can read only the table t"),
     ],
 )
 def test_what_is_no_table_of_a_query_is_refused(flights: tm.Table, tables: Any, said: str) -> None:

@@ -125,7 +125,7 @@ def test_a_vector_orders_and_divides_nothing(tmp_path: Path, role: str) -> None:
 @pytest.mark.parametrize(
     ("definition", "why"),
     [
-        ({"kind": "vector", "columns": ["nope"]}, "unknown column 'nope'. The table has .'id', 'embedding', 'text'"),
+        ({"kind": "vector", "columns": ["nope"]}, "unknown column 'nope'. The table has id, embedding, text"),
         ({"kind": "vector", "columns": ["text"]}, "column 'text' does not contain embeddings, its type is string"),
         ({"kind": "vector", "columns": ["embedding", "text"]}, "a vector index has one column"),
         ({"kind": "vector", "columns": ["embedding"], "metric": "euclid"}, "metric 'euclid' is not one of"),

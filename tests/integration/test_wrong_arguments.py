@@ -107,7 +107,7 @@ def test_a_condition_on_an_unknown_column_is_refused_by_its_name_and_those_of_th
     with pytest.raises(InvalidInput) as caught:
         call(table, f"{column} = 1")
     name = column.removeprefix("T.").strip('"').replace('""', '"')
-    assert str(caught.value).endswith(f": unknown column {name!r}. The table has ['id', 's']")
+    assert str(caught.value) == f"unknown column {name!r}. The table has id, s"
     assert caught.value.context["columns"] == [name]
 
 
@@ -119,7 +119,7 @@ def test_what_a_condition_cannot_convert_is_said_without_the_statement_made_of_i
         lambda: table.scan(filter="id = 'abc'", consistency="latest").to_arrow(),
         lambda: table.delete("id = 'abc'"),
     ):
-        with pytest.raises(InvalidInput, match=r"Could not convert string 'abc' to INT64$"):
+        with pytest.raises(InvalidInput, match=r"^the text 'abc' is not a value of the type BIGINT"):
             call()
 
 
@@ -147,7 +147,7 @@ def test_a_writer_takes_rows_and_keys_only_and_a_generator_of_patches_is_whole(t
             {"primary_key": "id", "indexes": INDEXES, "maintained_indexes": "ids"},
             "is 'ids'. Give a list of names or None.",
         ),
-        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "The table has .'words', 'ids'."),
+        ({"primary_key": "id", "indexes": INDEXES, "maintained_indexes": ["id"]}, "The table has words, ids"),
         (
             {"indexes": INDEXES, "maintained_indexes": ["ids"]},
             "maintained_indexes names 'ids', but an append table has no generations",

@@ -332,7 +332,7 @@ def test_a_table_says_which_of_its_indexes_generations_have_segments_of() -> Non
         writer.flush()
     assert [each.index for each in generations(table)[0].segments] == ["tags"]
     assert table.snapshot.config.maintained_indexes == ("tags",)
-    with pytest.raises(InvalidInput, match=r"maintained_indexes: unknown index 'x'\. The table has .'words', 'tags'"):
+    with pytest.raises(InvalidInput, match=r"maintained_indexes: unknown index 'x'\. The table has words, tags"):
         check_definition(SCHEMA, replace(config, maintained_indexes=("x",)))
 
 

@@ -415,7 +415,7 @@ def table_of(rows: Rows, schema: pa.Schema) -> pa.Table:
     unknown = sorted(names - set(schema.names))
     if unknown:
         raise InvalidInput(unknown_names("column", unknown, schema.names), columns=unknown)
-    fields = [each for each in schema if each.name in names]
+    fields = [each for each in schema if each.name in names] or [schema.field(0)]  # a table without columns has no rows
     columns = [_column(listed, each) for each in fields]
     return validated(pa.Table.from_arrays(columns, names=[each.name for each in fields]))
 

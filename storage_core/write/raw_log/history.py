@@ -17,7 +17,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import accumulate
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -27,7 +27,7 @@ from storage_core.base.text import quoted, repeated
 from storage_core.data.formats.documents import Collected, decode_collected
 from storage_core.data.formats.keys import COLLECTED_KEY, LIVE_PREFIX, ChunkKey, parse_raw, raw_chunk_key
 from storage_core.data.formats.raw_chunk import RawColumns, decode_columns
-from storage_core.store.contract import LIST_FROM, ObjectInfo, ObjectStore, exists
+from storage_core.store.contract import LIST_FROM, PAGE_KEYS, ObjectInfo, ObjectStore, exists
 from storage_core.store.resolve import open_store
 
 Place = str | Path | ObjectStore
@@ -228,6 +228,24 @@ class Verified:
     records: int
     gaps: tuple[Gap, ...]
     damaged: tuple[Damage, ...]
+
+
+def require_raw_log(stores: Sequence[ObjectStore]) -> None:
+    """Raise `NotFound` if none of the stores has an object of a raw log. A mistyped location would look complete.
+
+    A store that does not answer counts as a raw log.
+
+    Cost:
+        One LIST for each store, up to the first store that has a raw log.
+    """
+    for store in stores:
+        try:
+            if any(parse_raw(each.key) is not None for each in islice(store.list(""), PAGE_KEYS)):
+                return
+        except Unavailable:
+            return
+    uris = ", ".join(store.uri for store in stores)
+    raise NotFound(f"{uris}: there is no raw log here. Check the location", uri=uris)
 
 
 class History:

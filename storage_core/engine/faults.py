@@ -1,0 +1,257 @@
+"""The faults that DuckDB finds in a statement, in Tidemark's words.
+
+The text of the library never reaches a message. `fault_of` translates the errors that users meet. For every other
+error, it returns a general sentence with the place in the statement, if the error contains the place. The library's
+error remains the cause of the raised error.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Final
+
+from storage_core.base.text import did_you_mean, listed, quoted, shortened
+
+_MARK = re.compile(r"\n\nLINE \d+: (?P<line>[^\n]*)\n(?P<before> *)(?P<marks>\^+)[^\n]*\s*$")
+_QUOTED = re.compile(r'"([^"]+)"')
+_CLASS = re.compile(r"^(?:[A-Z][A-Za-z]*(?: [A-Za-z]+)* Error|Error): ")
+
+_SQL_TYPES: Final = {
+    "BOOL": "BOOLEAN",
+    "INT8": "TINYINT",
+    "INT16": "SMALLINT",
+    "INT32": "INTEGER",
+    "INT64": "BIGINT",
+    "INT128": "HUGEINT",
+    "UINT8": "UTINYINT",
+    "UINT16": "USMALLINT",
+    "UINT32": "UINTEGER",
+    "UINT64": "UBIGINT",
+    "INTEGER_LITERAL": "INTEGER",
+    "STRING_LITERAL": "VARCHAR",
+}
+"""The names that DuckDB uses in its errors for types, with the names in SQL."""
+
+_TRY = "Use try_cast to get null, or leave these rows out"
+
+
+def syntax_fault(text: str) -> str:
+    """Return where a statement is not valid SQL, from the parser's error: ` near 'x'`, or an empty text."""
+    near = re.search(r'near "(.*)"', text, re.DOTALL)
+    if near is not None:
+        return f" near {quoted(near[1])}"
+    if text.startswith("unterminated"):
+        return ": a quote is not closed"
+    return ": its end is missing" if "end of input" in text else ""
+
+
+def unknown_function(name: str) -> str:
+    """Return the fault of a function that does not exist."""
+    return f"unknown function {quoted(name)}. Use a function that DuckDB has"
+
+
+def fault_of(text: str, *, is_condition: bool = False) -> str:
+    """Return the fault in the text of a DuckDB error about a statement, and what to do.
+
+    Args:
+        text: The text of the error.
+        is_condition: Whether the statement is a condition or an expression. Otherwise it is a query.
+    """
+    mark = _MARK.search(text)
+    core = _CLASS.sub("", text[: mark.start()] if mark else text)
+    for pattern, said in _FAULTS:
+        found = pattern.match(core)
+        if found is not None:
+            return said(found) if callable(said) else said
+    if core.startswith("WHERE clause cannot contain"):
+        what = "an aggregate" if "aggregates" in core else "a window function"
+        advice = "Leave it out" if is_condition else "Use HAVING or QUALIFY"
+        return f"the condition contains {what}. {advice}"
+    place = _place(mark)
+    kind = text.partition(":")[0]
+    general, advice = _GENERAL.get(kind, ("a part of it cannot be evaluated", "Correct this part"))
+    return f"{general}{f' near {quoted(place)}' if place else ''}. {advice}"
+
+
+_GENERAL: Final = {
+    "Parser Error": ("it is not valid SQL", "Correct this part"),
+    "Binder Error": ("a name or a type does not fit", "Correct this part"),
+    "Catalog Error": ("a name is unknown", "Correct this part"),
+    "Conversion Error": ("a value cannot be converted to another type", _TRY),
+    "Invalid Input Error": ("a function refuses a value", "Check the arguments, or leave these rows out"),
+    "Out of Range Error": ("a value is out of range", "Use smaller values or a larger type"),
+    "Permission Error": ("it reads something that a query may not read", "Read only the given tables"),
+    "Not implemented Error": ("it uses something that DuckDB does not support", "Write it in another way"),
+}
+
+
+def _place(mark: re.Match[str] | None) -> str:
+    """Return the marked part of the statement, or an empty text.
+
+    DuckDB cuts a long line and writes dots at the cut. A mark without a line below it has no place.
+    """
+    if mark is None:
+        return ""
+    begin = len(mark["before"]) - (mark.start("line") - mark.start() - len("\n\n"))
+    return shortened(mark["line"][max(0, begin) : max(0, begin) + len(mark["marks"])].strip(), 80)
+
+
+def _sql_type(name: str) -> str:
+    return shortened(_SQL_TYPES.get(name, name), 80)
+
+
+def _types(text: str) -> str:
+    """Return the types in a list of arguments, such as `VARCHAR and INTEGER`."""
+    parts, depth, start = list[str](), 0, 0
+    for place, sign in enumerate(f"{text},"):
+        depth += (sign in "([") - (sign in ")]")
+        if sign == "," and depth == 0:
+            parts.append(_sql_type(f"{text},"[start:place].strip()))
+            start = place + 1
+    *first, last = parts
+    return f"{listed(first)} and {last}" if first else last
+
+
+def _call(found: re.Match[str]) -> str:
+    name, types = found["name"], found["types"]
+    if not types:
+        return f"no function {shortened(name)} is without arguments. Give its arguments"
+    return (
+        f"no function {shortened(name)} takes {_types(types)}. Cast an argument to another type, such as cast(x as int)"
+    )
+
+
+def _value(found: re.Match[str]) -> str:
+    where = f" (column {quoted(found['column'])})" if found["column"] else ""
+    return f"the text {quoted(found['value'])} is not a value of the type {_sql_type(found['type'])}{where}. {_TRY}"
+
+
+def _column(found: re.Match[str]) -> str:
+    name = found["name"]
+    near = did_you_mean(name, _QUOTED.findall(found.string[found.end() :]))
+    return f"unknown column {quoted(name)}{near or '. Use a column of the table'}"
+
+
+def _field(found: re.Match[str]) -> str:
+    has = listed(list(map(shortened, _QUOTED.findall(found.string[found.end() :]))))
+    return f"the struct has no field {quoted(found['name'])}. {f'It has {has}' if has else 'Name one of its fields'}"
+
+
+_Said = str | Callable[[re.Match[str]], str]
+
+
+def _fault(pattern: str, said: _Said) -> tuple[re.Pattern[str], _Said]:
+    return re.compile(pattern, re.DOTALL), said
+
+
+_FAULTS: Final = (
+    _fault(
+        r"No function matches the given name and argument types '(?P<name>[^\n]+?)\((?P<types>[^\n]*)\)'\.",
+        _call,
+    ),
+    _fault(
+        r'Could not choose a best candidate function for the function call "(?P<name>[^\n]+?)\((?P<types>[^\n]*)\)"\.',
+        _call,
+    ),
+    _fault(
+        r"Could not convert string '(?P<value>.*)' to (?P<type>.+?)"
+        r"(?: when casting from source column (?P<column>[^\n]+))?$",
+        _value,
+    ),
+    _fault(
+        r"Type (?P<from>[^\n]+) with value (?P<value>.+) can't be cast because the value is out of range for the "
+        r"destination type (?P<type>[^\n]+)",
+        lambda found: (
+            f"the value {shortened(found['value'], 80)} is out of the range of the type {_sql_type(found['type'])}. "
+            "Cast it to a larger type"
+        ),
+    ),
+    _fault(
+        r'(?:date|time|timestamp|interval) field value out of range: "(?P<value>.*)"',
+        lambda found: f"the text {quoted(found['value'])} is not a valid date or time. {_TRY}",
+    ),
+    _fault(
+        r'invalid (?P<what>date|time|timestamp) field format: "(?P<value>.*?)"',
+        lambda found: f"the text {quoted(found['value'])} is not a {found['what']}. {_TRY}",
+    ),
+    _fault(
+        r'Could not parse string "(?P<value>.*)" according to format specifier "(?P<format>[^"]*)"',
+        lambda found: (
+            f"the text {quoted(found['value'])} does not have the format {quoted(found['format'])}. Use try_strptime "
+            "to get null, or leave these rows out"
+        ),
+    ),
+    _fault(r"Malformed JSON", "a text is not valid JSON. Leave these rows out with json_valid"),
+    _fault(
+        r"Overflow in ",
+        "the result of an operation is too large for its type. Cast an operand to a larger type, such as HUGEINT or "
+        "DOUBLE",
+    ),
+    _fault(
+        r'column "(?P<name>.+?)" must appear in the GROUP BY clause',
+        lambda found: (
+            f"the column {quoted(found['name'])} is neither in GROUP BY nor in an aggregate. Add it to GROUP BY, or "
+            f"use any_value({shortened(found['name'])})"
+        ),
+    ),
+    _fault(
+        r"aggregate function calls cannot be nested",
+        "an aggregate contains another aggregate. Compute the inner one in a subquery",
+    ),
+    _fault(
+        r"(?P<what>Window|UNNEST)[^\n]* not supported here",
+        lambda found: (
+            f"{'a window function' if found['what'] == 'Window' else 'unnest'} is not allowed at this place. Compute "
+            "it in a subquery"
+        ),
+    ),
+    _fault(
+        r"Cannot compare values of type (?P<one>.+?) and type (?P<two>.+?) - ",
+        lambda found: (
+            f"{_sql_type(found['one'])} cannot be compared with {_sql_type(found['two'])}. Cast one of the values to "
+            "the other type"
+        ),
+    ),
+    _fault(
+        r'Ambiguous reference to column name "(?P<name>.+?)"',
+        lambda found: f"the column {quoted(found['name'])} is in several tables. Write the name of its table before it",
+    ),
+    _fault(
+        r'Referenced table "(?P<name>.+?)" not found',
+        lambda found: f"unknown table {quoted(found['name'])}. Use a table of the FROM clause",
+    ),
+    _fault(
+        r'(?:Referenced column|Column) "(?P<name>.+?)" (?:in (?:EXCLUDE|REPLACE|RENAME) list )?not found in', _column
+    ),
+    _fault(r'[^\n]* does not have a column named "(?P<name>.+?)"', _column),
+    _fault(
+        r'Could not find key "(?P<name>.+?)" in struct',
+        _field,
+    ),
+    _fault(
+        r"(?:[A-Za-z]+ )?Function with name (?P<name>\S+) does not exist",
+        lambda found: unknown_function(found["name"]),
+    ),
+    _fault(
+        r"Table with name (?P<name>.+?) does not exist",
+        lambda found: f"unknown table {quoted(found['name'])}. Correct its name",
+    ),
+    _fault(
+        r"Set operations can only apply",
+        "the SELECTs of a set operation have different numbers of columns. Select the same number in each",
+    ),
+    _fault(
+        r"Subquery returns \d+ columns",
+        "a subquery used as a value returns several columns. Select one column in it",
+    ),
+    _fault(r"More than one row returned by a subquery", "a subquery used as a value returns several rows. Add limit 1"),
+    _fault(
+        r"DECIMAL type width must be",
+        "the type DECIMAL has from 1 to 38 digits. Write such a type, for example decimal(38, 2)",
+    ),
+    _fault(
+        r"No files found that match the pattern \"(?P<name>.*)\"",
+        lambda found: f"no file matches {quoted(found['name'])}. Correct the path",
+    ),
+)
