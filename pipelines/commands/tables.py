@@ -180,7 +180,7 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
     from storage_core.change import declaration_file
     from storage_core.change.declaration_parts import ColumnDeclaration, arrow_field
 
-    document = declaration_file.parse_yaml(data, str(file))
+    document = declaration_file.parse_yaml(data, str(file), "a type for each column")
     if not isinstance(document.value, dict) or not document.value:
         raise InvalidInput(f"{file}: expected a type for each column, such as `status: int!`")
     found = []

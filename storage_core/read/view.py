@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import pyarrow as pa
 
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.base.text import choice_of
 from storage_core.data.formats.keys import version_key
 from storage_core.log.listing import first_version, list_log
 from storage_core.log.log import TransactionLog, read_tags, tagged
@@ -211,7 +212,7 @@ class View:
         if consistency is None:
             return Consistency.SNAPSHOT if older else usual
         if consistency not in [*Consistency]:
-            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+            raise InvalidInput(choice_of("consistency", consistency, [*Consistency]))
         if older and consistency != Consistency.SNAPSHOT:
             raise InvalidInput(
                 "a read of an older version (at) returns rows of the base table only. Leave consistency out"

@@ -839,7 +839,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["search", "events", "x", "--index", "nope"], "nope"),
         (["search", "events", "x", "--index", "text", "--limit", "0"], "Give 1 or more"),
         (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "Syntax Error"),
-        (["search", "events", "x", "--index", "text", "--syntax", "no"], "must be one of lenient, strict"),
+        (["search", "events", "x", "--index", "text", "--syntax", "no"], "syntax is 'no'. Give lenient or strict"),
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "keyed"),
         (["explain", "events", "delete from t"], "select"),

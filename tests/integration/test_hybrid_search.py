@@ -274,7 +274,7 @@ def test_what_is_hidden_is_looked_up_once_for_all_indexes(table: Table, monkeypa
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"query": "tide", "vector": ORIGIN, "fusion": "max"}, "fusion is 'max', but must be one of rrf, linear"),
+        ({"query": "tide", "vector": ORIGIN, "fusion": "max"}, "fusion is 'max'. Give rrf or linear"),
         ({"query": "tide", "vector": ORIGIN, "weights": {"words": -1}}, "the weight of 'words' is -1"),
         ({"query": "tide", "vector": ORIGIN, "weights": {"words": float("nan")}}, "the weight of 'words' is nan"),
         (

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput, out_of_memory, unavailable
 from storage_core.base.process import require_headroom
-from storage_core.base.text import quoted, shortened
+from storage_core.base.text import choice_of, quoted, shortened
 from storage_core.data.rows.keys import Positions
 from storage_core.data.rows.vectors import Floats
 from storage_core.data.settings.index import IndexDefinition, IndexKind, Metric
@@ -66,7 +66,7 @@ def fuse(rankings: Sequence[Ranking], weights: Sequence[float], fusion: Fusion, 
 def fusion_of(given: object) -> Fusion:
     """Return the method of fusion. Raises `InvalidInput`."""
     if not isinstance(given, str) or given not in get_args(Fusion):
-        raise InvalidInput(f"fusion is {quoted(given)}, but must be one of {', '.join(get_args(Fusion))}")
+        raise InvalidInput(choice_of("fusion", given, get_args(Fusion)))
     return cast("Fusion", given)
 
 
