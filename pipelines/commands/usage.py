@@ -56,7 +56,8 @@ def _other(error: Any, arguments: Sequence[str], commands: Sequence[str], contex
         return f"unknown command {quoted(name)}{did_you_mean(name, commands)}"
     if context is not None and "extra argument" in error.format_message():
         takes = [each for each in context.command.params if each.param_type_name == "argument"]
-        return f"the command takes {counted(len(takes), 'argument')}, and more are given. Leave the others out"
+        extra = error.format_message().partition("(s) (")[2].removesuffix(")")
+        return f"unexpected argument {quoted(extra)}. The command takes {counted(len(takes), 'argument')}"
     return str(error.format_message()).rstrip(".")
 
 

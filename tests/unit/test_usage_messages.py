@@ -30,7 +30,7 @@ REFUSED = [
     (["history", "t", "--json=1"], "--json takes no value. Leave the value out. See tidemark history --help"),
     (
         ["history", "t", "u"],
-        "the command takes 1 argument, and more are given. Leave the others out. See tidemark history --help",
+        "unexpected argument 'u'. The command takes 1 argument. See tidemark history --help",
     ),
 ]
 
