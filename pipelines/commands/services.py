@@ -20,7 +20,7 @@ from jobs.process import STOP_SIGNALS
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, declared
 from storage_core.base.errors import PIPELINE, Interrupted, InvalidInput, NotFound, TidemarkError, Unavailable, needs
-from storage_core.base.text import choice_of, counted, listed
+from storage_core.base.text import choice_of, counted, did_you_mean, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -408,7 +408,9 @@ def _declared(name: str) -> DeclaredTable:
     if found := known.named(name):
         return found
     problems = (each.message for each in known.problems)
-    raise NotFound("\n".join([f"no table {name!r} is declared (declared: {known.names()})", *problems]))
+    likely = did_you_mean(name, (each.declaration.name for each in known.tables))
+    message = f"{name!r} is not a table declared in tables/*.yaml (declared: {known.names()}){likely}"
+    raise NotFound("\n".join([message, *problems]))
 
 
 def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:

@@ -253,6 +253,9 @@ def alter(
 
 def _settings(uri: str, given: Mapping[str, str | None], *, as_json: bool) -> None:
     if (file := resolve(uri).file) is not None:
+        from storage_core.data.settings.table import check_names
+
+        check_names(given)
         raise InvalidInput(
             f"{uri!r} takes its settings from {file}. Change {', '.join(given)} there, then run: tidemark init {uri}"
         )

@@ -833,7 +833,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["sql", "events", "select 1 a, 2 a"], "several columns called a"),
         (["sql", "events", "select 1", "--at", "9"], "version 9"),
         (["sql", "events", "select 1", "--at", "soon"], "there is no such tag"),
-        (["sql", "events", "select 1", "--at", "1.5"], "not a version number, an ISO timestamp or the name of a tag"),
+        (["sql", "events", "select 1", "--at", "1.5"], "'1.5' is not a version. Give a version number, a time"),
         (["sql", "events"], "SELECT"),
         (["sql", "s3://key:secret@bucket/table", "select 1"], "Credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
@@ -861,6 +861,8 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["init", "new", "--schema", "s.yaml"], "cannot be read"),
         (["init", "new", "--schema", "tables/people.yaml"], "tables/people.yaml"),
         (["init", "--declaration", "t.yaml"], "t.yaml"),
+        (["alter", "events", "set", "gc.retntion=1d"], "unknown setting 'gc.retntion'. Did you mean 'gc.retention'?"),
+        (["alter", "events", "set", "gc.retention=1d"], "takes its settings from"),
         (["append", "events", "none.ndjson"], "no such file"),
         (["append", "events", "tables"], "is a folder"),
         (["append", "events", "tables/events.yaml"], "--format"),
@@ -955,7 +957,10 @@ def test_a_reader_that_has_seen_enough_is_no_failure(events: str, place: Path, o
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        (["--table", "nope", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no table 'nope' is declared"),
+        (
+            ["--table", "nope", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"],
+            "'nope' is not a table declared in tables/*.yaml",
+        ),
         (["--table", "people", "--from", "2015-05-17T10:00", "--to", "2015-05-17T11:00"], "no windows"),
         (["--table", "events", "--from", "2015-05-17T10:20", "--to", "2015-05-17T11:00"], "starts of windows"),
         (["--table", "events", "--from", "2014-05-17T10:00", "--to", "2015-05-17T11:00"], "before the first window"),

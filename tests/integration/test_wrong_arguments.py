@@ -31,7 +31,7 @@ def table(tmp_path: Path) -> Table:
 @pytest.mark.parametrize("at", [1.5, dt.date(2026, 1, 1), True, [], b"1"])
 def test_a_version_is_a_number_a_time_or_a_tag_and_nothing_else(table: Table, at: Any) -> None:
     for call in (lambda: Table.open(table.uri, at=at), lambda: table.scan(at=at), lambda: table.sql("from t", at=at)):
-        with pytest.raises(InvalidInput, match="is not a version number"):
+        with pytest.raises(InvalidInput, match=r"is not a version\. Give a version number"):
             call()
 
 

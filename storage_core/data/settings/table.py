@@ -17,7 +17,7 @@ Four settings have a record of their own, with its form in `metaData.configurati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, cast, get_args
 
@@ -760,6 +760,14 @@ def _with_parts(record: Any, usual: Any, parts: Mapping[str, object]) -> object:
         return None
     back = {name: getattr(usual, name) if value is None else value for name, value in parts.items()}
     return replace(usual if record is None else record, **back)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `InvalidInput` if a name is neither a setting, nor a group of settings, nor a part of a declaration."""
+    known = {*SETTINGS, *map(_group, SETTINGS), *_ELSEWHERE}
+    for name in names:
+        if name not in known:
+            raise InvalidInput(_refusal(name, []), setting=name)
 
 
 def _read(name: str, value: object) -> object:
