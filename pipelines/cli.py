@@ -50,7 +50,7 @@ from pipelines.commands import (
     tables,
     upkeep,
 )
-from storage_core.base.errors import Interrupted, InvalidInput, TidemarkError, as_tidemark_error
+from storage_core.base.errors import Interrupted, TidemarkError, as_tidemark_error
 from storage_core.base.text import log_to_stderr
 
 
@@ -258,7 +258,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TidemarkError as error:
         return _failed(error, as_json=as_json)
     except typer.TyperException as error:
-        return _failed(InvalidInput(f"{error.format_message()} (see tidemark --help)"), as_json=as_json)
+        from pipelines.commands.usage import usage_error
+
+        return _failed(usage_error(error, arguments, command_names()), as_json=as_json)
     except (typer.Abort, KeyboardInterrupt):
         return _failed(Interrupted(_STOPPED), as_json=as_json)
     except (output.OutputClosedError, BrokenPipeError):
@@ -282,6 +284,11 @@ def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     if code == Interrupted.exit_code:
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
+
+
+def command_names() -> list[str]:
+    """Return the names of all subcommands."""
+    return [name for commands in _GROUPS.values() for name in commands]
 
 
 def _asks_for_json(arguments: Sequence[str]) -> bool:

@@ -22,7 +22,7 @@ import pyarrow as pa
 from storage_core.base.arguments import checked
 from storage_core.base.errors import InvalidInput, NotFound, typed
 from storage_core.base.process import QUERY_BYTES, require_headroom
-from storage_core.base.text import quoted
+from storage_core.base.text import choice_of, quoted
 from storage_core.data.rows.columns import without_metadata
 from storage_core.data.settings.table import MapMode, TableConfig
 from storage_core.log.log import TransactionLog, log_at
@@ -1758,7 +1758,7 @@ class Table:
         from storage_core.data.settings.layout import Mode
 
         if mode is not None and mode not in tuple(Mode):
-            raise InvalidInput(f"mode is {quoted(mode)}. Give one of {', '.join(Mode)}.", argument="mode")
+            raise InvalidInput(choice_of("mode", mode, [*Mode]), argument="mode")
         mode = None if mode is None else Mode(mode)
         return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 

@@ -35,7 +35,7 @@ from pydantic import Field
 
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.limits import QueryLimits
-from storage_core.base.text import quoted
+from storage_core.base.text import choice_of, quoted
 from storage_core.data.formats.keys import short_hash
 from storage_core.interop.union import as_held
 from storage_core.read.sql_predicate import between, one_of
@@ -95,7 +95,7 @@ class AssetSettings:
         given = _values(metadata, _OF_AN_ASSET)
         mode, create, on = given.get(MODE), given.get(CREATE), given.get(ON, ())
         if mode is not None and mode not in list(WriteMode):
-            raise InvalidInput(f"{MODE} is {quoted(mode)}. It must be one of {', '.join(WriteMode)}.")
+            raise InvalidInput(choice_of(MODE, mode, [*WriteMode]))
         if create is not None and not isinstance(create, Mapping):
             raise InvalidInput(f"{CREATE} is {quoted(create)}. It must be a mapping of parameters of Table.create.")
         columns = given.get(PARTITION_EXPR)
@@ -381,7 +381,7 @@ class TidemarkIOManager(ConfigurableIOManager):
         if annotation is not Any:
             return required_form(annotation)
         if self.default_type not in list(Form):
-            raise InvalidInput(f"default_type is {quoted(self.default_type)}. It must be one of {', '.join(Form)}.")
+            raise InvalidInput(choice_of("default_type", self.default_type, [*Form]))
         return Form(self.default_type)
 
     def _place(self, context: InputContext | OutputContext, kept: AssetSettings, metadata: Mapping[str, object]) -> str:

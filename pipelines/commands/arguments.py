@@ -79,7 +79,7 @@ def duration_ms(option: str, text: str | None) -> int | None:
 
     if text is None:
         return None
-    wrong = f"{option} {text!r} is not a duration. Write a number with ms, s, m, h or d, such as 24h."
+    wrong = f"{option}: {text!r} is not a duration. Write a number with ms, s, m, h or d, such as 24h"
     if text.strip().isdecimal() and text != "0":  # zero needs no unit
         raise InvalidInput(wrong)
     try:
@@ -226,7 +226,7 @@ def vector_of(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        found = f"--vector: {quoted(text)} is not a JSON list of numbers ({error})"
+        found = f"--vector: {quoted(text)} is not a JSON list of numbers"
         raise InvalidInput(f"{found}. Write [0.1,0.2], or @ and a NumPy file, such as @query.npy.") from error
 
 

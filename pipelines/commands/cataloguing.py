@@ -229,4 +229,4 @@ def _time(text: str | None) -> Any:
     try:
         return dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC).") from error
+        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC)") from error

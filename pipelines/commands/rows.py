@@ -144,7 +144,8 @@ def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.T
             else f"{counted(count, 'line')} {'does' if count == 1 else 'do'} not fit the table"
         )
         raise InvalidInput(
-            f"{path.name}: {what}. Nothing was appended.", rejected=[asdict(each) for each in parsed.rejected]
+            f"{path.name}: {what}. Nothing was changed. Correct the file, then run the command again",
+            rejected=[asdict(each) for each in parsed.rejected],
         )
     return parsed.rows
 

@@ -20,7 +20,7 @@ from jobs.process import STOP_SIGNALS
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, declared
 from storage_core.base.errors import PIPELINE, Interrupted, InvalidInput, NotFound, TidemarkError, Unavailable, needs
-from storage_core.base.text import counted, listed
+from storage_core.base.text import choice_of, counted, did_you_mean, listed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -163,7 +163,7 @@ def serve(
     from pipelines.processes.programs import Address, Service, command_of
 
     if service not in (known := [each.value for each in Service]):
-        raise InvalidInput(f"{service!r} is not a process of Dagster. Give one of {', '.join(known)}.")
+        raise InvalidInput(choice_of("SERVICE", service, known))
     address = Address.parse(code)
     if service == Service.DAEMON:
         from pipelines.processes.programs import require_no_other_daemon
@@ -255,7 +255,7 @@ def spark(
         case "status":
             _status(file, as_json=as_json)
         case _:
-            raise InvalidInput(f"{action!r} is not an action. Give one of {', '.join(_ACTIONS)}.")
+            raise InvalidInput(choice_of("ACTION", action, _ACTIONS))
 
 
 def _up(file: Path, *, foreground: bool, as_json: bool) -> None:
@@ -409,7 +409,9 @@ def _declared(name: str) -> DeclaredTable:
     if found := known.named(name):
         return found
     problems = (each.message for each in known.problems)
-    raise NotFound("\n".join([f"no table {name!r} is declared (declared: {known.names()})", *problems]))
+    likely = did_you_mean(name, (each.declaration.name for each in known.tables))
+    message = f"{name!r} is not a table declared in tables/*.yaml (declared: {known.names()}){likely}"
+    raise NotFound("\n".join([message, *problems]))
 
 
 def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:

@@ -192,7 +192,7 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
     from storage_core.change import declaration_file
     from storage_core.change.declaration_parts import ColumnDeclaration, arrow_field
 
-    document = declaration_file.parse_yaml(data, str(file))
+    document = declaration_file.parse_yaml(data, str(file), "a type for each column")
     if not isinstance(document.value, dict) or not document.value:
         raise InvalidInput(f"{file}: expected a type for each column, such as `status: int!`")
     found = []
@@ -265,6 +265,9 @@ def alter(
 
 def _settings(uri: str, given: Mapping[str, str | None], *, as_json: bool) -> None:
     if (file := resolve(uri).file) is not None:
+        from storage_core.data.settings.table import check_names
+
+        check_names(given)
         raise InvalidInput(
             f"{uri!r} takes its settings from {file}. Change {', '.join(given)} there, then run: tidemark init {uri}"
         )

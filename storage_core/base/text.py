@@ -77,6 +77,24 @@ def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, wher
     return f"{f'{where}: ' if where else ''}{found}. {has}{did_you_mean(names[0], known)}"
 
 
+def alternatives(names: Iterable[object]) -> str:
+    """Return the names as a choice: `a`, `a or b`, `a, b or c`."""
+    *first, last = map(str, names)
+    return f"{', '.join(first)} or {last}" if first else last
+
+
+def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
+    """Return the message about a value that is not one of the choices, with a likely spelling.
+
+    Args:
+        subject: The option, argument or setting that has the value.
+        value: The given value.
+        choices: The valid values, at least one.
+    """
+    likely = did_you_mean(value, choices) if isinstance(value, str) else ""
+    return f"{subject} is {quoted(value)}. Give {alternatives(choices)}{likely}"
+
+
 _TAB = 4
 
 # Parts of Tidemark's own texts that must not be removed: examples in advice, and locations that are already removed.

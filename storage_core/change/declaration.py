@@ -101,7 +101,7 @@ def _field(entry: Setting) -> tuple[Any, Any]:
         if isinstance(given, str) and entry.schema.get("type") == "array":
             raise InvalidInput(f"{quoted(given)} is not a list. Write it in brackets: [{given[:80]}]")
         value = entry.form.read(given)
-        entry.check(value, entry.name)
+        entry.check(value)
         return value
 
     return Annotated[Any, BeforeValidator(read)], Field(default=default, json_schema_extra=_described(entry.schema))

@@ -11,14 +11,14 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final, TypeVar, get_args
 
 import yaml
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
 from storage_core.base.errors import InvalidInput, NotFound
-from storage_core.base.text import fitted, shortened, without_locations
+from storage_core.base.text import did_you_mean, fitted, shortened, without_locations
 from storage_core.change.declaration_parts import AUTOMATION, AutomationDeclaration, Closed
 from storage_core.data.settings.setting import place_of
 
@@ -48,12 +48,13 @@ class LocatedYaml:
         return line + 1
 
 
-def parse_yaml(data: bytes, where: str) -> LocatedYaml:
+def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and columns") -> LocatedYaml:
     """Return the single document in `data`. The time is linear in its size.
 
     Args:
         data: Content of the file.
         where: Name of the file. Errors start with `where:line`.
+        needs: The required content of the file, for the error about an empty file.
 
     Raises:
         InvalidInput: There are several causes. The data has a syntax error, is empty, or contains several documents. A
@@ -65,7 +66,7 @@ def parse_yaml(data: bytes, where: str) -> LocatedYaml:
         loader = _BoundedLoader(data)
         root = loader.get_single_node()
         if root is None:
-            raise InvalidInput(f"{where}:1: the file is empty. Write at least a name, a uri and columns", file=where)
+            raise InvalidInput(f"{where}:1: the file is empty. Write {needs}", file=where)
         _refuse_repeated_fields(root, where)
         return LocatedYaml(loader.construct_document(root), root)
     except yaml.MarkedYAMLError as error:
@@ -271,23 +272,67 @@ def _problem(error: ErrorDetails, document: LocatedYaml, where: str, model: type
     cause = error.get("ctx", {}).get("error")
     way = (*error["loc"], *(place_of(cause) if isinstance(cause, InvalidInput) else ()))
     field = without_locations(".".join(map(str, way))) or "(file)"
-    return f"{where}:{document.line_of(way)}: field `{field}`: {_what_is_wrong(error, model)}"
+    return f"{where}:{document.line_of(way)}: {_what_is_wrong(error, f'field `{field}`', model)}"
 
 
-def _what_is_wrong(error: ErrorDetails, model: type[Closed]) -> str:
-    match error["type"]:
+_WANTED: Final = (
+    (("model_", "dict_", "mapping_", "dataclass_"), "a mapping"),
+    (("list_", "tuple_", "set_", "iterable_"), "a list"),
+    (("string_type",), "a text"),
+    (("int_",), "a whole number"),
+    (("float_", "decimal_"), "a number"),
+    (("bool_",), "true or false"),
+)
+"""What a field needs, by the first letters of the kinds of pydantic's errors."""
+_BOUNDS: Final = {
+    "greater_than_equal": ("ge", "Give {} or more"),
+    "greater_than": ("gt", "Give more than {}"),
+    "less_than_equal": ("le", "Give {} or less"),
+    "less_than": ("lt", "Give less than {}"),
+}
+
+
+def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
+    kind, found = error["type"], error["input"]
+    match kind:
         case "missing":
-            return "is missing. Add it"
+            return f"{field}: is missing. Add it"
         case "extra_forbidden":
-            return "is not a field that a declaration has. Check its spelling"
+            known = _known_fields(model, error["loc"][:-1])
+            return f"unknown {field}{did_you_mean(error['loc'][-1], known) or '. Check its spelling'}"
         case "model_type" if not error["loc"]:
             required = [name for name, each in model.model_fields.items() if each.is_required()]
             least = f" with at least {', '.join(required[:-1])} and {required[-1]}" if required else ""
-            return f"a declaration is a mapping{least}, found {_found(error['input'])}"
+            return f"{field}: a declaration is a mapping{least}, found {_found(found)}"
         case "value_error":
-            return without_locations(str(error["ctx"]["error"]))
+            return _of_a_value(field, without_locations(str(error["ctx"]["error"])))
+        case "literal_error" | "enum":
+            return f"{field} is {_found(found)}. Give {error['ctx']['expected'].replace(chr(39), '')}"
+        case _ if kind in _BOUNDS:
+            name, advice = _BOUNDS[kind]
+            return f"{field} is {_found(found)}. {advice.format(error['ctx'][name])}"
         case _:
-            return f"{error['msg']}, found {_found(error['input'])}"
+            wanted = next((each for starts, each in _WANTED if kind.startswith(starts)), None)
+            advice = f"Write {wanted}" if wanted else "See docs/declarations.md for the values of this field"
+            return f"{field} is {_found(found)}. {advice}"
+
+
+def _of_a_value(field: str, text: str) -> str:
+    """Return the message about a value. If the text begins with the name of the field, the name is not repeated."""
+    name = field.removeprefix("field `").removesuffix("`")
+    return f"{field}{text.removeprefix(name)}" if text.startswith(f"{name} is ") else f"{field}: {text}"
+
+
+def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:
+    """Return the fields of the mapping at this place of a declaration. Return no fields if they are not known."""
+    fields = model.model_fields
+    for part in way:
+        annotation = fields[part].annotation if isinstance(part, str) and part in fields else None
+        inner = [each for each in (annotation, *get_args(annotation)) if hasattr(each, "model_fields")]
+        if not inner:
+            return []
+        fields = inner[0].model_fields
+    return list(fields)
 
 
 def _found(value: object) -> str:

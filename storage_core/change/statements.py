@@ -27,7 +27,7 @@ import pyarrow as pa
 from storage_core.base.clock import random_pause_ms
 from storage_core.base.errors import CommitConflict, InvalidInput, WriterFenced
 from storage_core.base.limits import QueryLimits
-from storage_core.base.text import quoted, unknown_names
+from storage_core.base.text import listed, quoted, unknown_names
 from storage_core.change.finding import ByCondition, ByKeys
 from storage_core.change.statement import Assignments, Changed, Rewriter, Statement
 from storage_core.data.formats.region_manifest import RegionManifest
@@ -270,13 +270,17 @@ def upsert(target: Target, rows: Rows, on: Sequence[str]) -> tuple[Changed, Snap
     return Statement(target.log, operation="UPSERT", finder=finder, adds=adds).run(target.head)
 
 
+def _on_text(on: object) -> str:
+    names = [on] if isinstance(on, str) else on
+    return listed(list(names)) if isinstance(names, Sequence) else quoted(on)
+
+
 def put_by_key(log: TransactionLog, snapshot: Snapshot, rows: Rows, on: object) -> Changed:
     """Put rows into a keyed table. The key determines which row is replaced. See `append.put`."""
     key = list(snapshot.config.primary_key)
     if sorted(_key_columns(snapshot, on)) != sorted(key):
         raise InvalidInput(
-            f"{log.store.uri}: rows of this table are identified by its primary key {key}, found on={quoted(on)}. "
-            f"Upsert on={key}",
+            f"on is {_on_text(on)}, but the primary key of this table is {', '.join(key)}. Give on={','.join(key)}",
             uri=log.store.uri,
         )
     done = put(log, snapshot, rows)
@@ -341,7 +345,7 @@ def required_filter(condition: object, verb: str, schema: pa.Schema) -> Filter:
     """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
-        raise InvalidInput(f"{verb} needs a condition. For every row of the table, write: {verb} where 'true'")
+        raise InvalidInput(f"{verb} needs a condition. Give one, or the condition true for every row")
     if isinstance(condition, str):  # only text is checked, because a condition made with `col` calls no function
         require_repeatable(condition, schema.names, f"condition of {verb}")
     require_condition(found, schema)
@@ -414,8 +418,8 @@ def _require_distinct(rows: pa.Table, keys: Sequence[str]) -> None:
     if len(again):
         row = int(again.min())
         value = rows.select(keys).slice(row, 1).to_pylist()[0]
+        shown = ", ".join(f"{name} {quoted(each)}" for name, each in value.items())
         raise InvalidInput(
-            f"row {row} is not the first with {quoted(value)}. Rows of an upsert must differ in {list(keys)}. Leave "
-            "all but one out",
+            f"row {row} has the same {shown} as an earlier row. Leave all but one out",
             row=row,
         )

@@ -26,7 +26,7 @@ from pyroaring import BitMap
 
 from storage_core.base.errors import InvalidInput
 from storage_core.base.process import scratch_folder
-from storage_core.base.text import quoted, shortened
+from storage_core.base.text import choice_of, quoted, shortened
 from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index import damage, text_files, text_queries
@@ -197,7 +197,7 @@ def parse(
     import tantivy
 
     if syntax not in SYNTAXES:
-        raise InvalidInput(f"syntax is {syntax!r}, but must be one of {', '.join(SYNTAXES)}")
+        raise InvalidInput(choice_of("syntax", syntax, SYNTAXES))
     query = TextQuery(text=text, definition=definition, tree=text_queries.words(""), parsed=tantivy.Query.empty_query())
     with _refusing(query):
         text_queries.check_length(text)

@@ -112,7 +112,7 @@ def validate_tokenizers(definition: IndexDefinition) -> None:
         raise InvalidInput(f"index {definition.name!r}: unknown option {unknown[0]!r}. {takes}")
     for name in definition.options.values():
         if not _is_known(name):
-            raise InvalidInput(f"index {definition.name!r}: tokenizer {name!r} is not one of {known()}")
+            raise InvalidInput(f"index {definition.name!r}: tokenizer is {name!r}. Give one of {known()}")
 
 
 def revision_of(definition: IndexDefinition) -> int | None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import assert_never
 
 from storage_core.base.errors import ICEBERG, InvalidInput, needs
-from storage_core.base.text import quoted
+from storage_core.base.text import choice_of
 from storage_core.data.settings.table import FORMATS, Publish, PublishFormat
 from storage_core.data.steps import Publish as PublishOptions
 from storage_core.interop.publishing import Mirrored
@@ -23,7 +23,7 @@ def format_of(name: str) -> PublishFormat:
     for each in FORMATS:
         if each == name:
             return each
-    raise InvalidInput(f"unknown format {quoted(name)}. Give {' or '.join(FORMATS)}", format=name)
+    raise InvalidInput(choice_of("format", name, [*FORMATS]), format=name)
 
 
 def publish_as(log: TransactionLog, format_: PublishFormat, how: Publish) -> Mirrored:

@@ -227,7 +227,7 @@ def decode_line(line: str, where: str) -> Action:
         if "\\ud" in line or "\\uD" in line:  # Half a character (a lone surrogate) can occur only in these spellings.
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
+        raise Corrupt(f"{where}: not JSON", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
     action = from_json_object(value, where)
@@ -364,6 +364,6 @@ def _gunzipped(data: bytes, where: str) -> Iterator[bytes]:
         while not stream.eof and (part := stream.decompress(b"", _CHUNK_BYTES)):
             yield part
     except zlib.error as error:
-        raise Corrupt(f"{where}: damaged gzip: {error}", key=where) from error
+        raise Corrupt(f"{where}: it is damaged, because it cannot be decompressed", key=where) from error
     if started and not stream.eof:
-        raise Corrupt(f"{where}: gzip ends early after {len(data)} bytes. The file is torn", key=where)
+        raise Corrupt(f"{where}: it is cut off after {len(data)} bytes", key=where)

@@ -165,7 +165,7 @@ def _existing(target: TransactionLog, record: str) -> str | None:
     found = target.snapshot()
     if found.txns.find(record) is None:
         raise InvalidInput(
-            f"{target.store.uri}: another table exists here. Clone to an empty location", uri=target.store.uri
+            f"{target.store.uri}: a table is here already. Choose another location", uri=target.store.uri
         )
     text = found.metadata.configuration.get(SOURCE)
     return None if text is None else str(json.loads(text)["tag"])

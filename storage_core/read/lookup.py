@@ -31,7 +31,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput, raise_refused
-from storage_core.base.text import counted, quoted
+from storage_core.base.text import counted, listed, quoted
 from storage_core.data.rows import fold
 from storage_core.data.rows.codes import Mask
 from storage_core.data.rows.conform import conform
@@ -247,7 +247,7 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     columns = snapshot.config.primary_key
     if not columns:
         raise InvalidInput(
-            "get needs a keyed table, and this table has no primary key. Use scan with a filter",
+            "get needs a primary key, and this table has none. Use a query or a scan with a condition",
             table=snapshot.table_id,
         )
     fields = pa.schema([snapshot.schema.field(name) for name in columns])
@@ -261,13 +261,19 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         if len(keys) > 1:  # each key alone may fit, and otherwise the error names the key that does not fit
             return pa.concat_tables([key_rows(snapshot, [key]) for key in keys]).combine_chunks()
         raise InvalidInput(
-            f"the key {_key_text(keys[0])} does not fit the key columns: {_columns_text(fields)}", key=keys[0]
+            f"the key {_key_text(keys[0])} does not fit the key columns. Give {_columns_text(fields)}", key=keys[0]
         ) from error
     return conform(pa.table(arrays, names=list(columns)), fields)
 
 
 def _key_text(key: Any) -> str:
-    return ", ".join(map(quoted, key)) if isinstance(key, list | tuple) else quoted(key)
+    match key:
+        case list() | tuple():
+            return listed([quoted(each) for each in key])
+        case Mapping():
+            return listed([f"{quoted(name)}: {quoted(value)}" for name, value in key.items()])
+        case _:
+            return quoted(key)
 
 
 def _columns_text(fields: pa.Schema) -> str:
@@ -351,7 +357,9 @@ def _values(key: Key, columns: Sequence[str]) -> list[object]:
     else:
         values = [key]
     if len(values) != len(columns) or any(value is None for value in values):
-        raise InvalidInput(f"the key {quoted(key)} does not name a value for each of {list(columns)}", key=key)
+        raise InvalidInput(
+            f"the key {_key_text(key)} does not name a value for each key column. Give {', '.join(columns)}", key=key
+        )
     return values
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 import pyarrow as pa
 
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound
+from storage_core.base.text import choice_of, quoted
 from storage_core.data.formats.keys import version_key
 from storage_core.log.listing import first_version, list_log
 from storage_core.log.log import TransactionLog, read_tags, tagged
@@ -60,7 +61,7 @@ def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
     """
     if isinstance(at, bool) or not isinstance(at, int | str | dt.datetime):
         raise InvalidInput(
-            f"at={at!r} is not a version number, an ISO timestamp, a datetime or the name of a tag", at=at
+            f"{quoted(at)} is not a version. Give a version number, a time such as 2015-05-17T10:00 or a tag", at=at
         )
     if isinstance(at, str) and at[:1].isalpha():
         return _version(log, tagged(log, at).version)
@@ -102,7 +103,7 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
         instant = dt.datetime.fromisoformat(at) if isinstance(at, str) else at
     except ValueError as error:
         raise InvalidInput(
-            f"at={at!r} is not a version number, an ISO timestamp or the name of a tag", at=at
+            f"{quoted(at)} is not a version. Give a version number, a time such as 2015-05-17T10:00 or a tag", at=at
         ) from error
     return instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)
 
@@ -211,7 +212,7 @@ class View:
         if consistency is None:
             return Consistency.SNAPSHOT if older else usual
         if consistency not in [*Consistency]:
-            raise InvalidInput(f"consistency {consistency!r} is not one of {[str(c) for c in Consistency]}")
+            raise InvalidInput(choice_of("consistency", consistency, [*Consistency]))
         if older and consistency != Consistency.SNAPSHOT:
             raise InvalidInput(
                 "a read of an older version (at) returns rows of the base table only. Leave consistency out"

@@ -231,7 +231,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
     except NotADirectoryError as error:
         raise InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root)) from error
     except OSError as error:
-        raise explained(error, None, str(root), key) from error
+        raise explained(error, None, str(root), key or str(root)) from error
     root.mkdir(parents=True, exist_ok=True)
     return os.open(root, _FOLDER)
 

@@ -33,12 +33,15 @@ class Trouble(StrEnum):
     """The kinds of failures that callers treat differently."""
 
     ABSENT = "no such object"
-    NO_BUCKET = "no such bucket"
+    NO_BUCKET = "the bucket does not exist"
     NO_UPLOAD = "no such multipart upload"
     PRECONDITION = "the precondition did not hold"
     CONTENTION = "another conditional write was under way"
     RANGE = "the range begins behind the object's end"
     ACCESS = "access denied"
+    NO_KEYS = "no credentials were found"
+    NO_PROFILE = "the AWS profile does not exist"
+    KEYS_NOT_FETCHED = "the credentials could not be fetched"
     NOT_IMPLEMENTED = "the server does not implement this"
     ELSEWHERE = "the server sends requests for this bucket elsewhere"
     REFUSED = "the server refused the request"
@@ -59,9 +62,12 @@ _ADVICE_NOT_SENT = ". Check the endpoint (AWS_ENDPOINT_URL, or endpoint= in the 
 _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
     Trouble.ABSENT: (NotFound, ""),
     Trouble.NO_UPLOAD: (NotFound, ""),
-    Trouble.NO_BUCKET: (InvalidInput, ". Make it, or name another in the URI"),
+    Trouble.NO_BUCKET: (InvalidInput, ". Create it, or name another in the URI"),
     Trouble.RANGE: (Corrupt, ""),
     Trouble.ACCESS: (Unavailable, _ADVICE_ACCESS),
+    Trouble.NO_KEYS: (Unavailable, ". Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE"),
+    Trouble.NO_PROFILE: (Unavailable, ". Correct AWS_PROFILE, or add the profile to the configuration of AWS"),
+    Trouble.KEYS_NOT_FETCHED: (Unavailable, ". Check the source of the credentials, then try again"),
     Trouble.NOT_IMPLEMENTED: (Unsupported, ". Use a server that does: see `tidemark probe`"),
     Trouble.ELSEWHERE: (Unsupported, _ADVICE_ELSEWHERE),
     Trouble.REFUSED: (InvalidInput, ". Check bucket, region and endpoint"),
@@ -72,6 +78,11 @@ _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
 _OF_ONE_OBJECT = frozenset({Trouble.ABSENT, Trouble.NO_UPLOAD, Trouble.PRECONDITION, Trouble.CONTENTION, Trouble.RANGE})
 """The kinds of failures that concern only one object, and not the rest of the store."""
 
+_OF_THE_STORE = frozenset(
+    {Trouble.NO_BUCKET, Trouble.NO_KEYS, Trouble.NO_PROFILE, Trouble.KEYS_NOT_FETCHED, Trouble.NOT_SENT}
+)
+"""The kinds of failures whose message names no object, because every object has the same failure."""
+
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 
 
@@ -80,14 +91,15 @@ class Failure:
     """A failed call.
 
     Attributes:
-        detail: The HTTP status and S3's name of the error, or the kind of connection failure.
+        detail: The HTTP status and S3's name of the error, or the kind of connection failure. The message has the
+            detail only if it begins with a status. Other details are names of classes.
     """
 
     trouble: Trouble
     detail: str
 
     def __str__(self) -> str:
-        return f"{self.trouble} ({self.detail})"
+        return f"{self.trouble} ({self.detail})" if self.detail[:1].isdigit() else str(self.trouble)
 
     def error(self, uri: str, key: str = "") -> TidemarkError:
         """Return the error for a key, or for the whole store, with advice.
@@ -96,8 +108,9 @@ class Failure:
         object omits the store.
         """
         kind, advice = _MEANINGS.get(self.trouble, (Unavailable, ". Try again later"))
-        subject = uri if not key else key if self.trouble in _OF_ONE_OBJECT else f"{key} in {uri}"
-        return kind(f"{subject}: {self}{advice}", key=key or uri)
+        of_the_store = not key or self.trouble in _OF_THE_STORE
+        subject = uri if of_the_store else key if self.trouble in _OF_ONE_OBJECT else f"{key} in {uri}"
+        return kind(f"{subject}: {self}{advice}", key=key or uri, detail=self.detail)
 
 
 def printable_code(code: object) -> str:
@@ -188,7 +201,7 @@ def unanswered(error: Exception) -> Failure:
         case NotSent():
             return Failure(Trouble.NOT_SENT, str(error))
         case NoKeys():
-            return Failure(Trouble.ACCESS, "NoCredentialsError")
+            return Failure(Trouble.NO_KEYS, "NoCredentialsError")
         case WrongBytes() | HTTPException() | OSError():
             return Failure(Trouble.BUSY, name)
         case _ if type(error).__module__.partition(".")[0] in ("botocore", "urllib3"):
@@ -211,9 +224,11 @@ def _unanswered_by_boto3(error: Exception, name: str) -> Failure:
         case exceptions.ChecksumError() | exceptions.FlexibleChecksumError():
             return Failure(Trouble.BUSY, name)
         case exceptions.NoCredentialsError() | exceptions.PartialCredentialsError():
-            return Failure(Trouble.ACCESS, name)
-        case exceptions.CredentialRetrievalError() | exceptions.TokenRetrievalError() | exceptions.ProfileNotFound():
-            return Failure(Trouble.ACCESS, name)
+            return Failure(Trouble.NO_KEYS, name)
+        case exceptions.ProfileNotFound():
+            return Failure(Trouble.NO_PROFILE, name)
+        case exceptions.CredentialRetrievalError() | exceptions.TokenRetrievalError():
+            return Failure(Trouble.KEYS_NOT_FETCHED, name)
         case exceptions.BotoCoreError():
             return Failure(Trouble.REFUSED, name)
         case urllib3.exceptions.HTTPError():

@@ -279,7 +279,7 @@ def test_a_place_that_holds_another_table_is_refused(tmp_path: Path) -> None:
     table = tm.Table.create(str(tmp_path / "source"), SCHEMA)
     table.append(given(0, 10))
     tm.Table.create(str(tmp_path / "other"), SCHEMA)
-    with pytest.raises(tm.errors.InvalidInput, match="another table exists here"):
+    with pytest.raises(tm.errors.InvalidInput, match="a table is here already"):
         table.clone(str(tmp_path / "other"))
     with pytest.raises(tm.errors.InvalidInput, match="lies in the folder of the table"):
         table.clone(str(tmp_path / "source" / "inner"))
@@ -295,7 +295,7 @@ def test_a_clone_is_told_from_one_of_a_clone_that_has_the_same_version(tmp_path:
     clone.append(given(10, 30))
     assert (clone.version, table.version) == (1, 1)
     clone.clone(third)
-    with pytest.raises(tm.errors.InvalidInput, match="another table exists here"):
+    with pytest.raises(tm.errors.InvalidInput, match="a table is here already"):
         table.clone(third)
     assert clone.clone(third).commit_id == ""
     assert rows_of(third) == rows_of(clone) != rows_of(table)

@@ -73,7 +73,7 @@ def test_it_says_what_holds_the_rows_until_the_collector_has_taken_it(run: Run, 
 @pytest.mark.parametrize("command", ["forget", "delete"])
 def test_a_condition_of_no_text_is_none(run: Run, uri: str, command: str) -> None:
     (failed,) = run(command, uri, "--where", "", code=2)
-    assert f"{command} needs a condition. For every row of the table, write" in failed["message"]
+    assert f"{command} needs a condition. Give one, or the condition true for every row" in failed["message"]
 
 
 def test_people_are_told_why_each_object_is_there(run: Run, uri: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -577,7 +577,7 @@ def test_a_table_that_nobody_made_is_refused_with_how_to_make_it(instance: Dagst
     ("settings", "found"),
     [
         ({"tidemark/modes": "append"}, "'tidemark/modes' is not a setting here"),
-        ({"tidemark/mode": "replace"}, "tidemark/mode is 'replace'. It must be one of append, overwrite, upsert."),
+        ({"tidemark/mode": "replace"}, "tidemark/mode is 'replace'. Give append, overwrite or upsert"),
         ({"tidemark/create": {"key": "n"}}, "'key' is not a parameter of Table.create"),
         ({"tidemark/create": "n"}, "tidemark/create is 'n'. It must be a mapping"),
         ({"tidemark/uri": "ftp://host/x"}, "Use file:///"),

@@ -286,7 +286,10 @@ REFUSED: Mapping[str, tuple[Callable[[Table], object], str]] = {
     ),
     "a count of neighbours": (lambda t: t.search_count([1, 2], index="near"), "takes a vector"),
     "a count of no query": (lambda t: t.search_count("", index="words", syntax="strict"), "it is empty"),
-    "a count of which index": (lambda t: t.search_count("tide"), "Name one with `index`"),
+    "a count of which index": (
+        lambda t: t.search_count("tide"),
+        "has the full-text or bitmap indexes levels, words. Name one",
+    ),
     "a count of two indexes": (
         lambda t: t.search_count("tide", index=["words", "near"]),
         "a count or a facet needs one index",

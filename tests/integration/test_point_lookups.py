@@ -304,7 +304,7 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
             writer.put({"id": 1.9})
     assert numbered.get(1) == {"id": 1}
     unkeyed = Table.create(str(tmp_path / "unkeyed"), SCHEMA)
-    with pytest.raises(InvalidInput, match="keyed table"):
+    with pytest.raises(InvalidInput, match="get needs a primary key"):
         unkeyed.get("N1")
 
 

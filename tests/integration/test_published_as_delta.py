@@ -362,7 +362,7 @@ def test_a_delta_log_of_others_is_left_alone(tmp_path: Path) -> None:
     commit.write_text('{"commitInfo":{"timestamp":1}}\n')
     with pytest.raises(Corrupt, match=r"another program wrote here.*Remove the folder `_delta_log`"):
         table.publish()
-    with pytest.raises(InvalidInput, match=r"unknown format '.*'. Give delta or iceberg"):
+    with pytest.raises(InvalidInput, match=r"format is '.*'. Give delta or iceberg"):
         table.publish("hudi")
 
 

@@ -98,7 +98,7 @@ def test_a_name_that_is_too_long_with_the_prefix_is_refused_before_any_request(
 def test_a_bucket_that_does_not_exist_is_bad_input_and_is_named(s3_server: S3Server) -> None:
     store = open_store(s3_server.uri("x").replace(s3_server.bucket, "no-such-bucket"))
     for call in (lambda: store.get("k"), lambda: list(store.list("")), lambda: store.put("k", b"", IfAbsent())):
-        with pytest.raises(InvalidInput, match=r"s3://no-such-bucket/.*: no such bucket"):
+        with pytest.raises(InvalidInput, match=r"^s3://no-such-bucket/[^ ]*: the bucket does not exist"):
             call()
 
 

@@ -244,7 +244,7 @@ def test_spark_says_what_cannot_be_read(session: SparkSession, events: tm.Table,
     [
         ({"columns": "n,none"}, "unknown column 'none'"),
         ({"at": "1", "consistency": "latest"}, "a read of an older version (at) returns rows of the base table only"),
-        ({"consistency": "newest"}, "consistency 'newest' is not one of"),
+        ({"consistency": "newest"}, "consistency is 'newest'. Give snapshot, committed or latest"),
         ({"at": "99"}, "99"),
         ({"filter": "n >"}, "the condition 'n >' is not valid SQL"),
         ({"filter": "no_such = 1"}, "unknown column 'no_such'. The table has ts, n, "),

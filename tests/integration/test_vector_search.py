@@ -96,7 +96,7 @@ def test_the_only_index_that_fits_need_not_be_named(table: Table, tmp_path: Path
     assert table.search("none").to_pylist()[0]["id"] == 30
     assert len(table.search(vector=made(1)[0])) == 10
     bare = Table.create(str(tmp_path / "bare"), SCHEMA)
-    with pytest.raises(InvalidInput, match=r"the table has no vector index. Name one"):
+    with pytest.raises(InvalidInput, match=r"the table has no vector index\. Declare one in indexes"):
         bare.search(vector=[1, 2, 3, 4])
     several = Table.create(str(tmp_path / "two"), SCHEMA, indexes=[NEAR, {**NEAR, "name": "far"}, WORDS])
     with pytest.raises(InvalidInput, match=r"2 vector indexes \(far, near\)"):

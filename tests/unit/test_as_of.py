@@ -88,7 +88,7 @@ def test_a_version_is_a_number_or_digits(table: SampleTable, at: At) -> None:
 
 @pytest.mark.parametrize("at", ["", " ", "²", "-1", "1.5", "9" * 5000, "2024-13-01", "_x", "٣"])
 def test_text_that_is_nothing_of_the_three_is_refused(table: SampleTable, at: str) -> None:
-    with pytest.raises(InvalidInput, match="is not a version number, an ISO timestamp or the name of a tag"):
+    with pytest.raises(InvalidInput, match=r"is not a version\. Give a version number"):
         version_at(table, at)
 
 

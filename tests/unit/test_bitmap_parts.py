@@ -186,8 +186,8 @@ def test_a_segment_of_an_earlier_release_answers_by_whole_parts() -> None:
         ({"n": {"not in": []}}, "no value to look for in 'n'"),
         ({"n": {"not in": [None]}}, "null is not a value of 'n'"),
         ({"n": {"is null": "yes"}}, "true or false, found 'yes'"),
-        ({"n": {">": "x"}}, "'x' does not read as int64"),
-        ({"n": {">": [1, 2]}}, "does not read as int64"),
+        ({"n": {">": "x"}}, "'x' does not fit 'n', which has the type int64"),
+        ({"n": {">": [1, 2]}}, "does not fit 'n', which has the type int64"),
     ],
 )
 def test_a_condition_that_is_none_is_refused_with_the_reason(query: object, reason: str) -> None:

@@ -267,7 +267,7 @@ def test_a_text_that_is_no_query_asks_for_any_of_its_words(tmp_path: Path, query
 
 @pytest.mark.parametrize("syntax", ["Strict", "", None, 1])
 def test_a_syntax_is_one_of_two(syntax: object) -> None:
-    with pytest.raises(InvalidInput, match="must be one of lenient, strict"):
+    with pytest.raises(InvalidInput, match="Give lenient or strict"):
         fulltext.parse("get", DEFINITION, syntax=syntax)
 
 
@@ -320,7 +320,7 @@ def test_a_prefix_written_as_a_range_finds_every_ending(tmp_path: Path) -> None:
         (IndexDefinition("i", "fulltext", ("_row",)), "reserved"),
         (IndexDefinition("i", "fulltext", ("-v",)), "cannot contain a column named '-v'. Remove it"),
         (IndexDefinition("i", "fulltext", ("",)), "cannot contain a column named ''. Remove it"),
-        (IndexDefinition("i", "fulltext", ("s",), {"tokenizer": "klingon"}), "'klingon' is not one of default, raw"),
+        (IndexDefinition("i", "fulltext", ("s",), {"tokenizer": "klingon"}), "is 'klingon'. Give one of default, raw"),
         (IndexDefinition("i", "fulltext", ("s",), {"stemmer": "en"}), "unknown option 'stemmer'"),
     ],
 )

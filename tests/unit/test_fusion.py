@@ -80,5 +80,5 @@ def test_a_weight_that_makes_no_sense_is_refused(weights: object, why: str) -> N
 
 @pytest.mark.parametrize("given", ["RRF", "", None, 1, ["rrf"], "max"])
 def test_a_fusion_of_another_name_is_refused(given: object) -> None:
-    with pytest.raises(InvalidInput, match="must be one of rrf, linear"):
+    with pytest.raises(InvalidInput, match="Give rrf or linear"):
         fusion_of(given)

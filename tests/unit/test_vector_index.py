@@ -101,8 +101,8 @@ def recall(reader: vector.Reader, vectors: Floats, queries: Floats, *, k: int = 
 @pytest.mark.parametrize(
     ("options", "why"),
     [
-        ({"metric": "euclid"}, "metric 'euclid' is not one of l2, cosine, dot"),
-        ({"quantization": "binary"}, "quantization 'binary' is not one of rotated, none, scalar, product"),
+        ({"metric": "euclid"}, "metric is 'euclid'. Give l2, cosine or dot"),
+        ({"quantization": "binary"}, "quantization is 'binary'. Give rotated, none, scalar or product"),
         ({"nprobe": "0"}, "nprobe is '0'"),
         ({"nprobe": "many"}, "nprobe is 'many'"),
         ({"probes": "3"}, "unknown option 'probes'"),

@@ -113,5 +113,5 @@ def window_start(text: str) -> int:
     try:
         instant = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"the window {text!r} is neither a time like 2015-05-17T10:00 nor seconds") from error
+        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC)") from error
     return int((instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)).timestamp())

@@ -10,7 +10,7 @@ from typing import Final, Literal, cast, get_args
 
 from storage_core.base.arguments import checked_fields
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import quoted
+from storage_core.base.text import choice_of, quoted
 from storage_core.data.settings.setting import (
     NAMES_SCHEMA,
     Form,
@@ -42,9 +42,7 @@ class IndexDefinition:
         """Raise `InvalidInput` for an unknown kind, an invalid name and an index without a column."""
         kinds = get_args(IndexKind)
         if self.kind not in kinds:
-            raise InvalidInput(
-                f"index {self.name!r}: kind {self.kind!r} is not one of {', '.join(kinds)}", at=("kind",)
-            )
+            raise InvalidInput(choice_of(f"index {self.name!r}: kind", self.kind, kinds), at=("kind",))
         if not INDEX_NAME.fullmatch(self.name):
             raise InvalidInput(f"index name {self.name!r}: use 1 to 63 letters, digits, '_' and '-'")
         if not self.columns:
@@ -160,7 +158,7 @@ def beside_kind(index: Mapping[str, object]) -> Mapping[str, object]:
 def _among(index: str, options: Mapping[str, str], name: str, choices: tuple[str, ...]) -> str:
     found = options.get(name, str(getattr(VectorOptions(), name)))
     if found not in choices:
-        raise _refused(index, f"{name} {found!r} is not one of {', '.join(choices)}")
+        raise _refused(index, choice_of(name, found, choices))
     return found
 
 

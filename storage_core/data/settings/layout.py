@@ -114,9 +114,9 @@ class CompactionSettings:
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for settings with which no merge starts, no merge ends, or a merge is too large."""
-        check_bounds(self, "compaction ")
+        check_bounds(self, "compaction")
         if self.most_inputs < self.factor:
-            raise InvalidInput(f"compaction most_inputs is {self.most_inputs}. It must be at least {self.factor}")
+            raise InvalidInput(f"compaction.most_inputs is {self.most_inputs}. Give {self.factor} or more")
         if self.coarsen_to is not None and not is_coarse(self.coarsen_to):
             raise InvalidInput(
                 f"compaction coarsen_to is {self.coarsen_to} s. It must be whole hours, at most 366 days",

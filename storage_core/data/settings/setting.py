@@ -25,7 +25,7 @@ from functools import cache
 from typing import Any, Final, TypeGuard, TypeVar, cast
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import quoted
+from storage_core.base.text import choice_of, quoted
 
 # Values of `metaData.configuration`.
 
@@ -174,7 +174,7 @@ def parse_whole(given: object) -> int:
     if _is_whole(given):
         return given
     if not isinstance(given, str) or not _WHOLE.fullmatch(given.strip()):
-        raise InvalidInput(f"{given!r} is not a whole number")
+        raise InvalidInput(f"{given!r} is not a whole number. Write one, such as 10")
     return int(given)
 
 
@@ -191,7 +191,7 @@ def parse_flag(given: object) -> bool:
     text = given.strip().lower() if isinstance(given, str) else ""
     if isinstance(given, bool) or text in (*_TRUE, *_FALSE):
         return given is True or text in _TRUE
-    raise InvalidInput(f"{given!r} is neither true nor false")
+    raise InvalidInput(f"{given!r} is neither true nor false. Write true or false")
 
 
 def parse_text(given: object) -> str:
@@ -350,14 +350,14 @@ class Setting:
         except InvalidInput as error:
             raise error.reworded(f"{self.name}: {error.found}", setting=self.name) from error
 
-    def check(self, value: Any, called: str) -> None:
-        """Raise `InvalidInput` for a value out of bounds."""
+    def check(self, value: Any) -> None:
+        """Raise `InvalidInput` for a value out of bounds. The message has the name and the form of a declaration."""
         if self.choices and value not in self.choices:
-            raise InvalidInput(f"{called} is {value!r}. It must be one of {', '.join(self.choices)}")
+            raise InvalidInput(choice_of(self.name, value, self.choices))
         if self.least is not None and value is not None and value < self.least:
-            raise InvalidInput(f"{called} is {value}. It must be at least {self.least}")
+            raise InvalidInput(f"{self.name} is {self.form.show(value)}. Give {self.form.show(self.least)} or more")
         if self.most is not None and value is not None and value > self.most:
-            raise InvalidInput(f"{called} is {value}. It must be at most {self.most}")
+            raise InvalidInput(f"{self.name} is {self.form.show(value)}. Give {self.form.show(self.most)} or less")
 
     @property
     def schema(self) -> JsonSchema:
@@ -401,10 +401,14 @@ def _completed(entry: Setting, name: str, abouts: Mapping[str, str]) -> Setting:
     return replace(entry, name=entry.name or name.removesuffix("_ms"), key=key, field=name, about=abouts.get(name, ""))
 
 
-def check_bounds(record: Any, called: str = "") -> None:
-    """Raise `InvalidInput` if a field of the record is out of the bounds of its setting."""
+def check_bounds(record: Any, group: str = "") -> None:
+    """Raise `InvalidInput` if a field of the record is out of the bounds of its setting.
+
+    `group` is the first part of the names of the settings, if the record is part of the settings of a table.
+    """
     for name, setting in settings_of(type(record)).items():
-        setting.check(getattr(record, name), f"{called}{name}")
+        named = replace(setting, name=f"{group}.{setting.name}") if group else setting
+        named.check(getattr(record, name))
 
 
 # The forms of values.

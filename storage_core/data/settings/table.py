@@ -17,14 +17,14 @@ Four settings have a record of their own, with its form in `metaData.configurati
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Final, Literal, cast, get_args
 
 from storage_core.base.arguments import checked_fields
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import did_you_mean, quoted, repeated
+from storage_core.base.text import choice_of, did_you_mean, quoted, repeated
 from storage_core.data.settings.index import INDEX_PREFIX, INDEXES, IndexDefinition
 from storage_core.data.settings.layout import (
     REGIONS,
@@ -139,7 +139,7 @@ class LateData:
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for an unknown policy and for a window out of bounds."""
-        check_bounds(self, "late_data ")
+        check_bounds(self, "late_data")
 
     def to_text(self) -> str:
         """Return the value of the entry `LATE_DATA_KEY`."""
@@ -315,7 +315,7 @@ class FeedingRawLog:
         """Return the raw log with these fields. Raises `InvalidInput` for any other value."""
         known = {each.name for each in fields(cls)}
         if not isinstance(given, Mapping) or not {"name", "table", "stores"} <= given.keys() <= known:
-            raise InvalidInput(f"a raw log is a mapping with name, table and stores, found {quoted(given)}")
+            raise InvalidInput(_lacking(given, known))
         return cls(**{**given, **{name: _texts(name, given.get(name, ())) for name in ("stores", "optional")}})
 
     def moved(self, move: Callable[[str], str]) -> FeedingRawLog:
@@ -361,6 +361,16 @@ def _load(key: str, text: str) -> tuple[FeedingRawLog, ...]:
         return raw_logs_of(json_value(key, text))
     except InvalidInput as error:
         raise InvalidInput(f"table configuration {key!r}: {error}", key=key) from error
+
+
+def _lacking(given: object, known: Collection[str]) -> str:
+    """Return the message about a value that is not a raw log."""
+    if not isinstance(given, Mapping):
+        return f"a raw log is {quoted(given)}. Write a mapping with name, table and stores"
+    if lacks := [name for name in ("name", "table", "stores") if name not in given]:
+        return f"the raw log lacks {' and '.join(lacks)}. Give name, table and stores"
+    unknown = next(str(name) for name in given if name not in known)
+    return f"a raw log has no field {quoted(unknown)}{did_you_mean(unknown, known) or '. Leave it out'}"
 
 
 def _texts(name: str, given: object) -> tuple[str, ...]:
@@ -416,9 +426,7 @@ def _read_modes(given: object) -> Mapping[str, str]:
         raise InvalidInput(f"{given!r} is not a mapping of columns, such as {{attrs: merge}}")
     for name, mode in given.items():
         if mode not in get_args(MapMode):
-            raise InvalidInput(
-                f"map column {name!r}: {mode!r} is not one of {', '.join(get_args(MapMode))}", at=(name,)
-            )
+            raise InvalidInput(choice_of(f"map column {name!r}", mode, get_args(MapMode)), at=(name,))
     return dict(given)
 
 
@@ -737,7 +745,9 @@ def changed(config: TableConfig, given: Mapping[str, object]) -> TableConfig:
     try:
         return with_values(config, values)
     except InvalidInput as error:
-        raise InvalidInput(f"{', '.join(values)}: {error}", settings=sorted(values)) from error
+        is_named = any(error.found.startswith(f"{name} is ") for name in values)
+        where = "" if is_named else f"{', '.join(values)}: "
+        raise InvalidInput(f"{where}{error}", settings=sorted(values)) from error
 
 
 def with_values(config: TableConfig, values: Mapping[str, object]) -> TableConfig:
@@ -756,6 +766,14 @@ def _with_parts(record: Any, usual: Any, parts: Mapping[str, object]) -> object:
         return None
     back = {name: getattr(usual, name) if value is None else value for name, value in parts.items()}
     return replace(usual if record is None else record, **back)
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Raise `InvalidInput` if a name is neither a setting, nor a group of settings, nor a part of a declaration."""
+    known = {*SETTINGS, *map(_group, SETTINGS), *_ELSEWHERE}
+    for name in names:
+        if name not in known:
+            raise InvalidInput(_refusal(name, []), setting=name)
 
 
 def _read(name: str, value: object) -> object:

@@ -29,7 +29,7 @@ import pyarrow as pa
 
 from storage_core.base.errors import InvalidInput, out_of_memory, unavailable
 from storage_core.base.process import require_headroom
-from storage_core.base.text import quoted, shortened
+from storage_core.base.text import choice_of, listed, quoted
 from storage_core.data.rows.keys import Positions
 from storage_core.data.rows.vectors import Floats
 from storage_core.data.settings.index import IndexDefinition, IndexKind, Metric
@@ -66,7 +66,7 @@ def fuse(rankings: Sequence[Ranking], weights: Sequence[float], fusion: Fusion, 
 def fusion_of(given: object) -> Fusion:
     """Return the method of fusion. Raises `InvalidInput`."""
     if not isinstance(given, str) or given not in get_args(Fusion):
-        raise InvalidInput(f"fusion is {quoted(given)}, but must be one of {', '.join(get_args(Fusion))}")
+        raise InvalidInput(choice_of("fusion", given, get_args(Fusion)))
     return cast("Fusion", given)
 
 
@@ -208,7 +208,9 @@ class _Column:
         except (pa.ArrowException, MemoryError, ValueError) as error:  # ValueError: half a character or too many digits
             if out_of_memory(error):
                 raise unavailable(f"a value of {self._name!r}", error) from error
-            reason = f"{quoted(value, 300)} does not read as {self._kind} for {self._name!r}: {shortened(str(error))}"
+            has_zone = pa.types.is_timestamp(self._kind) and self._kind.tz is not None
+            advice = "Write a time with its zone offset, such as 2015-05-17T12:00:00Z" if has_zone else "Correct it"
+            reason = f"{quoted(value, 300)} does not fit {self._name!r}, which has the type {self._kind}. {advice}"
             raise self._refused(reason) from error
 
     def _refused(self, reason: str) -> InvalidInput:
@@ -226,7 +228,7 @@ def _decode_text(text: str, definition: IndexDefinition) -> object:
     try:
         return json.loads(stripped, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        reason = f"{quoted(text, 300)} is not JSON ({error}). Write a value that starts with [ or {{ as a JSON list"
+        reason = f"{quoted(text, 300)} is not JSON. Write a value that starts with [ or {{ as a JSON list"
         raise _refused(definition, reason) from error
 
 
@@ -345,8 +347,9 @@ def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinit
     fitting = sorted(each.name for each in snapshot.config.indexes if each.kind in kinds)
     if len(fitting) != 1:
         kind = " or ".join(kinds).replace("fulltext", "full-text")
-        found = f"{len(fitting)} {kind} indexes ({', '.join(fitting)})" if fitting else f"no {kind} index"
-        raise InvalidInput(f"the table has {found}. Name one with `index` (--index)")
+        if fitting:
+            raise InvalidInput(f"the table has the {kind} indexes {listed(fitting)}. Name one as index (--index)")
+        raise InvalidInput(f"the table has no {kind} index. Declare one in indexes")
     return segments.definition_of(snapshot, fitting[0])
 
 
@@ -413,7 +416,9 @@ def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot
     dimensions = snapshot.schema.field(column).type.list_size
     if wanted.shape != (dimensions,):
         found = f"{len(wanted)} numbers" if wanted.ndim == 1 else f"an array of the shape {wanted.shape}"
-        raise InvalidInput(f"index {definition.name!r}: the vector has {found}, column {column!r} has {dimensions}")
+        raise InvalidInput(
+            f"index {definition.name!r}: the vector has {found}. Give {dimensions}, as column {column!r} has"
+        )
     if not np.isfinite(wanted).all():
         raise InvalidInput(f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits")
     if options.metric == "cosine" and not wanted.any():
@@ -430,7 +435,7 @@ def _numbers(given: object, index: str) -> Floats:
     try:
         found = np.asarray(given)
     except (TypeError, ValueError) as error:
-        raise InvalidInput(f"index {index!r}: the vector is not a list of numbers: {error}") from error
+        raise InvalidInput(f"index {index!r}: the vector is not a list of numbers. Write [0.1, 0.2]") from error
     if found.dtype.kind not in "fiu" or not found.ndim:
         raise InvalidInput(f"index {index!r}: a vector is a list or an array of numbers, found {quoted(given)}")
     with np.errstate(over="ignore"):

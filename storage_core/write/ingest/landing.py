@@ -33,7 +33,7 @@ import pyarrow.compute as pc
 import xxhash
 
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
-from storage_core.base.text import fitted
+from storage_core.base.text import choice_of, fitted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
@@ -331,7 +331,7 @@ class LandingSpec:
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
         if self.format not in get_args(LandingFormat):
-            raise InvalidInput(f"format {self.format!r} is not one of {', '.join(get_args(LandingFormat))}")
+            raise InvalidInput(choice_of("format", self.format, get_args(LandingFormat)))
         if (self.pattern is None) == (self.format == "pattern"):
             raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
         if self.format in TYPED and (self.time_format or self.null_values):
@@ -339,7 +339,7 @@ class LandingSpec:
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
             raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
-            raise InvalidInput(f"changes: {self.changes!r} is not one of {', '.join(get_args(DeltaChanges))}")
+            raise InvalidInput(choice_of("changes", self.changes, get_args(DeltaChanges)))
         if self.changes is not None and self.format != "delta":
             raise InvalidInput(
                 f"format {self.format!r}: landed files do not change. Leave out `changes`, which is for a Delta table"

@@ -20,6 +20,7 @@ import pyarrow as pa
 from storage_core.base.arguments import checked_fields
 from storage_core.base.clock import Clock
 from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.base.text import quoted
 from storage_core.data.formats.key_hashes import Hashes, key_hashes, within
 from storage_core.data.rows import fold
 from storage_core.data.rows.conform import conform
@@ -229,7 +230,9 @@ class RecordBuilder:
     def _key_row(self, key: object) -> Mapping[str, object]:
         values = key if isinstance(key, tuple) else (key,)
         if len(values) != len(self.key):
-            raise InvalidInput(f"the key {key!r} does not name a value for each of {list(self.key)}", key=key)
+            raise InvalidInput(
+                f"the key {quoted(key)} does not name a value for each key column. Give {', '.join(self.key)}", key=key
+            )
         return dict(zip(self.key, values, strict=True))
 
 
