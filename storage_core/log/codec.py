@@ -226,8 +226,12 @@ def decode_line(line: str, where: str) -> Action:
         value = _DECODER.decode(line)
         if "\\ud" in line or "\\uD" in line:  # Half a character (a lone surrogate) can occur only in these spellings.
             json.dumps(value, ensure_ascii=False).encode()
-    except (ValueError, RecursionError) as error:
+    except (json.JSONDecodeError, RecursionError) as error:
         raise Corrupt(f"{where}: not JSON", key=where) from error
+    except UnicodeError as error:
+        raise Corrupt(f"{where}: a text has half a character (a lone surrogate)", key=where) from error
+    except ValueError as error:  # raised by the hooks of the decoder
+        raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
     action = from_json_object(value, where)
