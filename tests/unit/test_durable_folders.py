@@ -112,7 +112,7 @@ def create(store: ObjectStore) -> None:
     try:
         log_of(store).create(metadata())
     except InvalidInput as error:
-        assert "exists here already" in str(error)  # noqa: PT017  # that it exists is said of what is durable, too
+        assert "is here already" in str(error)  # noqa: PT017  # that it exists is said of what is durable, too
 
 
 def commit(store: ObjectStore) -> None:

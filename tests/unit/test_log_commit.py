@@ -71,18 +71,18 @@ def test_creating_a_table_is_one_list_and_one_put(store: MemoryStore) -> None:
 
 
 def test_a_second_creation_is_refused(log: TransactionLog, store: MemoryStore) -> None:
-    with pytest.raises(InvalidInput, match="exists here already"):
+    with pytest.raises(InvalidInput, match="is here already"):
         log.create(metadata())
     store.delete([version_key(0)])
     store.put(version_key(7), b"", IfAbsent())
-    with pytest.raises(InvalidInput, match="exists here already"):
+    with pytest.raises(InvalidInput, match="is here already"):
         log.create(metadata())
 
 
 def test_a_creation_that_loses_the_race_is_refused(store: MemoryStore) -> None:
     faulty = FaultStore(store)
     faulty.on_put(version_key(0), lambda: log_on(store, seed=1).create(metadata()))
-    with pytest.raises(InvalidInput, match="exists here already"):
+    with pytest.raises(InvalidInput, match="is here already"):
         log_on(faulty, seed=2).create(metadata())
 
 

@@ -212,7 +212,7 @@ def test_columns_come_in_table_order_and_missing_ones_are_null() -> None:
 
 
 def test_an_unknown_column_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidInput, match=r"'typo'.*\['a'\]"):
+    with pytest.raises(InvalidInput, match=r"'typo'. The table has a$"):
         conform(pa.table({"a": [1], "typo": [1]}), pa.schema([("a", pa.int64())]))
 
 
