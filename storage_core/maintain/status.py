@@ -28,6 +28,7 @@ from storage_core.log.log import read_tags
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import brings_rows, versions_down
 from storage_core.store.contract import PAGE_KEYS, ObjectStore
+from storage_core.write.late_rows import is_receipt
 
 MOST_VERSIONS = 32
 """The largest number of version files that are read to find the newest rows and the removed files."""
@@ -228,7 +229,7 @@ def status(
         indexes=lags,
         regions=unmerged.regions if unmerged else 0,
         oldest_unmerged_ms=oldest,
-        quarantine_entries=sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)),
+        quarantine_entries=sum(not is_receipt(each.key) for each in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)),
         next_run=together(each.next_run for each in debts),
         freed_bytes=sum(each.bytes for each in debts if each.task is Task.EXPIRE),
         freshness_ms=freshness_ms,

@@ -558,7 +558,7 @@ def _rows(file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.
     shown = times.with_texts(with_lists(rows, given), given)
     more, complete = _rejected(file, numbers, [*misfits, *texts, *_faults(rows, schema, nonzero)], shown)
     kept = rows.filter(pa.array(complete)) if more else rows
-    return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
+    return Parsed(conform(kept, schema), (), numbers[complete]).and_rejected([*rejected, *more])
 
 
 def _rejected(

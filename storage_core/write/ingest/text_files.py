@@ -78,16 +78,19 @@ def csv_blocks(file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: i
     counter = _RecordCounter(file, form, mark)
     # The reader itself replaces the words for null, because only the reader knows which fields were quoted.
     as_read = replace(target, null_values=())
+    words = frozenset(word.encode() for word in ("", *target.null_values))
     most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
-    for batch, is_last in _batches(_open(text, target, counter, block_bytes), most_rows, counter):
+    reader = _open(text, target, counter, block_bytes)
+    header = _joined([counter.form.name(name) for name in reader.schema.names])
+    for batch, is_last in _batches(reader, most_rows, counter):
         plain = pa.record_batch([*map(form.value, batch.columns)], [*map(form.name, batch.schema.names)])
         numbers, misshapen = counter.number(batch.num_rows)
         if is_last and counter.all_passed:
-            line = _line(plain.columns, batch.num_rows - 1, mark)
+            line = _line(plain.columns, batch.num_rows - 1, words, mark)
             misshapen.append(rejected(file, int(numbers[-1]), UNCLOSED, line))
             plain, numbers = plain.slice(0, batch.num_rows - 1), numbers[:-1]
-        yield _rows(file, plain, numbers, as_read).and_rejected(misshapen)
-    yield Parsed(target.schema.empty_table(), tuple(counter.last()))
+        yield replace(_rows(file, plain, numbers, as_read, words=words).and_rejected(misshapen), header=header)
+    yield Parsed(target.schema.empty_table(), tuple(counter.last()), header=header)
 
 
 def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
@@ -286,28 +289,40 @@ def _batches(
         yield held, True
 
 
-def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat) -> Parsed:
+def _rows(
+    file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], target: RowFormat, *, words: frozenset[bytes]
+) -> Parsed:
     valid = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns:
         valid &= valid_text(column)
-    bad = [(int(numbers[index]), _line(batch.columns, int(index))) for index in np.flatnonzero(~valid)]
+    bad = [(int(numbers[index]), _line(batch.columns, int(index), words)) for index in np.flatnonzero(~valid)]
     kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
-    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index).decode())
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, words).decode())
     return convert_or_reject(records, target).and_rejected(not_text(file, bad))
 
 
-def _line(columns: Sequence[pa.Array], index: int, mark: str | None = None) -> bytes:
+def _line(columns: Sequence[pa.Array], index: int, words: frozenset[bytes], mark: str | None = None) -> bytes:
     """Return the text of a record without the mark.
 
-    The text is rebuilt from the values, because the reader does not return the bytes of the record.
+    The text is rebuilt from the values, because the reader does not return the bytes of the record. A value that is a
+    word for null was in quotes, and is in quotes again.
     """
-    values = [(column[index].as_py() or b"").decode("utf-8", "surrogateescape") for column in columns]
-    if mark is not None:
-        values[-1] = values[-1].removesuffix(f"\n{mark}")
+    texts: list[str] = []
+    for number, column in enumerate(columns):
+        value = column[index].as_py()
+        text = (value or b"").decode("utf-8", "surrogateescape")
+        if mark is not None and number == len(columns) - 1:
+            text = text.removesuffix(f"\n{mark}")
+        is_word = value is not None and value in words
+        texts.append('"' + text.replace('"', '""') + '"' if is_word else _joined([text]) if text else "")
+    return ",".join(texts).encode("utf-8", "surrogateescape")
+
+
+def _joined(values: Sequence[str]) -> str:
     written = io.StringIO()
     csv.writer(written, lineterminator="").writerow(values)
-    return written.getvalue().encode("utf-8", "surrogateescape")
+    return written.getvalue()
 
 
 # JSON numbers with their original digits. DuckDB reads a number with a point or an exponent as a double and writes the
@@ -541,20 +556,16 @@ def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
     if plain is None:
         return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
     rows = conform(plain.rows, target.schema)
+    numbers = block.numbers[~plain.marked]
     if not plain.marked.any():
-        return Parsed(rows, ()).and_rejected(not_text(file, block.not_text))
+        return Parsed(rows, (), numbers).and_rejected(not_text(file, block.not_text))
     marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
-    exact, numbers = _numbered(file, marked, target)
+    exact = _parsed(file, marked, lambda lines: _json_fields(lines, target), target)
     if not exact.rows.num_rows:
-        return Parsed(rows, exact.rejected)
-    order = np.argsort(np.concatenate([block.numbers[~plain.marked], numbers]), kind="stable")
-    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected)
-
-
-def _numbered(file: str, block: LineBlock, target: RowFormat) -> tuple[Parsed, npt.NDArray[np.int64]]:
-    """Return the block as the exact path reads it, and the number of the line of each row."""
-    parsed = _parsed(file, block, lambda lines: _json_fields(lines, target), target)
-    return parsed, np.setdiff1d(block.numbers, [each.line for each in parsed.rejected if each.line is not None])
+        return Parsed(rows, exact.rejected, numbers)
+    numbers = np.concatenate([numbers, exact.numbers])
+    order = np.argsort(numbers, kind="stable")
+    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected, numbers[order])
 
 
 def _parsed(
