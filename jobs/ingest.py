@@ -87,9 +87,11 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
     context = context_of(job.before).to_json()
-    parts = batch.batches(work, job.executor.slots)
+    size = _bytes(work)
+    slots = job.executor.slots if job.executor.is_needed_for(size, len(work)) else 1  # the slots of Spark start it
+    parts = batch.batches(work, slots)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
-    answers = job.map(ingest_files, items, input_bytes=_bytes(work))
+    answers = job.map(ingest_files, items, input_bytes=size)
     results = [BatchResult.from_json(answer["result"]) for answer in answers]
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
