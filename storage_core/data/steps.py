@@ -425,6 +425,18 @@ TABLE_STEPS: Final = (
         is_observable=True,
     ),
     Step(
+        name="retry_quarantine",
+        home="jobs.quarantine",
+        summary="Add the lines and rows in quarantine that the present declaration accepts, each exactly once.",
+        options=RetryQuarantine,
+        lease="quarantine",
+        asset="retried",
+        promise="Lines of the quarantine that the present declaration accepts, each exactly once.",
+        follows=("ingest",),
+        is_of=lambda table: table.landing is not None and not table.landing.is_delta and not table.primary_key,
+        brings_rows=True,
+    ),
+    Step(
         name="merge",
         home="storage_core.write.region.steps",
         summary="Apply flushed generations to a keyed table's base.",
@@ -580,13 +592,6 @@ OTHER_STEPS: Final = (
         command="audit",
         example="clicks --commits 10",
         kinds=_SPARK,
-    ),
-    Step(
-        name="retry_quarantine",
-        home="jobs.quarantine",
-        summary="Add the lines and rows in quarantine that the present declaration accepts, each exactly once.",
-        options=RetryQuarantine,
-        lease="quarantine",
     ),
     Step(
         name="forget",

@@ -41,7 +41,7 @@ from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateRule
 from storage_core.data.steps import RetryQuarantine
 from storage_core.log.actions import Action, Add, Txn
-from storage_core.log.job_run import JobReport, JobRun, Metrics
+from storage_core.log.job_run import JobReport, JobRun, Metrics, Prediction
 from storage_core.log.log import TransactionLog
 from storage_core.log.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
@@ -366,6 +366,7 @@ def _retried_once(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> Job
     return job.carry_out(
         partial(_plan, job),
         lambda found: _retried(job, spec, found),
+        predict=lambda found: Prediction(benefit=sum(len(each.lines) for each in found.entries), unit="rows"),
         planned=lambda found: {"details": {"read": sum(len(each.lines) for each in found.entries)}},
         nothing=_Outcome().details,
     )
@@ -622,6 +623,7 @@ def summarize(entries: Iterable[PendingEntry]) -> list[Summary]:
         arrived = entry.landed_ms if isinstance(entry, RejectedLines) else entry.arrived_ms
         day = None if arrived is None else arrived // _DAY_MS
         for index, line in enumerate(each.lines):
+            group: tuple[str, str | None, int | None]
             group = (fitted(_reason(entry, index), LONGEST_REASON), entry.source, day)
             if group not in found and len(found) >= _MOST_GROUPS:
                 group = (OTHERS, None, None)

@@ -733,7 +733,7 @@ def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
     write_quarantine(Table.open("warehouse/events").store, "a.log", 9, [RejectedLine("a.log", 3, "no row", "x\x1b")])
     listed = run("quarantine", "events", "--json").one
     about = {"source": "a.log", "reason": "no row", "day": None, "count": 1}
-    assert listed == {**about, "samples": [{"line": 3, "text": "x\x1b"}]}
+    assert listed == {**about, "samples": [{"line": 3, "text": r"x\x1b"}]}
     (shown,) = run("quarantine", "events", "--show", "--json").lines
     line = {"line": 3, "reason": "no row", "text": "x\x1b", "encoding": "utf-8"}
     assert shown == {"key": shown["key"], "source": "a.log", **line}

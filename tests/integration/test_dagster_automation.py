@@ -173,7 +173,7 @@ def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: 
     graph = definitions(folder, others=True).get_repository_def().asset_graph
     declaration = load(folder / "t001.yaml").below(tmp_path)
     keys = [key for key in graph.get_all_asset_keys() if key.path[0] == "t001"]
-    assert {key.path[1] for key in keys} == {"ingested", "compacted", "checkpointed", "collected"}
+    assert {key.path[1] for key in keys} == {"ingested", "retried", "compacted", "checkpointed", "collected"}
     for key in keys:
         node = graph.get(key)
         assert ([*node.owners], node.tags["tier"], node.code_version) == (["team:web"], "1", code_version(declaration))
