@@ -12,8 +12,8 @@ retry commits the rows and the receipt together, and every retry advances the sa
 retries that were planned on the same version only one commits, and no line is added twice. A `clear` commits only the
 receipt. Afterwards, objects without pending lines are marked for the collector.
 
-**New reasons.** A line that fails again for another reason is written again under `_again.<number>`. Of several entries
-of a line, the entry with the largest number is valid.
+**New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
+entries contain a line, the entry with the largest number is valid.
 """
 
 from __future__ import annotations
