@@ -18,6 +18,8 @@ from storage_core.data.settings.table import LateData, TableConfig
 from storage_core.log.job_run import JobReport
 from storage_core.maintain.collect import forgotten_keys, read_plan
 from storage_core.maintain.quarantine import clear
+from storage_core.store.local import LocalStore
+from storage_core.table import Table
 from storage_core.write.ingest.convert import RejectedLine, write_quarantine
 from storage_core.write.late_rows import keep
 from tests.support.copies import copy_of
@@ -338,3 +340,19 @@ def test_a_clear_that_ends_at_any_request_is_completed_by_the_next(drifted: Benc
         cleared(store)
         assert drifted.at(store).pending() == []
         assert set(drifted.at(store).objects()) == forgotten_keys([read_plan(store)])
+
+
+def test_a_forgotten_line_leaves_a_shared_object_and_does_not_come_back(tmp_path: Path) -> None:
+    bench = replace(make_bench(tmp_path / "other"), root=tmp_path, store=LocalStore(tmp_path / "table"))
+    bench.spec = replace(bench.spec, uri=str(tmp_path / "landing"))
+    bench.create()
+    bench.land("a.ndjson", line(1, 77001, city="x") + line(2, 77002, city="x"))
+    bench.land("b.ndjson", line(3, 77003, city="x"))
+    bench.ingest()
+    Table.open(bench.store.uri).forget("id = 77001")
+    assert [(source, number) for source, number, _ in bench.pending()] == [("a.ndjson", 2), ("b.ndjson", 1)]
+    [old] = bench.store.list("quarantine/_landed/")
+    assert forgotten_keys([read_plan(bench.store)]) == {old.key}
+    bench.widen()
+    assert counts(bench.retry()) == (2, 2, 0)
+    assert bench.ids() == [77002, 77003]
