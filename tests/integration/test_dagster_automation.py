@@ -208,3 +208,9 @@ def test_what_needs_no_run_counts_as_materialized_once(tmp_path: Path, instance:
     asked(repository, instance)
     asked(definitions(folder).get_repository_def(), instance)  # as after a restart
     assert events() == {"expired": 1, "compacted": 2, "ingested": 0}
+
+
+def test_a_declared_cron_line_schedules_the_retry_of_the_quarantine(tmp_path: Path) -> None:
+    folder = declared(tmp_path, 'schedule: {retry_quarantine: "0 5 * * *"}')
+    schedules = {each.name: each for each in definitions(folder, others=True).get_repository_def().schedule_defs}
+    assert schedules["retry_quarantine_schedule"].cron_schedule in ("0 5 * * *", ["0 5 * * *"])
