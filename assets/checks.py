@@ -37,9 +37,9 @@ from storage_core.change.declaration import TableDeclaration
 from storage_core.data.settings.index import IndexDefinition, VectorOptions
 from storage_core.data.steps import Audit
 from storage_core.index.catch_up import IndexDebt, debt
+from storage_core.maintain.quarantine import count_rejected
 from storage_core.maintain.rejections import measure_rejections, rejection_text
 from storage_core.table import Table, exists
-from storage_core.write.ingest.convert import quarantined
 from storage_core.write.region import merge
 
 # The groups of invariants of docs/architecture/compaction.md. Each group is one check.
@@ -236,7 +236,7 @@ def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: C
     with typed_failures():
         table = Table.open(declaration.uri)
         try:
-            found = quarantined(table.store)
+            found = count_rejected(table.store, table.snapshot)
         except Corrupt as error:  # the rows are already ingested
             return AssetCheckResult(check_name=REJECTED_LINES, passed=False, description=str(error))
         passed = not (rejected or found.lines or found.unread)

@@ -27,7 +27,7 @@ from assets.failures import table_metadata, typed_failures
 from assets.launcher import Launcher, PartlyDone
 from assets.metadata import Project, code_version, metadata_of, metadata_of_asset, tags_of
 from assets.recording import record_part, recorded, report_up_to_date
-from assets.run_tags import COMPACT_STATE, MODE_TAG, STATE_TAG, granted_bytes, identifier
+from assets.run_tags import ACCEPT_LATE, ACCEPT_LATE_TAG, COMPACT_STATE, MODE_TAG, STATE_TAG, granted_bytes, identifier
 from assets.steps import (
     Span,
     TableStep,
@@ -130,6 +130,7 @@ def _asset(
                 by_window=span is not None,
                 run_id=context.run.run_id,
                 mode=mode,
+                accept_late=context.run.tags.get(ACCEPT_LATE_TAG) == ACCEPT_LATE,
                 compact_state=context.run.tags.get(STATE_TAG) == COMPACT_STATE,
                 most_bytes=granted_bytes(context.run.tags).get(table),
             )

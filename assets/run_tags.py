@@ -15,6 +15,8 @@ Schedules and sensors request only merges that cost less than they save. A run w
 """
 STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
 """Requests a compact state of the table."""
+ACCEPT_LATE_TAG, ACCEPT_LATE = "tidemark/late", "accept"
+"""Lets a retry of the quarantine also add late rows."""
 AUDIT_TAG, AUDIT_ALL = "tidemark/audit", "all"
 """Audits the whole table. Without the tag, a run audits only what the last compaction wrote."""
 WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"

@@ -24,7 +24,7 @@ from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import BatchResult, IngestResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import pending, waiting_versions
@@ -89,15 +89,16 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
     context = context_of(job.before).to_json()
-    tasks = job.executor.slots if job.executor.is_needed_for(_bytes(work), 1) else 1  # `slots` may start Spark
+    size = _bytes(work)
+    tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
-    answers = job.map(ingest_files, items, input_bytes=_bytes(work))
+    answers = job.map(ingest_files, items, input_bytes=size)
     results = [BatchResult.from_json(answer["result"]) for answer in answers]
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(files, adds) | _about(spec, landed) | _far_times(adds, job)
+    details = _details(results) | _about(spec, landed) | _far_times(adds, job)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
@@ -165,7 +166,10 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     return set(range(first, wanted.end, window_seconds))
 
 
-def _details(files: Sequence[IngestResult], adds: Sequence[Add]) -> dict[str, object]:
+def _details(results: Sequence[BatchResult]) -> dict[str, object]:
+    files = [file for result in results for file in result.files]
+    adds = [add for result in results for add in result.adds]
+    keys = [key for result in results for key in result.quarantine_keys]
     rejected = tally(*(file.rejected for file in files))
     windows = {add.windowStart for add in adds}
     return {
@@ -173,7 +177,7 @@ def _details(files: Sequence[IngestResult], adds: Sequence[Add]) -> dict[str, ob
         "rejected": sum(rejected.values()),
         "rejected_before": sum(file.rejected_before for file in files),
         "rejected_reasons": rejected,
-        "quarantine": [key for file in files for key in file.quarantine_keys],
+        "quarantine": keys,
         "windows": sorted(windows, key=by_start),
     }
 

@@ -82,9 +82,9 @@ def build_schedules(
     automation are skipped.
     """
     timed = {
-        step.name: [_timed(each, step) for each in tables if step.is_of(each)]
+        step.name: [_timed(each, step) for each in tables if step.is_of(each) and each.schedule.cron_of(step.name)]
         for step in TABLE_STEPS
-        if step.cron and not step.is_observable
+        if not step.is_observable
     }
     timed["distribute"] = [_distributed(each) for each in raw_logs]
     for raw_log in raw_logs:

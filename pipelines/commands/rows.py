@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from storage_core.change.statement import Changed
     from storage_core.data.formats.arrow_files import Entry
+    from storage_core.maintain.quarantine import PendingEntry
     from storage_core.table import Table
     from storage_core.write.append import Appended
 
@@ -333,70 +334,167 @@ def quarantine(
     source: Annotated[
         str | None, typer.Option(metavar="TEXT", help="Only entries of this source: a landed file, append or writer.")
     ] = None,
+    reason: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="Only lines and rows whose reason contains this text.")
+    ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the rejected lines and rows.")] = False,
+    export: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the lines and rows to a new file of NDJSON.")
+    ] = None,
+    retry: Annotated[
+        bool, typer.Option("--retry", help="Add the lines and rows that the present declaration accepts.")
+    ] = False,
+    accept_late: Annotated[bool, typer.Option("--accept-late", help="With --retry: also add late rows.")] = False,
+    clear: Annotated[bool, typer.Option("--clear", help="Remove the lines and rows from the quarantine.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="With --clear: do not ask.")] = False,
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """List the rows that a table did not accept, and why.
+    """Summarize the rows that a table did not accept, and why. Show, export, retry or remove them.
 
     The quarantine contains lines of landed files that are not valid rows, and late rows that the table does not accept.
+    The summary has one line per reason, source and day, with up to three samples.
 
-    Example: tidemark quarantine clicks --show
+    Example: tidemark quarantine clicks --retry
     """
-    found = _entries(open_table(uri), source)
-    if show and as_json:
-        _show_json(found)
+    if sum([show, export is not None, retry, clear]) > 1:
+        raise InvalidInput("--show, --export, --retry and --clear exclude each other. Give one of them.")
+    if accept_late and not retry:
+        raise InvalidInput("--accept-late belongs to --retry. Give both.")
+    if retry:
+        if reason is not None:
+            raise InvalidInput("--retry does not take --reason. Leave out --reason.")
+        _retry(uri, source, accept_late=accept_late, as_json=as_json)
         return
-    if show:
-        _show_quarantined(found, everything=everything)
+    table = open_table(uri)
+    if clear:
+        _clear(table, source, reason, is_agreed=yes, as_json=as_json)
         return
-    shown = {"reason": output.cell, "source": output.cell, "kind": output.cell, "count": output.number}
-    shown |= {"arrived_at": output.instant_ms, "by": output.cell}
-    listed = (each for key, entry in found for each in _counts(key, entry))
-    most = None if everything else output.MOST_TEXT_ROWS
-    output.records(listed, shown, as_json=as_json, nothing=_NOTHING, most=most, more="--all")
+    found = _entries(table, source, reason)
+    if export is not None:
+        _export(found, export, as_json=as_json)
+    elif show and as_json:
+        for each in _records(found):
+            output.json_line(each)
+    elif show:
+        _show_quarantined((each.entry for each in found), everything=everything)
+    else:
+        _summarize(found, everything=everything, as_json=as_json)
 
 
-def _entries(table: Table, source: str | None) -> Iterator[tuple[str, Entry]]:
-    from storage_core.write.late_rows import read_entries
+def _entries(table: Table, source: str | None, reason: str | None) -> Iterator[PendingEntry]:
+    from storage_core.maintain.quarantine import selected_entries, selection
 
-    for key, entry in read_entries(table.store):
-        if source is None or entry.source == source:
-            yield key, entry
+    return selected_entries(table.store, table.snapshot, selection(source, reason))
 
 
-def _counts(key: str, entry: Entry) -> Iterator[output.Record]:
-    """Yield one record per reason.
+def _summarize(found: Iterator[PendingEntry], *, everything: bool, as_json: bool) -> None:
+    """Print one record per reason, source and day.
 
-    A foreign file can contain any number of different reasons, so rare reasons are combined.
+    For people, the samples of a record follow as indented lines.
     """
-    from storage_core.data.formats.arrow_files import QuarantinedRows
-    from storage_core.write.ingest.convert import tally
+    from storage_core.maintain.quarantine import summarize
 
-    rows = entry if isinstance(entry, QuarantinedRows) else None
-    about = {"kind": "rows" if rows else "lines", "key": key, "source": entry.source, "size": entry.size}
-    about |= {"by": rows.by if rows else None, "arrived_at": rows.arrived_ms if rows else None}
-    yield from ({**about, "reason": reason, "count": count} for reason, count in tally(entry.reasons).items())
+    summaries = summarize(found)
+    most = None if everything or as_json else output.MOST_TEXT_ROWS
+    for number, each in enumerate(summaries):
+        day = None if each.day is None else _day(each.day)
+        if as_json:
+            samples = [{"line": line, "text": text} for line, text in each.samples]
+            about = {"reason": each.reason, "source": each.source, "day": day, "count": each.count}
+            output.json_line({**about, "samples": samples})
+        elif most is None or number < most:
+            arrived = "" if day is None else f", arrived {day}"
+            source = "" if each.source is None else f" of {output.cell(each.source)}"
+            output.line(f"{each.count:,}{source}{arrived}: {output.cell(each.reason)}")
+            for line, text in each.samples:
+                output.line(f"  {line:>10,}  {output.whole(text) if everything else output.excerpt(text)}")
+    if not summaries and not as_json:
+        output.line(_NOTHING)
+    if most is not None:
+        output.not_shown(max(0, len(summaries) - most))
 
 
-def _show_json(found: Iterator[tuple[str, Entry]]) -> None:
+def _day(day: int) -> str:
+    from datetime import date, timedelta
+
+    return (date(1970, 1, 1) + timedelta(days=day)).isoformat()
+
+
+def _records(found: Iterator[PendingEntry]) -> Iterator[output.Record]:
+    """Yield one record per line and row."""
     from pipelines.commands.output import shown_rows
     from storage_core.data.formats.arrow_files import QuarantinedRows
 
-    for key, entry in found:
+    for each in found:
+        entry = each.entry
+        about: dict[str, object] = {"key": each.key, "source": entry.source}
         if isinstance(entry, QuarantinedRows):
-            about = {"key": key, "source": entry.source, "reason": entry.reason, "by": entry.by}
-            for row in shown_rows(entry.rows):
-                output.json_line({**about, "arrived_at": entry.arrived_ms, "row": row})
+            about |= {"reason": entry.reason, "by": entry.by, "arrived_at": entry.arrived_ms}
+            numbers = entry.lines or [None] * entry.rows.num_rows
+            for number, row in zip(numbers, shown_rows(entry.rows), strict=True):
+                yield {**about, "line": number, "row": row}
         else:
-            for each in entry.rejected:
-                output.json_line({"key": key, "source": entry.source, **each})
+            yield from ({**about, **line} for line in entry.rejected)
 
 
-def _show_quarantined(found: Iterator[tuple[str, Entry]], *, everything: bool) -> None:
+def _export(found: Iterator[PendingEntry], file: Path, *, as_json: bool) -> None:
+    import json
+
+    count = 0
+    try:
+        with file.open("x", encoding="utf-8") as stream:
+            for each in _records(found):
+                stream.write(json.dumps(each, ensure_ascii=False, default=str) + "\n")
+                count += 1
+    except FileExistsError:
+        raise InvalidInput(f"{file} exists already. Give the name of a new file.") from None
+    except OSError as error:
+        raise InvalidInput(f"{file} cannot be written: {error.strerror}. Give another file.") from error
+    if as_json:
+        output.json_line({"exported": count, "file": str(file)})
+    else:
+        output.line(f"{counted(count, 'entry', 'entries')} written to {file}")
+
+
+def _retry(uri: str, source: str | None, *, accept_late: bool, as_json: bool) -> None:
+    from contextlib import chdir
+
+    from pipelines.commands.arguments import run_here
+    from storage_core.data.steps import RetryQuarantine
+
+    target = resolve(uri)
+    declaration = None if target.file is None else str(target.file)
+    with chdir(target.root):
+        done = run_here(
+            RetryQuarantine(table_uri=target.uri, source=source, accept_late=accept_late, declaration=declaration)
+        )
+    output.report(done, as_json=as_json)
+
+
+def _clear(table: Table, source: str | None, reason: str | None, *, is_agreed: bool, as_json: bool) -> None:
+    from storage_core.maintain.quarantine import clear, selection
+
+    count = sum(len(each.lines) for each in _entries(table, source, reason))
+    if count and not is_agreed:
+        if not sys.stdin.isatty():
+            raise InvalidInput(f"--clear would remove {counted(count, 'entry', 'entries')}. Add --yes to remove them.")
+        if not typer.confirm(f"Remove {counted(count, 'entry', 'entries')} from the quarantine?"):
+            count = 0
+    version = table.version
+    if count:
+        count, snapshot = clear(table.log, table.snapshot, selection(source, reason))
+        version = snapshot.version
+    if as_json:
+        output.json_line({"cleared": count, "version": version})
+    else:
+        output.line(f"{counted(count, 'entry', 'entries')} removed from the quarantine")
+
+
+def _show_quarantined(found: Iterator[Entry], *, everything: bool) -> None:
     """Print the first `_MOST_SHOWN` lines and rows of all entries for a person, and the number of further ones."""
     shown = total = 0
-    for _, entry in found:
+    for entry in found:
         count = sum(entry.reasons.values())
         wanted = count if everything else min(count, _MOST_SHOWN - shown)
         if wanted:

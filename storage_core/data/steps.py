@@ -122,6 +122,17 @@ class Ingest(LeasedOptions):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RetryQuarantine(LeasedOptions):
+    """The entries of the quarantine to retry. The declaration contains the present format and schema."""
+
+    source: Annotated[
+        str | None, Option(help="Only entries of this source: a landed file, or append.", metavar="TEXT")
+    ] = None
+    accept_late: Annotated[bool, Option(help="Also add late rows.")] = False
+    declaration: Annotated[str | None, Option(help="The file that declares the table.", metavar="FILE")] = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Merge(LeasedOptions):
     """The treatment of records that a merge cannot apply (decision 0010)."""
 
@@ -412,6 +423,18 @@ TABLE_STEPS: Final = (
         brings_rows=True,
         is_fresh=True,
         is_observable=True,
+    ),
+    Step(
+        name="retry_quarantine",
+        home="jobs.quarantine",
+        summary="Add the lines and rows in quarantine that the present declaration accepts, each exactly once.",
+        options=RetryQuarantine,
+        lease="quarantine",
+        asset="retried",
+        promise="Lines of the quarantine that the present declaration accepts, each exactly once.",
+        follows=("ingest",),
+        is_of=lambda table: table.landing is not None and not table.landing.is_delta and not table.primary_key,
+        brings_rows=True,
     ),
     Step(
         name="merge",

@@ -36,7 +36,7 @@ from storage_core.split.hidden_rows import deleted_rows
 from storage_core.split.read import open_split
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import MeteredStore
-from storage_core.write.late_rows import read_entry
+from storage_core.write.late_rows import read_object
 
 # For each kind of object, three findings: the object is missing, its size differs, or its content cannot be read.
 _FINDINGS: Mapping[KeyKind, tuple[Kind, Kind, Kind]] = {
@@ -55,7 +55,7 @@ _READERS: Mapping[KeyKind, tuple[Kind, str, Callable[[ObjectStore, str], object]
         "a plan of the collector",
         lambda store, key: documents.decode_gc_plan(store.get(key).data),
     ),
-    KeyKind.QUARANTINE: (Kind.QUARANTINE_DAMAGED, "a quarantine entry", read_entry),
+    KeyKind.QUARANTINE: (Kind.QUARANTINE_DAMAGED, "a quarantine entry", read_object),
 }
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -71,7 +72,7 @@ from storage_core.store.meter import all_of, prefetch
 from storage_core.write.distribution.work import WITH_IDS, log_offsets
 from storage_core.write.ingest.batch import parse_blocks
 from storage_core.write.ingest.landing import LandedFile, LandingSpec, discover
-from storage_core.write.late_rows import keep, read_entry
+from storage_core.write.late_rows import commit_app, read_object, rewrite_object
 from storage_core.write.raw_log.history import Damage, History, RawChunkRef, read_columns, union
 from storage_core.write.raw_log.read import typed_records
 from storage_core.write.region import steps, wal
@@ -447,32 +448,35 @@ def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
 
 
 def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
-    """Write each entry without the rows to forget, as a new entry. The new entries are durable after the call.
+    """Write each object without the rows to forget, as a new object. The new objects are durable after the call.
 
-    The old entries stay until the collector's next run. A repeated call writes nothing new.
+    The old objects stay until the collector's next run. A repeated call writes nothing new.
 
     Cost:
         One GET and at most one PUT per entry.
     """
 
-    def read(key: str) -> Entry | None:
+    def read(key: str) -> tuple[str, tuple[Entry, ...]]:
         try:
-            return read_entry(store, key)
-        except NotFound:  # the collector deleted the entry in the meantime
-            return None
+            return key, read_object(store, key)
+        except NotFound:  # the collector deleted the object in the meantime
+            return key, ()
 
-    for entry in prefetch(read, keys, ENTRIES_AT_ONCE):
-        rest = None if entry is None else _rest(entry, judge)
-        if rest is not None:
-            keep(store, rest)
+    txns = judge.snapshot.txns
+    valid = [key for key in keys if (app := commit_app(key)) is None or app in txns]
+    for key, entries in prefetch(read, valid, ENTRIES_AT_ONCE):
+        rest = [each for entry in entries if (each := _rest(entry, judge)) is not None]
+        rewrite_object(store, key, rest)
 
 
 def _rest(entry: Entry, judge: Judge) -> Entry | None:
     if isinstance(entry, RejectedLines):
         left = tuple(each for each in entry.rejected if judge.text(str(each.get("text"))) is not True)
         return replace(entry, rejected=left) if left else None
-    rows = entry.rows.filter(pa.array(~judge.arrived(entry.rows)))
-    return replace(entry, rows=rows) if rows.num_rows else None
+    left_rows = ~judge.arrived(entry.rows)
+    lines = None if entry.lines is None else tuple(np.asarray(entry.lines)[left_rows].tolist())
+    rows = entry.rows.filter(pa.array(left_rows))
+    return replace(entry, rows=rows, lines=lines) if rows.num_rows else None
 
 
 def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot:

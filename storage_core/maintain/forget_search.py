@@ -46,7 +46,7 @@ from storage_core.read.verified import Verified
 from storage_core.split.read import conform_split
 from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
-from storage_core.write.late_rows import read_entry
+from storage_core.write.late_rows import read_object
 from storage_core.write.region import wal
 from storage_core.write.region.records import matching
 
@@ -349,7 +349,7 @@ class Search:
         self._each(self._keys(KeyKind.WAL_ENTRY), self._entry, self._any)
         files = [each.key for each in self.found.listing.of(KeyKind.GENERATION_FILE) if each.name == RECORDS_FILE]
         self._each(files, lambda key: _streams(self.store.get(key).data), self._any)
-        self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_entry(self.store, key), self._quarantined)
+        self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_object(self.store, key), self._quarantined)
 
     def done(self) -> Found:
         """Return the objects that hold rows, by the answers found so far. One GET per new manifest of a generation."""
@@ -432,7 +432,11 @@ class Search:
     def _any(self, pieces: Iterable[pa.Table]) -> bool:
         return any(bool(self.judge.records(records).any()) for records in pieces if records.num_rows)
 
-    def _quarantined(self, entry: Entry) -> bool | None:
+    def _quarantined(self, entries: tuple[Entry, ...]) -> bool | None:
+        answers = {self._holds(entry) for entry in entries}
+        return True if True in answers else None if None in answers else False
+
+    def _holds(self, entry: Entry) -> bool | None:
         if not isinstance(entry, RejectedLines):
             return bool(self.judge.arrived(entry.rows).any())
         answers = {self.judge.text(str(each.get("text"))) for each in entry.rejected}

@@ -53,7 +53,7 @@ class Rejections:
         max_rejected: The largest share that the table allows.
         is_above: True if the share is above `max_rejected`.
         is_partial: True if older versions of the last 24 hours were not read.
-        reasons: The three most frequent reasons in the newest quarantine entries, with their rows. Empty unless
+        reasons: The three most frequent reasons in the newest quarantine objects, with their rows. Empty unless
             `is_above`.
     """
 
@@ -105,7 +105,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
         max_rejected=limit,
         is_above=share > limit,
         is_partial=is_partial,
-        reasons=_frequent_reasons(store) if share > limit else {},
+        reasons=_frequent_reasons(store, snapshot) if share > limit else {},
     )
 
 
@@ -153,9 +153,16 @@ def _count(metrics: Mapping[str, Any], name: str) -> int:
     return max(value, 0) if type(value) is int else 0
 
 
-def _frequent_reasons(store: ObjectStore) -> Mapping[str, int]:
+def _frequent_reasons(store: ObjectStore, snapshot: Snapshot) -> Mapping[str, int]:
+    from storage_core.write.late_rows import commit_app, is_receipt
+
+    def is_valid(key: str) -> bool:
+        app = commit_app(key)
+        return not is_receipt(key) and (app is None or app in snapshot.txns)
+
     listed = islice(store.list(QUARANTINE_PREFIX), MOST_ENTRIES_LISTED)
-    newest = nlargest(MOST_ENTRIES_READ, listed, key=lambda each: (each.last_modified_ms, each.key))
+    valid = (each for each in listed if is_valid(each.key))
+    newest = nlargest(MOST_ENTRIES_READ, valid, key=lambda each: (each.last_modified_ms, each.key))
     keys = [each.key for each in _first_of_size(newest)]
     total = Counter[str]()
     for each in all_of(lambda key: _reasons(store, key), keys, _AT_ONCE):
@@ -173,13 +180,13 @@ def _first_of_size(entries: Sequence[ObjectInfo]) -> Iterator[ObjectInfo]:
 
 
 def _reasons(store: ObjectStore, key: str) -> Counter[str]:
-    """Return the reasons of one entry. An entry that cannot be read has no reason."""
-    from storage_core.write.late_rows import read_entry
+    """Return the reasons of one object. An object that cannot be read has no reason."""
+    from storage_core.write.late_rows import read_object
 
     found = Counter[str]()
     with suppress(NotFound, Corrupt, Unsupported):
-        entry = read_entry(store, key)
-        if isinstance(entry, RejectedLines):
-            for reason, count in entry.reasons.items():
-                found[fitted(reason, _LONGEST_REASON)] += count
+        for entry in read_object(store, key):
+            if isinstance(entry, RejectedLines):
+                for reason, count in entry.reasons.items():
+                    found[fitted(reason, _LONGEST_REASON)] += count
     return found

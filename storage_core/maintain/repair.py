@@ -69,7 +69,7 @@ from storage_core.maintain.walk import KIND_OF, Listing, files_of
 from storage_core.split.hidden_rows import deleted_rows
 from storage_core.store.contract import ObjectStore, create_numbered, create_once
 from storage_core.store.resolve import locations_above
-from storage_core.write.late_rows import read_entry
+from storage_core.write.late_rows import read_object
 from storage_core.write.region import generation, generation_write
 from storage_core.write.region.manifest import commit, region_of
 from storage_core.write.region.records import Memtable
@@ -441,7 +441,7 @@ class _Repair:
         found = replace(found, metadata=self._renumbered(found, check.newest))
         records = self._bring_regions(found, known, regions)
         for parsed in self.listing.of(KeyKind.QUARANTINE):
-            self.transfer.copy_if(parsed.key, partial(read_entry, self.source, parsed.key))
+            self.transfer.copy_if(parsed.key, partial(read_object, self.source, parsed.key))
         version = self._log(found, base, tagged)
         self._set_tags(tags)
         return Outcome(

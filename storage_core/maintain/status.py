@@ -54,6 +54,21 @@ def newest_row_ms(snapshot: Snapshot) -> int | None:
     return max(known, default=None)
 
 
+def _quarantine_objects(store: ObjectStore, snapshot: Snapshot) -> int:
+    """Return the number of valid objects among the first 1,000 in quarantine.
+
+    Objects without a commit and objects that are marked for the collector do not count. One LIST. If an object is in
+    quarantine, also one GET.
+    """
+    from storage_core.maintain.collect import forgotten_keys, read_plan
+    from storage_core.write.late_rows import commit_app, is_receipt
+
+    listed = [each.key for each in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS)]
+    keys = [key for key in listed if not is_receipt(key)]
+    keys = [key for key in keys if (app := commit_app(key)) is None or app in snapshot.txns]
+    return len(set(keys) - forgotten_keys([read_plan(store)])) if keys else 0
+
+
 def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> int:
     """Return the commit time of the newest rows in ms. For a table without rows, return its creation time.
 
@@ -154,7 +169,7 @@ class Status:
     - `mirrors`: by published format, the number of versions that it lacks.
     - `next_run`: the bytes that a scheduled compaction reads and writes, and the number of splits before and after.
     - `freed_bytes`: the bytes that the retention removes.
-    - `quarantine_entries`: the number of entries, counted up to 1,000.
+    - `quarantine_entries`: the number of valid objects in quarantine, among the first 1,000.
     - `regions`: the number of regions. The first 64 are read.
     - `held`: the reasons that keep the bytes of the table's folder. None if it was not measured.
     - `rejections`: the rejected rows of the last 24 hours. None if the quarantine has no entry.
@@ -208,8 +223,8 @@ def status(
 
     Cost:
         The manifests of the state and one LIST. If a freshness is declared, at most one GET for each of the 32 newest
-        versions. For a keyed table, also the requests of `region.idle`. If the quarantine has entries, also the
-        requests of `measure_rejections`.
+        versions. For a keyed table, also the requests of `region.idle`. If the quarantine has entries, also one
+        GET and the requests of `measure_rejections`.
     """
     from storage_core.write.region.idle import waiting  # also loads protobuf, which tables without regions do not need
 
@@ -222,7 +237,7 @@ def status(
     is_late = [
         name for name, age in ages.items() if freshness_ms is not None and age is not None and age > freshness_ms
     ]
-    entries = sum(1 for _ in islice(store.list(QUARANTINE_PREFIX), PAGE_KEYS))
+    entries = _quarantine_objects(store, snapshot)
     upkeep = _owed(snapshot, debts, lags, unmerged.generations + unmerged.silent if unmerged else 0)
     return Status(
         uri=store.uri,

@@ -1,8 +1,10 @@
 """Quarantine, and the filter for late rows.
 
 The quarantine of a table holds the rows and lines that came in but were not added to the table, each with the reason
-(rule 7). The key of an entry is derived from the content of the entry, so writing an entry twice leaves one object. The
-collector never deletes quarantine objects. A person reads and removes the entries.
+(rule 7). The key of an object is derived from its content, so writing it twice leaves one object. The entries of a
+batch of landed files share objects (`SharedEntries`). Two runs may divide the same files differently into batches, so
+two objects may have the same line. Each line has an identity: the file, its content, and the number of the line.
+`storage_core.maintain.quarantine` folds equal lines, and removes entries.
 
 A `LateRowFilter` accepts, quarantines or drops late rows, by the table's rule (docs/architecture/ingestion.md).
 """
@@ -10,7 +12,7 @@ A `LateRowFilter` accepts, quarantines or drops late rows, by the table's rule (
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -19,7 +21,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.data.formats import arrow_files
-from storage_core.data.formats.arrow_files import Entry, QuarantinedRows
+from storage_core.data.formats.arrow_files import Entry, QuarantinedRows, RejectedLines
 from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
 from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.rows.fold import OPERATION, Operation
@@ -54,22 +56,123 @@ def keep(store: ObjectStore, entry: Entry) -> Kept:
     return Kept(key, is_new)
 
 
+SHARED = "_landed"
+"""The source in the keys of objects that have entries of several landed files."""
+
+REWRITTEN = "_again"
+"""The source in the keys of objects that have entries of older objects. A number follows after a dot."""
+
+_MOST_SHARED_BYTES = 16 * 2**20
+"""The bytes of lines or rows above which an object is written, and another object begins."""
+
+_ENTRY_BYTES = 200
+"""The bytes of a line in an object besides its text, approximately."""
+
+
+class SharedEntries:
+    """The entries of many files, collected so that they share objects.
+
+    An entry is in memory until `write_all`, or until all entries take more than 16 MiB. `keys` lists the objects.
+    """
+
+    def __init__(self, store: ObjectStore, source: str = SHARED) -> None:
+        self._store = store
+        self._source = source
+        self._entries: list[Entry] = []
+        self._bytes = 0
+        self.keys: list[str] = []
+
+    def add(self, entry: Entry) -> None:
+        """Collect an entry, and write an object if the entries take too much memory."""
+        self._entries.append(entry)
+        self._bytes += entry_bytes(entry)
+        if self._bytes > _MOST_SHARED_BYTES:
+            self.write_all()
+
+    def write_all(self) -> None:
+        """Write the entries that are still in memory. They are durable when this returns.
+
+        One PUT for all lines, and one PUT for all rows of one schema. The same entries are the same objects. Raises the
+        errors of `keep`.
+        """
+        lines = [each for each in self._entries if isinstance(each, RejectedLines)]
+        groups: list[list[Entry]] = [[*lines]] if lines else []
+        by_schema: dict[str, list[Entry]] = {}
+        for each in self._entries:
+            if isinstance(each, QuarantinedRows):
+                by_schema.setdefault(each.rows.schema.to_string(), []).append(each)
+        for group in (*groups, *by_schema.values()):
+            data = arrow_files.encode_shared(group)
+            key = quarantine_key(self._source, arrow_files.id_of(data))
+            if create_derived(self._store, key, data, advice="ingest again"):
+                count = sum(sum(each.reasons.values()) for each in group)
+                _logger.info("quarantined %d of %d entries as %s", count, len(group), key)
+            self.keys.append(key)
+        self._entries.clear()
+        self._bytes = 0
+
+
+RECEIPTS = "_receipts"
+"""The source in the keys of receipts, which list the lines and rows that left the quarantine."""
+
+
+def is_receipt(key: str) -> bool:
+    """Return whether a key of the quarantine names a receipt."""
+    parsed = parse(key)
+    return parsed is not None and parsed.source == RECEIPTS
+
+
+def commit_app(key: str) -> str | None:
+    """Return the appId with which a commit names a quarantine object, or None for an object that needs no name.
+
+    The objects of a batch of landed files need one. If the run ends before its commit, the next run reads the files
+    again, perhaps under another declaration. Then the objects of the first run must not count.
+    """
+    parsed = parse(key)
+    return f"quarantined:{parsed.id}" if parsed is not None and parsed.source == SHARED else None
+
+
+def rewrite_object(store: ObjectStore, key: str, entries: Sequence[Entry]) -> None:
+    """Write these entries of a valid object as another object. At most one PUT. No request without entries."""
+    parsed = parse(key)
+    if not entries or parsed is None or parsed.source is None:
+        return
+    if any(each.content is None for each in entries):  # an object of format 1 or 2 has one entry
+        keep(store, entries[0])
+        return
+    shared = SharedEntries(store, f"{REWRITTEN}.0" if parsed.source == SHARED else parsed.source)
+    for each in entries:
+        shared.add(each)
+    shared.write_all()
+
+
+def entry_bytes(entry: Entry) -> int:
+    """Return the approximate bytes that an entry takes in an object."""
+    if isinstance(entry, RejectedLines):
+        return sum(_ENTRY_BYTES + len(str(each.get("text", ""))) for each in entry.rejected)
+    return int(entry.rows.nbytes)
+
+
 def entry_keys(store: ObjectStore) -> list[str]:
     """Return the keys of all entries, sorted. One LIST per 1,000 objects."""
     found = sorted(info.key for info in store.list(QUARANTINE_PREFIX))
     return [key for key in found if (parsed := parse(key)) is not None and parsed.kind is KeyKind.QUARANTINE]
 
 
-def read_entry(store: ObjectStore, key: str) -> Entry:
-    """Return one entry. One GET. Raise `NotFound`, or `Corrupt` if the content of the entry has changed."""
+def read_object(store: ObjectStore, key: str) -> tuple[Entry, ...]:
+    """Return the entries of one object. One GET. Raise `NotFound`, or `Corrupt` if the content has changed."""
     parsed = parse(key)
     return arrow_files.decode_quarantine(store.get(key).data, key, parsed.id if parsed else None)
 
 
 def read_entries(store: ObjectStore) -> Iterator[tuple[str, Entry]]:
-    """Yield every entry with its key, in key order. One LIST per 1,000 objects and one GET per object."""
+    """Yield every entry with the key of its object, in key order, as it is stored.
+
+    Entries of different objects may have the same lines. One LIST per 1,000 objects and one GET per object.
+    """
     for key in entry_keys(store):
-        yield key, read_entry(store, key)
+        for entry in read_object(store, key):
+            yield key, entry
 
 
 LATE = "late"
@@ -103,16 +206,25 @@ class LateRowFilter:
     """Filter that every row of one input passes before it is acknowledged. It accepts, quarantines or drops late rows.
 
     `metrics` counts the late rows so far, and `keys` lists the quarantine entries. With `window_seconds`, each entry
-    has rows of one window only. A filter is not safe for concurrent use, so callers must hold a lock of their own.
+    has rows of one window only. With `hold`, the filter writes nothing. It calls `hold` with a mask of the rows to
+    quarantine and with their arrival, and the caller writes the rows before it acknowledges any. A filter is not safe
+    for concurrent use, so callers must hold a lock of their own.
     """
 
     def __init__(
-        self, store: ObjectStore, rule: LateRule | None, origin: Origin, *, window_seconds: int | None = None
+        self,
+        store: ObjectStore,
+        rule: LateRule | None,
+        origin: Origin,
+        *,
+        window_seconds: int | None = None,
+        hold: Callable[[pa.BooleanArray, int], None] | None = None,
     ) -> None:
         self._store = store
         self._rule = rule
         self._origin = origin
         self._window_seconds = window_seconds
+        self._hold = hold
         self.metrics = LateMetrics()
         self.keys: list[str] = []
 
@@ -144,7 +256,10 @@ class LateRowFilter:
                 self.metrics += LateMetrics(dropped=late)
             case "quarantine":
                 arrived = arrived_ms if isinstance(arrived_ms, int) else int(pc.max(arrived_ms.filter(is_late)).as_py())
-                self._keep(rows.filter(is_late), arrived)
+                if self._hold is None:
+                    self._keep(rows.filter(is_late), arrived)
+                else:
+                    self._hold(is_late, arrived)
                 self.metrics += LateMetrics(quarantined=late)
             case _:
                 assert_never(self._rule.late_data.policy)

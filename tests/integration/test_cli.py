@@ -755,14 +755,14 @@ def test_late_rows_are_counted_and_can_be_looked_at_in_quarantine(place: Path, r
     done = run("append", "events", str(ndjson(place / "rows.ndjson", rows)), "--json").one
     assert (done["status"], done["rows"], done["rows_late_quarantined"]) == ("committed", 1, 3)
     assert "late rows: 3 quarantined" in run("append", "events", str(ndjson(place / "late.ndjson", ROWS))).out
-    listed = run("quarantine", "events", "--json").lines
-    assert [(each["kind"], each["source"], each["reason"], each["count"]) for each in listed] == [
-        ("rows", "append", "late", 3)
-    ] * 2
+    listed = run("quarantine", "events", "--json").one
+    assert [listed[name] for name in ("source", "reason", "count")] == ["append", "late", 6]
+    assert [json.loads(each["text"])["status"] for each in listed["samples"]] == [200, 404, 200]
+    assert listed["day"] in {now[:10], dt.datetime.now(dt.UTC).date().isoformat()}
     shown = run("quarantine", "events", "--show", "--source", "append", "--json").lines
     assert len(shown) == 6
     assert [each["row"]["price"] for each in shown[:3]] == ["1.50", None, "20.00"]
-    assert {each["key"] for each in shown} == {each["key"] for each in listed}
+    assert len({each["key"] for each in shown}) == 2
     assert "/missing page" in run("quarantine", "events", "--show").out
     assert run("quarantine", "events", "--source", "writer", "--json").out == ""
 
@@ -771,13 +771,14 @@ def test_late_rows_are_counted_and_can_be_looked_at_in_quarantine(place: Path, r
 def test_rejected_lines_can_be_looked_at_in_quarantine(run: Run) -> None:
     run("init", "events")
     write_quarantine(Table.open("warehouse/events").store, "a.log", 9, [RejectedLine("a.log", 3, "no row", "x\x1b")])
-    (listed,) = run("quarantine", "events", "--json").lines
-    about = {"kind": "lines", "source": "a.log", "size": 9, "by": None, "arrived_at": None}
-    assert listed == {**about, "reason": "no row", "count": 1, "key": listed["key"]}
+    listed = run("quarantine", "events", "--json").one
+    about = {"source": "a.log", "reason": "no row", "day": None, "count": 1}
+    assert listed == {**about, "samples": [{"line": 3, "text": r"x\x1b"}]}
     (shown,) = run("quarantine", "events", "--show", "--json").lines
     line = {"line": 3, "reason": "no row", "text": "x\x1b", "encoding": "utf-8"}
-    assert shown == {"key": listed["key"], "source": "a.log", **line}
+    assert shown == {"key": shown["key"], "source": "a.log", **line}
     assert "\x1b" not in run("quarantine", "events", "--show").out
+    assert "\x1b" not in run("quarantine", "events").out
 
 
 @pytest.mark.usefixtures("place")
@@ -790,6 +791,78 @@ def test_quarantine_counts_the_reasons_that_it_does_not_list_and_names_the_optio
     monkeypatch.setattr("pipelines.commands.output.MOST_TEXT_ROWS", 2)
     assert run("quarantine", "events").out.endswith("\n… and 1 more; --all prints all\n")
     assert "reason 2" in run("quarantine", "events", "--all").out
+
+
+@pytest.fixture
+def rejecting(place: Path, run: Run) -> Path:
+    """Return a project with a table, some of whose landed lines have a field that is not a column."""
+    (place / "landing" / "events").mkdir(parents=True)
+    lines = [json.dumps({"time": f"2015-05-17T10:0{number}:00Z", "status": number}) for number in range(4)]
+    more = [json.dumps({"time": f"2015-05-17T11:0{number}:00Z", "city": "x"}) for number in range(5)]
+    for name in ("a", "b"):
+        (place / "landing" / "events" / f"{name}.ndjson").write_text("\n".join([*lines, *more, "bad"]))
+    assert run("ingest", "events", "--json").one["rows_out"] == 8
+    return place
+
+
+@pytest.mark.usefixtures("rejecting")
+def test_quarantine_is_a_summary_by_reason_file_and_day_with_three_samples(run: Run) -> None:
+    found = run("quarantine", "events", "--json").lines
+    assert [(each["source"], each["count"], len(each["samples"])) for each in found] == [
+        *(("a.ndjson", 5, 3), ("b.ndjson", 5, 3), ("a.ndjson", 1, 1), ("b.ndjson", 1, 1))
+    ]
+    assert [each["line"] for each in found[0]["samples"]] == [5, 6, 7]
+    assert found[0]["reason"] == "the field city is not a column of the table"
+    text = run("quarantine", "events").out
+    assert text.startswith(f"5 of a.ndjson, arrived {found[0]['day']}: the field city is not a column of the table\n")
+    assert text.count("city") == 2 + 6
+    few = run("quarantine", "events", "--source", "b.ndjson", "--reason", "not valid JSON", "--json").one
+    assert (few["source"], few["count"]) == ("b.ndjson", 1)
+
+
+def test_quarantine_is_exported_line_by_line(rejecting: Path, run: Run) -> None:
+    assert run("quarantine", "events", "--export", "bad.ndjson", "--json").one == {"exported": 12, "file": "bad.ndjson"}
+    lines = [json.loads(text) for text in (rejecting / "bad.ndjson").read_text().splitlines()]
+    assert [(each["source"], each["line"]) for each in lines] == [
+        (f, n) for f in ("a.ndjson", "b.ndjson") for n in range(5, 11)
+    ]
+    assert {each["reason"] for each in lines if each["text"] == "bad"} == {"the line is not valid JSON"}
+    again = run("quarantine", "events", "--export", "bad.ndjson")
+    assert (again.code, "exists already" in again.err) == (2, True)
+
+
+def test_a_retry_brings_the_lines_once_the_declaration_takes_them(rejecting: Path, run: Run) -> None:
+    declared = rejecting / "tables" / "events.yaml"
+    declared.write_text(declared.read_text().replace("load: double}", "load: double, city: string}"))
+    done = run("quarantine", "events", "--retry", "--json").one
+    assert (done["status"], done["rows_in"], done["rows_out"]) == ("committed", 12, 10)
+    assert done["details"]["still_rejected"] == 2
+    assert done["details"]["rejected_reasons"] == {"the line is not valid JSON": 2}
+    assert run("sql", "events", "select count(*) n, count(city) c from t", "--json").one == {"n": 18, "c": 10}
+    assert run("quarantine", "events", "--retry", "--json").one["status"] == "nothing_to_do"
+    assert [each["count"] for each in run("quarantine", "events", "--json").lines] == [1, 1]
+    newest = run("history", "events", "--json").lines[0]
+    assert newest["operation"] == "RETRY QUARANTINE"
+
+
+def test_cleared_lines_are_gone_and_the_collector_deletes_them(rejecting: Path, run: Run) -> None:
+    refused = run("quarantine", "events", "--clear")
+    assert (refused.code, "Add --yes" in refused.err) == (2, True)
+    assert run("quarantine", "events", "--clear", "--reason", "city", "--yes", "--json").one["cleared"] == 10
+    assert [each["count"] for each in run("quarantine", "events", "--json").lines] == [1, 1]
+    assert run("quarantine", "events", "--clear", "--yes", "--json").one["cleared"] == 2
+    assert run("quarantine", "events").out == "nothing is in quarantine\n"
+    run("gc", "events", "--horizon", "0s")
+    run("gc", "events", "--horizon", "0s")
+    assert list((rejecting / "warehouse" / "events" / "quarantine" / "_landed").glob("*.json")) == []
+    assert run("ingest", "events", "--json").one["status"] == "nothing_to_do"
+    assert run("quarantine", "events").out == "nothing is in quarantine\n"
+
+
+@pytest.mark.usefixtures("rejecting")
+@pytest.mark.parametrize("options", [("--show", "--retry"), ("--accept-late",), ("--retry", "--reason", "x")])
+def test_options_of_quarantine_that_exclude_each_other_are_refused(run: Run, options: tuple[str, ...]) -> None:
+    assert run("quarantine", "events", *options).code == 2
 
 
 @pytest.mark.usefixtures("place")

@@ -173,7 +173,7 @@ def test_every_asset_of_a_table_shows_what_its_declaration_says_of_it(tmp_path: 
     graph = definitions(folder, others=True).get_repository_def().asset_graph
     declaration = load(folder / "t001.yaml").below(tmp_path)
     keys = [key for key in graph.get_all_asset_keys() if key.path[0] == "t001"]
-    assert {key.path[1] for key in keys} == {"ingested", "compacted", "checkpointed", "collected"}
+    assert {key.path[1] for key in keys} == {"ingested", "retried", "compacted", "checkpointed", "collected"}
     for key in keys:
         node = graph.get(key)
         assert ([*node.owners], node.tags["tier"], node.code_version) == (["team:web"], "1", code_version(declaration))
@@ -208,3 +208,9 @@ def test_what_needs_no_run_counts_as_materialized_once(tmp_path: Path, instance:
     asked(repository, instance)
     asked(definitions(folder).get_repository_def(), instance)  # as after a restart
     assert events() == {"expired": 1, "compacted": 2, "ingested": 0}
+
+
+def test_a_declared_cron_line_schedules_the_retry_of_the_quarantine(tmp_path: Path) -> None:
+    folder = declared(tmp_path, 'schedule: {retry_quarantine: "0 5 * * *"}')
+    schedules = {each.name: each for each in definitions(folder, others=True).get_repository_def().schedule_defs}
+    assert schedules["retry_quarantine_schedule"].cron_schedule in ("0 5 * * *", ["0 5 * * *"])

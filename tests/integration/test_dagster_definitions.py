@@ -76,6 +76,7 @@ def test_every_table_has_its_assets_and_every_step_its_job(checkout: Path) -> No
         "access_log/index_status",
         "access_log/index_text",
         "access_log/ingested",
+        "access_log/retried",
         "departures/checkpointed",
         "departures/collected",
         "departures/compacted",
@@ -89,7 +90,7 @@ def test_every_table_has_its_assets_and_every_step_its_job(checkout: Path) -> No
     ]
     assert sorted(name for name in repository.job_names if not name.startswith("__")) == [
         *("access_log_backfill", "backfill", "catch_up", "check", "checkpoint", "collect", "compact", "forget"),
-        *("ingest", "merge", "purge_history", "sort"),
+        *("ingest", "merge", "purge_history", "retry_quarantine", "sort"),
     ]
     assert sorted(schedule.name for schedule in repository.schedule_defs) == [
         *("check_schedule", "collect_schedule", "purge_history_schedule"),
@@ -130,6 +131,7 @@ def test_assets_follow_each_other_as_the_data_does(checkout: Path) -> None:
     }
 
     assert parents["access_log/ingested"] == []
+    assert parents["access_log/retried"] == ["access_log/ingested"]
     assert parents["access_log/compacted"] == ["access_log/ingested"]
     assert parents["access_log/index_text"] == ["access_log/compacted"]
     assert parents["access_log/checkpointed"] == ["access_log/compacted"]
@@ -163,7 +165,7 @@ def test_one_invalid_declaration_leaves_the_other_tables_working(checkout: Path)
     left_out = graph.get(AssetKey(["invalid_declarations", "broken"]))
     assert "tables/broken.yaml:4: field `columns.a" in str(left_out.description)
     assert not left_out.is_materializable
-    assert len(graph.materializable_asset_keys) == 20
+    assert len(graph.materializable_asset_keys) == 21
 
 
 def test_a_second_table_of_the_same_name_is_left_out(checkout: Path) -> None:

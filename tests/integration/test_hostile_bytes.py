@@ -33,7 +33,7 @@ from storage_core.split.read import open_split
 from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
-from storage_core.write.late_rows import read_entry
+from storage_core.write.late_rows import read_object
 from storage_core.write.region import generation
 from tests.support.events import context, events
 from tests.support.ids import SeededIds
@@ -143,7 +143,7 @@ def _stored(key: str, data: bytes, read: Callable[[MemoryStore], object]) -> obj
 
 def _quarantine(data: bytes) -> object:
     key = keys.quarantine_key("file", REGION)
-    return _stored(key, data, lambda store: read_entry(store, key))
+    return _stored(key, data, lambda store: read_object(store, key))
 
 
 def cases() -> Mapping[str, Case]:

@@ -26,7 +26,7 @@ from storage_core.store.contract import Overwrite
 from storage_core.store.memory import MemoryStore
 from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
-from storage_core.write.late_rows import LateRowFilter, Origin, keep, read_entries, read_entry
+from storage_core.write.late_rows import LateRowFilter, Origin, keep, read_entries, read_object
 from tests.support.clock import START_MS, ManualClock
 from tests.support.fault_store import FaultStore, PutFault
 from tests.support.keyed_table import KeyedTable
@@ -198,7 +198,7 @@ EVERY_TYPE = pa.table(
 def test_rows_come_back_exactly_as_they_came_in() -> None:
     store = MemoryStore("late")
     entry = QuarantinedRows(source="writer", reason="late", by="me", arrived_ms=5, rows=EVERY_TYPE)
-    found = read_entry(store, keep(store, entry).key)
+    (found,) = read_object(store, keep(store, entry).key)
     assert isinstance(found, QuarantinedRows)
     assert found.rows.equals(EVERY_TYPE)
     assert (found.source, found.size, found.by, found.arrived_ms) == ("writer", None, "me", 5)
@@ -224,6 +224,8 @@ def test_lines_and_rows_are_told_apart() -> None:
         {"arrivedAt": None},
         {"formatVersion": "2"},
         {"formatVersion": 1},
+        {"formatVersion": 3},
+        {"formatVersion": 4},
     ],
 )
 def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
@@ -233,4 +235,4 @@ def test_a_damaged_or_invented_entry_is_named(harm: dict[str, object]) -> None:
     for key in (keep(store, entry).key, quarantine_key("writer", arrow_files.id_of(harmed))):
         store.put(key, harmed, Overwrite())
         with pytest.raises(Corrupt, match=key):
-            read_entry(store, key)
+            read_object(store, key)

@@ -23,8 +23,9 @@ is an Arrow IPC stream with LZ4 (docs/architecture/ingestion.md, "Memtable and g
 generation contains the stream's xxh3-64. Nothing refers to the file until that manifest is named.
 
 **Quarantine entries.** An entry is JSON with sorted keys, and its id is computed from its bytes (docs/spec.md, section
-14). It contains either invalid lines of a landed file (format 1), or quarantined rows (format 2). The rows are an Arrow
-IPC stream, so every value is read exactly as it was written.
+14). It contains invalid lines of a landed file (format 1), quarantined rows (format 2), or lines or rows of many files
+(format 3). The rows are an Arrow IPC stream, so every value is read exactly as it was written. A receipt (format 4)
+lists the lines and rows that left the quarantine.
 
 The functions convert records to bytes and back, without I/O.
 """
@@ -38,7 +39,8 @@ import struct
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -310,16 +312,28 @@ def decode_data_file(data: bytes, expected: str, where: str) -> pa.Table:
 
 LINES_FORMAT = 1
 ROWS_FORMAT = 2
+SHARED_FORMAT = 3
+RECEIPT_FORMAT = 4
 _NAMESPACE = uuid.UUID("6f4dd3c6-3a0a-5d0e-9a43-7a1a5f0b6a53")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedLines:
-    """Invalid lines of the landed file `source` of `size` bytes. Each has `line`, `reason`, `text` and `encoding`."""
+    """Invalid lines of the landed file `source` of `size` bytes. Each has `line`, `reason`, `text` and `encoding`.
+
+    Attributes:
+        content: The hash of the bytes of the file. For a file that is rejected as a whole, `etag:` and the hash of its
+            ETag. None in format 1.
+        landed_ms: The time when the file landed, in milliseconds since the epoch, if known.
+        header: The header of a CSV file. The text of a line has its fields in this order.
+    """
 
     source: str
     size: int
     rejected: tuple[Mapping[str, Any], ...]
+    content: str | None = None
+    landed_ms: int | None = None
+    header: str | None = None
 
     @property
     def reasons(self) -> Mapping[str, int]:
@@ -338,6 +352,8 @@ class QuarantinedRows:
         by: The name of the writer of the rows.
         arrived_ms: The arrival time of the newest row, in milliseconds since the epoch.
         rows: The rows. Rows of a region writer are records, with `_op` and `_fields` first.
+        content: The hash of the bytes of the landed file. None in format 2.
+        lines: The number of the line of each row in the landed file. None in format 2.
     """
 
     source: str
@@ -346,6 +362,8 @@ class QuarantinedRows:
     by: str
     arrived_ms: int
     rows: pa.Table
+    content: str | None = None
+    lines: tuple[int, ...] | None = None
 
     @property
     def reasons(self) -> Mapping[str, int]:
@@ -356,8 +374,29 @@ class QuarantinedRows:
 Entry = RejectedLines | QuarantinedRows
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoneLines:
+    """Lines or rows that left the quarantine: the file, as in the entries, and the numbers of the lines, sorted."""
+
+    source: str
+    size: int | None
+    content: str
+    lines: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """The lines and rows that left the quarantine in the commit that names this receipt.
+
+    `number` counts these commits from 1.
+    """
+
+    number: int
+    done: tuple[DoneLines, ...]
+
+
 def encode_quarantine(entry: Entry) -> bytes:
-    """Return the bytes of the entry."""
+    """Return the bytes of an entry of one file or of one call (format 1 or 2)."""
     if isinstance(entry, RejectedLines):
         body: dict[str, Any] = {
             "formatVersion": LINES_FORMAT,
@@ -376,28 +415,140 @@ def encode_quarantine(entry: Entry) -> bytes:
             "count": entry.rows.num_rows,
             "rows": base64.b64encode(_stream_of(entry.rows)).decode("ascii"),
         }
+    return _as_json(body)
+
+
+def encode_shared(entries: Sequence[Entry]) -> bytes:
+    """Return the bytes of one object with the entries of several files (format 3). All rows have the same schema."""
+    rows = [each.rows for each in entries if isinstance(each, QuarantinedRows)]
+    body: dict[str, Any] = {"formatVersion": SHARED_FORMAT, "entries": [*map(_shared, entries)]}
+    if rows:
+        body["rows"] = base64.b64encode(_stream_of(pa.concat_tables(rows))).decode("ascii")
+    return _as_json(body)
+
+
+def _shared(entry: Entry) -> dict[str, Any]:
+    about: dict[str, Any] = {"source": entry.source, "size": entry.size, "content": entry.content}
+    if isinstance(entry, RejectedLines):
+        about |= {"rejected": [dict(each) for each in entry.rejected], "landedAt": entry.landed_ms}
+        return about | ({} if entry.header is None else {"header": entry.header})
+    about |= {"reason": entry.reason, "by": entry.by, "arrivedAt": entry.arrived_ms}
+    return about | {"lines": _ranges(entry.lines or ())}
+
+
+def encode_receipt(receipt: Receipt) -> bytes:
+    """Return the bytes of the receipt."""
+    done = [
+        {"source": each.source, "size": each.size, "content": each.content, "lines": _ranges(each.lines)}
+        for each in receipt.done
+    ]
+    return _as_json({"formatVersion": RECEIPT_FORMAT, "number": receipt.number, "done": done})
+
+
+def _as_json(body: Mapping[str, Any]) -> bytes:
     return json.dumps(body, ensure_ascii=False, sort_keys=True).encode()
 
 
-def decode_quarantine(data: bytes, key: str, entry_id: str | None) -> Entry:
-    """Return the entry in `data`. `key` is for errors, and `entry_id` is the id in the key.
+def _ranges(lines: Sequence[int]) -> list[list[int]]:
+    """Return ascending runs of consecutive numbers as pairs of the first and the last number, in order."""
+    found: list[list[int]] = []
+    for line in lines:
+        if found and line == found[-1][1] + 1:
+            found[-1][1] = line
+        else:
+            found.append([line, line])
+    return found
+
+
+_MOST_LINES = 2**24
+"""The most numbers of lines in one object. A larger number in damaged bytes would fill memory."""
+
+
+def _lines_of(ranges: Any) -> tuple[int, ...]:
+    found = [range(int(first), int(last) + 1) for first, last in ranges]
+    if sum(map(len, found)) > _MOST_LINES:
+        raise ValueError(f"more than {_MOST_LINES} lines")
+    return tuple(chain.from_iterable(found))
+
+
+def decode_quarantine(data: bytes, key: str, entry_id: str | None) -> tuple[Entry, ...]:
+    """Return the entries in `data`. `key` is for errors, and `entry_id` is the id in the key. A receipt has no entry.
 
     Raises:
         Corrupt: The bytes differ from what was written.
         Unsupported: A newer release wrote the format.
     """
+    found = _decoded(data, key, entry_id)
+    return () if isinstance(found, Receipt) else found
+
+
+def decode_receipt(data: bytes, key: str, entry_id: str | None) -> Receipt:
+    """Return the receipt in `data`. Raise the errors of `decode_quarantine`, and `Corrupt` for an entry."""
+    found = _decoded(data, key, entry_id)
+    if not isinstance(found, Receipt):
+        raise Corrupt(f"{key}: not a receipt of the quarantine. Restore the object from a copy", key=key)
+    return found
+
+
+def _decoded(data: bytes, key: str, entry_id: str | None) -> tuple[Entry, ...] | Receipt:
     try:
         body = json.loads(data)
         version = body["formatVersion"]
-        if version > ROWS_FORMAT:
+        if version > RECEIPT_FORMAT:
             raise Unsupported(f"{key}: a quarantine entry of format {version}. Upgrade Tidemark", key=key)
-        if version not in (LINES_FORMAT, ROWS_FORMAT):
+        if version not in (LINES_FORMAT, ROWS_FORMAT, SHARED_FORMAT, RECEIPT_FORMAT):
             raise Corrupt(f"{key}: a quarantine entry of format {version!r}, which never was", key=key)
         if entry_id != id_of(data):
             raise Corrupt(f"{key}: the content of the quarantine entry is not what was written", key=key)
-        return _rows_entry(body, key) if version == ROWS_FORMAT else _lines_entry(body)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        if version == RECEIPT_FORMAT:
+            return _receipt(body)
+        if version == SHARED_FORMAT:
+            return _shared_entries(body, key)
+        return (_rows_entry(body, key) if version == ROWS_FORMAT else _lines_entry(body),)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError) as error:
         raise Corrupt(f"{key}: not a quarantine entry: {error!r}", key=key) from error
+
+
+def _receipt(body: Mapping[str, Any]) -> Receipt:
+    done = tuple(
+        DoneLines(
+            source=str(each["source"]),
+            size=None if each["size"] is None else int(each["size"]),
+            content=str(each["content"]),
+            lines=_lines_of(each["lines"]),
+        )
+        for each in body["done"]
+    )
+    return Receipt(number=int(body["number"]), done=done)
+
+
+def _shared_entries(body: Mapping[str, Any], key: str) -> tuple[Entry, ...]:
+    rows, found = None, list[Entry]()
+    if "rows" in body:
+        rows, _ = read_stream(base64.b64decode(body["rows"], validate=True), "the quarantine entry", key)
+    start = 0
+    for each in body["entries"]:
+        content = str(each["content"])
+        if "rejected" in each:
+            landed = each["landedAt"]
+            found.append(
+                replace(
+                    _lines_entry(each),
+                    content=content,
+                    landed_ms=None if landed is None else int(landed),
+                    header=None if "header" not in each else str(each["header"]),
+                )
+            )
+            continue
+        lines = _lines_of(each["lines"])
+        if rows is None or start + len(lines) > rows.num_rows:
+            raise ValueError("rows are missing")
+        about = {**each, "rows": rows.slice(start, len(lines))}
+        found.append(replace(_entry_of_rows(about), content=content, lines=lines))
+        start += len(lines)
+    if rows is not None and start != rows.num_rows:
+        raise ValueError(f"expected {start} rows, found {rows.num_rows}")
+    return tuple(found)
 
 
 def id_of(data: bytes) -> str:
@@ -416,13 +567,17 @@ def _rows_entry(body: Mapping[str, Any], key: str) -> QuarantinedRows:
     rows, _ = read_stream(base64.b64decode(body["rows"], validate=True), "the quarantine entry", key)
     if rows.num_rows != body["count"]:
         raise ValueError(f"expected {body['count']} rows, found {rows.num_rows}")
+    return _entry_of_rows({**body, "rows": rows})
+
+
+def _entry_of_rows(about: Mapping[str, Any]) -> QuarantinedRows:
     return QuarantinedRows(
-        source=str(body["source"]),
-        size=None if body["size"] is None else int(body["size"]),
-        reason=str(body["reason"]),
-        by=str(body["by"]),
-        arrived_ms=int(body["arrivedAt"]),
-        rows=rows,
+        source=str(about["source"]),
+        size=None if about["size"] is None else int(about["size"]),
+        reason=str(about["reason"]),
+        by=str(about["by"]),
+        arrived_ms=int(about["arrivedAt"]),
+        rows=about["rows"],
     )
 
 

@@ -218,7 +218,7 @@ def _check_directory(directory: Directory, expected: Expected) -> None:
     offset = len(_HEAD)
     for part in directory.parts:
         if not _NAME.fullmatch(part.name) or part.offset != offset or part.length < 0:
-            raise _corrupt(expected.where, f"the directory entry {part!r} is not valid")
+            raise _corrupt(expected.where, f"the directory entry of {part.name!r} is not valid")
         offset += part.length
     names = {part.name for part in directory.parts}
     if offset != expected.footer_offset or len(names) != len(directory.parts):

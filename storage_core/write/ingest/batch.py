@@ -23,13 +23,15 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, assert_never
+from typing import Any, BinaryIO, assert_never
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory
+from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, Txn, read_actions, write_actions
@@ -46,7 +48,6 @@ from storage_core.write.ingest.convert import (
     RowFormat,
     shared_session,
     tally,
-    write_quarantine,
 )
 from storage_core.write.ingest.json_elements import read_elements
 from storage_core.write.ingest.landing import (
@@ -55,6 +56,7 @@ from storage_core.write.ingest.landing import (
     LandingSpec,
     as_hex,
     content_of,
+    etag_hash,
     is_unchanged,
     open_bytes,
     open_text,
@@ -67,7 +69,7 @@ from storage_core.write.ingest.progress import (
     Window,
     content_app,
     file_app,
-    outside,
+    is_outside,
     pending,
     progress,
     rejected_app,
@@ -75,7 +77,7 @@ from storage_core.write.ingest.progress import (
     window_app,
 )
 from storage_core.write.ingest.text_files import csv_blocks, ndjson_blocks, pattern_blocks
-from storage_core.write.late_rows import LateRowFilter, Origin
+from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
 
 
 def parse_file(
@@ -91,7 +93,9 @@ def parse_file(
     if blocks and blocks[-1].unreadable:
         return blocks[-1]
     rows = pa.concat_tables([schema.empty_table(), *(block.rows for block in blocks)])
-    return Parsed(rows, tuple(line for block in blocks for line in block.rejected))
+    numbers = np.concatenate([np.zeros(0, np.int64), *(block.numbers for block in blocks)])
+    header = blocks[0].header if blocks else None
+    return Parsed(rows, tuple(line for block in blocks for line in block.rejected), numbers, header=header)
 
 
 def parse_blocks(
@@ -161,21 +165,33 @@ def _blocks(
             yield from read(landed.path, stream, target.schema, nonzero=target.nonzero, times=target.times)
         return
     with open_text(landed, content, spec.encoding) as stream:
-        match spec.format:
-            case "pattern":
-                pattern = spec.pattern or ""
-                yield from pattern_blocks(landed.path, stream, target, pattern=pattern, block_bytes=block_bytes)
-            case "ndjson":
-                yield from ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes)
-            case "json":
-                blocks = ndjson_blocks(landed.path, stream, target, block_bytes=block_bytes, read=read_elements)
-                yield from blocks
-            case "csv":
-                yield from csv_blocks(landed.path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
-            case "delta" | "parquet" | "avro" | "arrow":
-                raise InvalidInput(f"{landed.path}: a Delta table is read by its versions, not by file")
-            case _:
-                assert_never(spec.format)
+        yield from text_blocks(landed.path, stream, spec, target, block_bytes=block_bytes)
+
+
+def text_blocks(
+    path: str, stream: BinaryIO, spec: LandingSpec, target: RowFormat, *, block_bytes: int
+) -> Iterator[Parsed]:
+    """Yield the records of expanded UTF-8 text in the format of the spec.
+
+    Raises:
+        InvalidInput: files of the format are not text.
+        Corrupt: the text cannot be read in the format (see the reader of the format).
+    """
+    match spec.format:
+        case "pattern":
+            yield from pattern_blocks(path, stream, target, pattern=spec.pattern or "", block_bytes=block_bytes)
+        case "ndjson":
+            yield from ndjson_blocks(path, stream, target, block_bytes=block_bytes)
+        case "json":
+            yield from ndjson_blocks(path, stream, target, block_bytes=block_bytes, read=read_elements)
+        case "csv":
+            yield from csv_blocks(path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
+        case "parquet" | "avro" | "arrow":
+            raise InvalidInput(f"{path}: files of the format {spec.format} are not text")
+        case "delta":
+            raise InvalidInput(f"{path}: a Delta table is read by its versions, not by file")
+        case _:
+            assert_never(spec.format)
 
 
 # Work and result of a batch ingest. Both travel between driver and tasks as JSON.
@@ -235,14 +251,15 @@ class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
 
     - `adds`: the splits that have rows of this file only. `BatchResult` has the splits that files share.
-    - `actions`: these splits and the progress records, to be committed together.
+    - `actions`: these splits, the progress records and the names of the quarantine objects, to be committed together.
     - `rows_in`: the rows and rejected lines of the whole file.
     - `rows_out`: the rows that were written.
     - `windows`: all windows in which the file has rows.
-    - `rejected`: the lines that were quarantined now, by reason (`tally`).
-    - `rejected_before`: the lines that another run or attempt had already quarantined.
-    - `rows_rejected`: the rejected lines that no commit has counted yet. A file that is rejected completely counts
-      the lines that were read, at least 1. An attempt that ended before its commit has counted nothing.
+    - `rejected`: the lines that this run quarantined, by reason (`tally`).
+    - `rejected_before`: the lines that the run of an earlier commit had already quarantined.
+    - `rows_rejected`: the rejected lines that the commit of this run adds to the quarantine. A file that is rejected as
+      a whole counts the lines that were read, at least 1.
+    - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
     """
@@ -263,7 +280,7 @@ class IngestResult:
     @property
     def actions(self) -> list[Action]:
         """The actions that one commit must contain together."""
-        return [*self.adds, *self.txns]
+        return [*self.adds, *self.txns, *_names_of(self.quarantine_keys)]
 
     @property
     def bytes_out(self) -> int:
@@ -302,21 +319,29 @@ _PLAIN_FIELDS = (
 class BatchResult:
     """Output of a batch of work items: one result per file, and the splits with rows of several files.
 
-    All actions of a batch must be in the same commit.
+    All actions of a batch must be in the same commit. `shared_keys` lists the quarantine objects with lines or rows of
+    several files.
     """
 
     files: tuple[IngestResult, ...]
     shared: tuple[Add, ...] = ()
+    shared_keys: tuple[str, ...] = ()
 
     @property
     def actions(self) -> list[Action]:
         """The actions that one commit must contain together."""
-        return [*self.shared, *(action for file in self.files for action in file.actions)]
+        files = (action for file in self.files for action in file.actions)
+        return [*self.shared, *files, *_names_of(self.shared_keys)]
 
     @property
     def adds(self) -> list[Add]:
         """All splits of the batch."""
         return [*self.shared, *(add for file in self.files for add in file.adds)]
+
+    @property
+    def quarantine_keys(self) -> list[str]:
+        """All quarantine objects of the batch."""
+        return [*self.shared_keys, *(key for file in self.files for key in file.quarantine_keys)]
 
     @property
     def rows_in(self) -> int:
@@ -330,7 +355,7 @@ class BatchResult:
 
     @property
     def rows_rejected(self) -> int:
-        """The rejected lines that no commit has counted yet."""
+        """The rejected lines that the commit adds to the quarantine."""
         return sum(file.rows_rejected for file in self.files)
 
     @property
@@ -345,14 +370,21 @@ class BatchResult:
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
-        return json.dumps({"files": [each.to_json() for each in self.files], "shared": write_actions(self.shared)})
+        body = {"files": [each.to_json() for each in self.files], "shared": write_actions(self.shared)}
+        return json.dumps({**body, "shared_keys": self.shared_keys})
 
     @staticmethod
     def from_json(text: str) -> BatchResult:
         """Return the result that `to_json` wrote."""
         body = json.loads(text)
         files = tuple(map(IngestResult.from_json, body["files"]))
-        return BatchResult(files=files, shared=read_actions(body["shared"], Add, "ingest result"))
+        shared = read_actions(body["shared"], Add, "ingest result")
+        return BatchResult(files=files, shared=shared, shared_keys=tuple(body["shared_keys"]))
+
+
+def _names_of(keys: Sequence[str]) -> list[Txn]:
+    """Return the transactions that make the quarantine objects of a batch valid."""
+    return [Txn(appId=app, version=1) for key in keys if (app := commit_app(key)) is not None]
 
 
 _logger = logging.getLogger(__name__)
@@ -399,6 +431,9 @@ BATCH_BYTES = (128 * 2**20, 512 * 2**20)
 
 MOST_COLLECTED_BYTES = 256 * 2**20
 """The most bytes of rows that a batch collects before it writes the windows with the most rows."""
+
+MOST_HELD_BYTES = 16 * 2**20
+"""The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
 
 MOST_PENDING_BYTES = 64 * 2**20
 """The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
@@ -455,30 +490,34 @@ def execute_batch(
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
         `MOST_PENDING_BYTES`. Requests: one or two per landed block, one HEAD per file, and one PUT per split. A window
-        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT per block
-        with rejections, and one per block and window with late rows.
+        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
+        rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
     """
-    collected = _Collected(store, context, ids, now_ms)
+    collected = CollectedRows(store, context, ids, now_ms)
     with shared_session():
         files = [_executed(collected, work, block_bytes) for work in works]
     collected.write_all()
+    collected.quarantine.write_all()
+    keys = tuple(collected.quarantine.keys)
     if len(files) == 1:
         only = files[0]
-        return BatchResult(files=(replace(only, adds=(*only.adds, *collected.adds)),))
-    return BatchResult(files=tuple(files), shared=tuple(collected.adds))
+        only = replace(only, adds=(*only.adds, *collected.adds), quarantine_keys=(*only.quarantine_keys, *keys))
+        return BatchResult(files=(only,))
+    return BatchResult(files=tuple(files), shared=tuple(collected.adds), shared_keys=keys)
 
 
-def _executed(collected: _Collected, work: IngestWork, block_bytes: int) -> IngestResult:
-    landed, store = work.landed, collected.store
+def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> IngestResult:
+    landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
-        return _reject_file(store, work, f"the file changed after it was ingested ({was}). Land it under a new name")
+        reason = f"the file changed after it was ingested ({was}). Land it under a new name"
+        return _reject_file(collected, work, reason)
     run = _Run(collected, work)
     try:
         if work.contents and not work.seen:
             work = replace(work, contents=(*work.contents, content_of(landed)))
         if len(set(work.contents)) > 1:
-            return _reject_replaced(store, work)
+            return _reject_replaced(collected, work)
         if work.pruned and (content := content_of(landed)) in work.pruned:
             result = _came_back(landed, content, collected.now_ms)
         else:
@@ -510,10 +549,11 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
     )
     for block in blocks:
         if block.unreadable:
-            run.pending.clear()
-            return _reject_file(run.collected.store, work, block.rejected[0].reason, lines=run.rows_in)
-        run.take(block.rows, block.rejected)
-    result = run.result(work.contents[0] if content is None else content.value)
+            run.forget()
+            return _reject_file(run.collected, work, block.rejected[0].reason, lines=run.rows_in)
+        run.take(block)
+    run.content = work.contents[0] if content is None else content.value
+    result = run.result(run.content)
     _logger.info(
         "ingested %s: %d rows, %d rejected",
         landed.path,
@@ -523,16 +563,18 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
     return result
 
 
-class _Collected:
+class CollectedRows:
     """Rows of the files of a batch, by window, and the splits that were written of them.
 
-    If the rows take more memory than `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So the few
-    rows of a window that many files contribute to are still written once.
+    `quarantine` collects the rejected lines and late rows of the files. If the rows take more memory than
+    `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So the few rows of a window that many files
+    contribute to are still written once.
     """
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
         self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
         self.adds: list[Add] = []
+        self.quarantine = SharedEntries(store)
         self._parts: dict[Window, list[pa.Table]] = {}
         self._bytes: Counter[Window] = Counter()
 
@@ -572,14 +614,14 @@ class _Collected:
 class _Run:
     """Ingest of the blocks of one file, one after the other."""
 
-    def __init__(self, collected: _Collected, work: IngestWork) -> None:
+    def __init__(self, collected: CollectedRows, work: IngestWork) -> None:
         self.collected, self._work, self.context = collected, work, collected.context
         self._config = TableConfig.from_configuration(self.context.configuration)
         self._late_filter = LateRowFilter(
             collected.store,
             LateRule.of(self._config),
             Origin(source=work.landed.path, by="ingest", size=work.landed.size),
-            window_seconds=self.context.window_seconds,
+            hold=self._hold,
         )
         self.pending: list[pa.Table] = []
         self._pending_bytes = 0
@@ -587,15 +629,23 @@ class _Run:
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
         self._rejected_before = 0
-        self._keys: list[str] = []
         self.rows_in = self._rows_out = 0
+        self._lines: list[RejectedLine] = []
+        self._late: list[tuple[pa.Table, npt.NDArray[np.int64], int]] = []
+        self._held_bytes = 0
+        self._block = (self.context.schema.empty_table(), np.zeros(0, np.int64))
+        self._header: str | None = None
+        self.content: int | None = None
 
-    def take(self, rows: pa.Table, rejected: tuple[RejectedLine, ...]) -> None:
-        """Take the rows of the requested windows that are not in the table yet, and quarantine the rejections."""
-        self.rows_in += rows.num_rows + len(rejected)
+    def take(self, block: Parsed) -> None:
+        """Take the rows of the requested windows that are not in the table yet, and the rejections."""
+        rejected = block.rejected
+        self.rows_in += block.rows.num_rows + len(rejected)
+        self._header = block.header
         landed_ms = self._work.landed.landed_ms
         now_ms = self.collected.now_ms
-        wanted = self._late_filter.admit(self._wanted(rows), now_ms if landed_ms is None else landed_ms)
+        self._block = self._wanted(block)
+        wanted = self._late_filter.admit(self._block[0], now_ms if landed_ms is None else landed_ms)
         self._rows_out += wanted.num_rows
         self.pending.append(wanted)
         self._pending_bytes += wanted.nbytes
@@ -603,17 +653,54 @@ class _Run:
             self._adds += self.collected.write(pa.concat_tables(self.pending))
             self.pending.clear()
             self._pending_bytes = 0
-        if rejected:
-            landed = self._work.landed
-            kept = write_quarantine(self.collected.store, landed.path, landed.size, rejected)
-            self._keys.append(kept.key)
-            if kept.is_new:
-                self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
-            else:
-                self._rejected_before += len(rejected)
+        if self._work.contents:  # the commit that recorded the content followed the quarantine of all its lines
+            self._rejected_before += len(rejected)
+        elif rejected:
+            self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
+            self._lines += rejected
+            self._held_bytes += sum(len(line.text) for line in rejected)
+        if self._held_bytes > MOST_HELD_BYTES:
+            self.quarantine(self._work.contents[0] if self._work.contents else content_of(self._work.landed))
+
+    def quarantine(self, content: int | None) -> None:
+        """Add the rejected lines and late rows to the entries of the batch. `content` is the content of the file."""
+        landed, shared = self._work.landed, self.collected.quarantine
+        known = as_hex(content or 0)
+        if self._lines:
+            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+        if self._late:
+            rows = pa.concat_tables([rows for rows, _, _ in self._late])
+            shared.add(
+                QuarantinedRows(
+                    source=landed.path,
+                    size=landed.size,
+                    reason=LATE,
+                    by="ingest",
+                    arrived_ms=max(arrived for _, _, arrived in self._late),
+                    rows=rows,
+                    content=known,
+                    lines=tuple(np.concatenate([lines for _, lines, _ in self._late]).tolist()),
+                )
+            )
+        self._lines.clear()
+        self._late.clear()
+        self._held_bytes = 0
+
+    def forget(self) -> None:
+        """Drop the rows and lines in memory, because no row of the file may be used."""
+        self.pending.clear()
+        self._lines.clear()
+        self._late.clear()
+
+    def _hold(self, is_late: pa.BooleanArray, arrived_ms: int) -> None:
+        rows, numbers = self._block
+        late = rows.filter(is_late)
+        self._late.append((late, numbers[np.asarray(is_late)], arrived_ms))
+        self._held_bytes += late.nbytes
 
     def hand_over(self) -> None:
-        """Add the pending rows to the rows of the batch. Call this after the whole file was read."""
+        """Add the pending rows and lines to those of the batch. Call this after the whole file was read."""
+        self.quarantine(self.content)
         if self.pending:
             self.collected.add(pa.concat_tables(self.pending))
             self.pending.clear()
@@ -628,10 +715,7 @@ class _Run:
         if complete and not work.whole:
             apps.append(file_app(work.landed.path))
         txns = [Txn(appId=app, version=work.landed.size, lastUpdated=now_ms) for app in apps]
-        # Lines count in the first commit that records the file, also if an earlier attempt quarantined them.
-        is_first = not (work.done or work.spans or work.whole)
-        rejected = sum(self._rejected.values()) + (self._rejected_before if is_first else 0)
-        if content is not None and not work.seen and (txns or work.whole):
+        if content is not None and not work.seen and (txns or work.whole or self._rejected):
             txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=now_ms))
         return IngestResult(
             file=work.landed.path,
@@ -643,23 +727,25 @@ class _Run:
             windows=tuple(sorted(self._windows, key=by_start)),
             rejected=self._rejected,
             rejected_before=self._rejected_before,
-            rows_rejected=rejected if txns else 0,
-            quarantine_keys=(*self._keys, *self._late_filter.keys),
+            rows_rejected=sum(self._rejected.values()),
             late=self._late_filter.metrics,
         )
 
-    def _wanted(self, rows: pa.Table) -> pa.Table:
-        context = self.context
+    def _wanted(self, block: Parsed) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """Return the rows of the requested windows that are not in the table yet, and their line numbers."""
+        context, rows = self.context, block.rows
         if context.window_seconds is None or context.time_column is None:
-            return rows
-        rows = outside(rows, context.time_column, self._work.spans)
+            return rows, block.numbers
+        outer = is_outside(rows, context.time_column, self._work.spans)
         starts = window_starts(rows.column(context.time_column), context.window_seconds)
-        present: set[Window] = set(starts.unique().to_pylist())
+        present: set[Window] = set((starts if outer.all() else starts.filter(pa.array(outer))).unique().to_pylist())
         self._windows |= present
         refused = {window for window in present if not self._is_wanted(window)}
-        if not refused:
-            return rows
-        return rows.filter(pa.array(~_is_any_of(starts, refused)))
+        if refused:
+            outer &= ~_is_any_of(starts, refused)
+        if outer.all():
+            return rows, block.numbers
+        return rows.filter(pa.array(outer)), block.numbers[outer]
 
     def _is_wanted(self, window: Window) -> bool:
         work = self._work
@@ -698,34 +784,61 @@ def _not_now(landed: LandedFile, reason: str) -> IngestResult:
     return IngestResult(file=landed.path, rejected={reason: 1})
 
 
-def _reject_file(store: ObjectStore, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
+def _reject_file(collected: CollectedRows, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
     landed = work.landed
     # A recorded size never decreases. So after a rejection at a larger size, every run checks this file again.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
-    result = _rejected(store, landed, reason, (rejected_app(landed.path),) if is_new else ())
+    result = _rejected(collected, landed, reason, (rejected_app(landed.path),) if is_new else ())
     lines = max(1, lines)
-    return replace(result, rows_in=lines, rows_rejected=lines if is_new or result.rejected else 0)
+    return replace(result, rows_in=lines, rows_rejected=lines if result.rejected else 0)
 
 
-def _reject_replaced(store: ObjectStore, work: IngestWork) -> IngestResult:
+def _reject_replaced(collected: CollectedRows, work: IngestWork) -> IngestResult:
     """Reject the file and record its ETag instead of its size, because the earlier file may come back."""
     contents = ", ".join(map(as_hex, work.contents))
     reason = f"the file changed after it was ingested (same size, contents {contents}). Land it under a new name"
-    return _rejected(store, work.landed, reason, (replaced_app(work.landed),))
+    return _rejected(collected, work.landed, reason, (replaced_app(work.landed),))
 
 
-def _rejected(store: ObjectStore, landed: LandedFile, reason: str, apps: Iterable[str]) -> IngestResult:
-    kept = write_quarantine(store, landed.path, landed.size, [RejectedLine(landed.path, None, reason, "")])
+def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: tuple[str, ...]) -> IngestResult:
+    """Reject a whole file.
+
+    If the rejection is not recorded, every run rejects the file again. So it gets an object of its own, which stays the
+    same.
+    """
     _logger.info("rejected %s: %s", landed.path, reason)
+    whole = [RejectedLine(landed.path, None, reason, "")]
+    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    keys: tuple[str, ...] = ()
+    is_new = True
+    if apps:
+        collected.quarantine.add(entry)
+    else:
+        kept = keep(collected.store, replace(entry, content=None, landed_ms=None))
+        keys, is_new = (kept.key,), kept.is_new
     return IngestResult(
         file=landed.path,
         txns=tuple(Txn(appId=app, version=landed.size) for app in apps),
         rows_in=1,
         bytes_in=landed.size,
-        rejected=tally({reason: 1}) if kept.is_new else {},
-        rejected_before=0 if kept.is_new else 1,
-        rows_rejected=1,
-        quarantine_keys=(kept.key,),
+        rejected=tally({reason: 1}) if is_new else {},
+        rejected_before=0 if is_new else 1,
+        rows_rejected=1 if is_new else 0,
+        quarantine_keys=keys,
+    )
+
+
+def _lines_of(
+    rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
+) -> RejectedLines:
+    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    return RejectedLines(
+        source=landed.path,
+        size=landed.size,
+        rejected=lines,
+        content=content,
+        landed_ms=landed.landed_ms,
+        header=header,
     )
 
 

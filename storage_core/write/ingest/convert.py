@@ -18,9 +18,9 @@ import re
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
@@ -28,11 +28,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from storage_core.base.errors import InvalidInput, NotFound, out_of_memory, unsound
+from storage_core.base.errors import InvalidInput, out_of_memory, unsound
 from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
 from storage_core.base.text import fitted, unknown_names
 from storage_core.data.formats.arrow_files import RejectedLines
-from storage_core.data.formats.keys import parse
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.times import BEYOND
 from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vector, type_text
@@ -47,7 +46,7 @@ from storage_core.write.ingest.landed_times import (
     number_sql,
     yearless_sql,
 )
-from storage_core.write.late_rows import Kept, entry_keys, keep, read_entry
+from storage_core.write.late_rows import Kept, keep
 
 if TYPE_CHECKING:
     import duckdb
@@ -526,12 +525,16 @@ class RejectedLine:
 class Parsed:
     """Rows with exactly the table's schema, and the rejected lines.
 
-    With `unreadable`, no row of the file may be used.
+    - `numbers`: the number of the line of each row, as in `RejectedLine`.
+    - `unreadable`: no row of the file may be used.
+    - `header`: the header of a CSV file.
     """
 
     rows: pa.Table
     rejected: tuple[RejectedLine, ...]
+    numbers: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
     unreadable: bool = False
+    header: str | None = None
 
     def and_rejected(self, more: Iterable[RejectedLine]) -> Parsed:
         """Return the same rows with more rejections, in line order."""
@@ -564,7 +567,7 @@ def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
         for index in bad
     )
     rows = converted.rows.filter(fits) if len(bad) else converted.rows
-    return Parsed(conform(rows, target.schema), refused)
+    return Parsed(conform(rows, target.schema), refused, records.numbers[np.asarray(fits)])
 
 
 def rejected(file: str, number: int, reason: str, data: bytes) -> RejectedLine:
@@ -580,13 +583,8 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
     return [rejected(file, number, NOT_TEXT, data) for number, data in lines]
 
 
-# Rejected lines of landed files, kept in the table's quarantine with file, line and reason. One object
-# (`storage_core.write.late_rows`) has the rejections of one block of one file.
-
-
-MOST_ENTRIES = 1_000
-_OF_ROWS = frozenset({"append", "writer", "merge"})
-"""Sources whose quarantine entries never contain lines."""
+# Rejected lines of one source, kept in the table's quarantine with line and reason as one object. Landed files share
+# objects instead (`storage_core.write.late_rows.SharedEntries`).
 
 
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
@@ -597,36 +595,3 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     """
     lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
     return keep(store, RejectedLines(source=source, size=size, rejected=lines))
-
-
-@dataclass(frozen=True, slots=True)
-class Quarantined:
-    """Rejected lines in a table's quarantine, by reason (`tally`), and the number of entries that were not read."""
-
-    reasons: Mapping[str, int]
-    unread: int
-
-    @property
-    def lines(self) -> int:
-        """The number of lines in the entries that were read."""
-        return sum(self.reasons.values())
-
-
-def quarantined(store: ObjectStore, most: int = MOST_ENTRIES) -> Quarantined:
-    """Return the rejected lines that are still in quarantine, from at most `most` entries.
-
-    An entry that is removed during the call is skipped. Raises `Corrupt`, which names the object, for an object that
-    is not a quarantine entry. One LIST per 1,000 objects, and one GET per entry of a landed file.
-    """
-    keys, reasons = [key for key in entry_keys(store) if _may_hold_lines(key)], dict[str, int]()
-    for key in keys[:most]:
-        with suppress(NotFound):
-            entry = read_entry(store, key)
-            if isinstance(entry, RejectedLines):
-                reasons = tally(reasons, entry.reasons)
-    return Quarantined(reasons, len(keys[most:]))
-
-
-def _may_hold_lines(key: str) -> bool:
-    parsed = parse(key)
-    return parsed is not None and parsed.source not in _OF_ROWS

@@ -597,7 +597,7 @@ def checked_rows(
             shown = shown.set_column(shown.schema.get_field_index(name), name, given.column(name))
     more, complete = _rejected(file, numbers, [*numbered, *misfits, *texts, *_faults(rows, schema, nonzero)], shown)
     kept = rows.filter(pa.array(complete)) if more else rows
-    return Parsed(conform(kept, schema), ()).and_rejected([*rejected, *more])
+    return Parsed(conform(kept, schema), (), numbers[complete]).and_rejected([*rejected, *more])
 
 
 def _rejected(

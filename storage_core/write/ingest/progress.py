@@ -36,6 +36,7 @@ from operator import itemgetter
 from typing import Final
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -82,10 +83,10 @@ class Durations:
 NO_WINDOWS: Final = Durations()
 
 
-def outside(rows: pa.Table, time_column: str, spans: Collection[Span]) -> pa.Table:
-    """Return the rows that are in none of the spans. Rows without a time are in no span."""
+def is_outside(rows: pa.Table, time_column: str, spans: Collection[Span]) -> npt.NDArray[np.bool_]:
+    """Return which rows are in none of the spans. Rows without a time are in no span."""
     if not spans or not rows.num_rows:
-        return rows
+        return np.ones(rows.num_rows, np.bool_)
     by_duration: defaultdict[int, list[int]] = defaultdict(list)
     for start, seconds in spans:
         by_duration[seconds].append(start)
@@ -93,7 +94,7 @@ def outside(rows: pa.Table, time_column: str, spans: Collection[Span]) -> pa.Tab
     for seconds, starts in by_duration.items():
         found = pc.is_in(window_starts(rows.column(time_column), seconds), value_set=pa.array(starts, pa.int64()))
         inside |= found.to_numpy(zero_copy_only=False)
-    return rows.filter(pa.array(~inside)) if inside.any() else rows
+    return ~inside
 
 
 _LANDED = "landed:"

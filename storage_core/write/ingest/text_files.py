@@ -86,16 +86,20 @@ def csv_blocks(
     counter = _RecordCounter(file, form, mark, dialect)
     # The reader itself replaces the words for null, because only the reader knows which fields were quoted.
     as_read = replace(target, null_values=())
+    as_written = _Written(dialect, frozenset(word.encode() for word in ("", *target.null_values)))
     most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
-    for batch, is_last in _batches(_open(text, target, counter, block_bytes), most_rows, counter):
+    reader = _open(text, target, counter, block_bytes)
+    names = [counter.form.name(name) for name in reader.schema.names]
+    header = _joined(names, dialect) if dialect.columns is None else None
+    for batch, is_last in _batches(reader, most_rows, counter):
         plain = pa.record_batch([*map(form.value, batch.columns)], [*map(form.name, batch.schema.names)])
         numbers, misshapen = counter.number(batch.num_rows)
         if is_last and counter.all_passed:
-            line = _line(plain.columns, batch.num_rows - 1, dialect, mark)
+            line = _line(plain.columns, batch.num_rows - 1, as_written, mark)
             misshapen.append(rejected(file, int(numbers[-1]), counter.unclosed(line), line))
             plain, numbers = plain.slice(0, batch.num_rows - 1), numbers[:-1]
-        yield _rows(file, plain, numbers, (as_read, dialect)).and_rejected(misshapen)
-    yield Parsed(target.schema.empty_table(), tuple(counter.last()))
+        yield replace(_rows(file, plain, numbers, (as_read, as_written)).and_rejected(misshapen), header=header)
+    yield Parsed(target.schema.empty_table(), tuple(counter.last()), header=header)
 
 
 def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
@@ -319,32 +323,79 @@ def _batches(
         yield held, True
 
 
-def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], form: tuple[RowFormat, Dialect]) -> Parsed:
-    target, dialect = form
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The form in which the text of a record is rebuilt: the dialect, and the words for null."""
+
+    dialect: Dialect
+    words: frozenset[bytes]
+
+
+def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], form: tuple[RowFormat, _Written]) -> Parsed:
+    target, written = form
     valid = np.ones(batch.num_rows, np.bool_)
     for column in batch.columns:
         valid &= valid_text(column)
-    bad = [(int(numbers[index]), _line(batch.columns, int(index), dialect)) for index in np.flatnonzero(~valid)]
+    bad = [(int(numbers[index]), _line(batch.columns, int(index), written)) for index in np.flatnonzero(~valid)]
     kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
-    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, dialect).decode())
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, written).decode())
     return convert_or_reject(records, target).and_rejected(not_text(file, bad))
 
 
-def _line(columns: Sequence[pa.Array], index: int, dialect: Dialect, mark: str | None = None) -> bytes:
+def _line(columns: Sequence[pa.Array], index: int, written: _Written, mark: str | None = None) -> bytes:
     """Return the text of a record without the mark.
 
-    The text is rebuilt from the values, because the reader does not return the bytes of the record.
+    The text is rebuilt from the values, because the reader does not return the bytes of the record. A value that is a
+    word for null was in quotes, and is in quotes again.
     """
-    values = [(column[index].as_py() or b"").decode("utf-8", "surrogateescape") for column in columns]
-    if mark is not None:
-        values[-1] = values[-1].removesuffix(f"\n{mark}")
+    quote = written.dialect.quote
+    texts: list[str] = []
+    for number, column in enumerate(columns):
+        value = column[index].as_py()
+        text = (value or b"").decode("utf-8", "surrogateescape")
+        if mark is not None and number == len(columns) - 1:
+            text = text.removesuffix(f"\n{mark}")
+        if quote and value is not None and value in written.words:
+            texts.append(quote + text.replace(quote, 2 * quote) + quote)
+        else:
+            texts.append(_joined([text], written.dialect) if text else "")
+    return written.dialect.delimiter.join(texts).encode("utf-8", "surrogateescape")
+
+
+def _joined(values: Sequence[str], dialect: Dialect) -> str:
+    """Return the values as a record of the dialect. Without quotes, an escape character precedes special characters."""
+    if not dialect.quote:
+        return dialect.delimiter.join(_escaped(each, dialect) for each in values)
+    if dialect.escape:
+        values = [each.replace(dialect.escape, 2 * dialect.escape) for each in values]
     written = io.StringIO()
-    if dialect.quote:
-        csv.writer(written, lineterminator="", delimiter=dialect.delimiter, quotechar=dialect.quote).writerow(values)
-    else:
-        written.write(dialect.delimiter.join(values))
-    return written.getvalue().encode("utf-8", "surrogateescape")
+    csv.writer(written, lineterminator="", delimiter=dialect.delimiter, quotechar=dialect.quote).writerow(values)
+    return written.getvalue()
+
+
+def _escaped(value: str, dialect: Dialect) -> str:
+    escape = dialect.escape
+    if not escape:
+        return value
+    return "".join(escape + each if each in (escape, dialect.delimiter, "\n", "\r") else each for each in value)
+
+
+def is_one_record(text: str, dialect: Dialect) -> bool:
+    """Return whether the text is exactly one complete record of the dialect. Text of a line may be in an older dialect.
+
+    A quote that is never closed, an escaped end and a line break outside of quotes make the text another number of
+    records. The time is one pass over a text that has such characters.
+    """
+    special = [each for each in (dialect.quote, dialect.escape, "\n", "\r") if each is not None]
+    if not any(each in text for each in special):
+        return True
+    after = next(each for each in "xyzw" if each not in (dialect.delimiter, dialect.quote, dialect.escape))
+    try:
+        records = [*csv.reader(io.StringIO(f"{text}\n{after}", newline=""), **_style(dialect))]
+    except csv.Error:  # a field above the limit of the module
+        return False
+    return len(records) == 2 and records[1] == [after]
 
 
 # JSON numbers with their original digits. DuckDB reads a number with a point or an exponent as a double and writes the
@@ -564,20 +615,16 @@ def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
     if plain is None:
         return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
     rows = conform(plain.rows, target.schema)
+    numbers = block.numbers[~plain.marked]
     if not plain.marked.any():
-        return Parsed(rows, ()).and_rejected(not_text(file, block.not_text))
+        return Parsed(rows, (), numbers).and_rejected(not_text(file, block.not_text))
     marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
-    exact, numbers = _numbered(file, marked, target)
+    exact = _parsed(file, marked, lambda lines: _json_fields(lines, target), target)
     if not exact.rows.num_rows:
-        return Parsed(rows, exact.rejected)
-    order = np.argsort(np.concatenate([block.numbers[~plain.marked], numbers]), kind="stable")
-    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected)
-
-
-def _numbered(file: str, block: LineBlock, target: RowFormat) -> tuple[Parsed, npt.NDArray[np.int64]]:
-    """Return the block as the exact path reads it, and the number of the line of each row."""
-    parsed = _parsed(file, block, lambda lines: _json_fields(lines, target), target)
-    return parsed, np.setdiff1d(block.numbers, [each.line for each in parsed.rejected if each.line is not None])
+        return Parsed(rows, exact.rejected, numbers)
+    numbers = np.concatenate([numbers, exact.numbers])
+    order = np.argsort(numbers, kind="stable")
+    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected, numbers[order])
 
 
 def _parsed(

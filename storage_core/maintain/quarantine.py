@@ -1,0 +1,691 @@
+"""The quarantine of a table as people work with it: list, count, retry and clear entries.
+
+**Validity.** The commit that adds the rows of landed files also names the quarantine objects of these files. Objects
+that no commit names do not count. If a run ends before its commit, the next run reads its files again.
+
+**Identity.** Each line or row in quarantine has an identity: the file, its size and content, and the number of the line
+(`Unit` and line). `pending_entries` yields a line once, even if several objects contain the line. Rows of a call of
+`append` have no file. Their identity is the object and the position of the row.
+
+**Leaving.** A line leaves the quarantine in a commit. The commit names a receipt, an object that lists the lines. A
+retry commits the rows and the receipt together, and every retry advances the same transaction (`RETRIES`). So of two
+retries that were planned on the same version only one commits, and no line is added twice. A `clear` commits only the
+receipt. Afterwards, objects without pending lines are marked for the collector.
+
+**New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
+entries contain a line, the entry with the largest number is valid.
+"""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
+from storage_core.base.text import fitted
+from storage_core.data.formats import arrow_files
+from storage_core.data.formats.arrow_files import DoneLines, Entry, QuarantinedRows, Receipt, RejectedLines
+from storage_core.data.formats.keys import parse, quarantine_key
+from storage_core.data.rows.times import row_text
+from storage_core.data.rows.windows import LateRule
+from storage_core.data.steps import RetryQuarantine
+from storage_core.log.actions import Action, Add, Txn
+from storage_core.log.job_run import JobReport, JobRun, Metrics, Prediction
+from storage_core.log.log import TransactionLog
+from storage_core.log.requirements import TxnProgress
+from storage_core.log.snapshot import Snapshot
+from storage_core.maintain.collect import forgotten_keys, note_forgotten, read_plan
+from storage_core.split.context import context_of
+from storage_core.store.contract import ObjectStore, create_derived
+from storage_core.write.append import fitting
+from storage_core.write.ingest.batch import CollectedRows, text_blocks
+from storage_core.write.ingest.convert import (
+    BLOCK_BYTES,
+    LONGEST_REASON,
+    OTHERS,
+    Parsed,
+    RowFormat,
+    shared_session,
+    tally,
+)
+from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
+from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec, as_hex
+from storage_core.write.ingest.progress import file_app, path_of
+from storage_core.write.ingest.text_files import ESCAPED, UNCLOSED, is_one_record, ndjson_blocks
+from storage_core.write.late_rows import (
+    LATE,
+    RECEIPTS,
+    REWRITTEN,
+    SharedEntries,
+    commit_app,
+    entry_keys,
+    is_receipt,
+    read_object,
+)
+
+Unit = tuple[str, int | None, str]
+"""The file of a line: its source, its size, and its content as the entry has it."""
+
+RETRIES: Final = "quarantine:retries"
+"""The transaction that counts the commits in which lines left the quarantine."""
+
+_RECEIPT: Final = "quarantine:"
+_AGAIN: Final = f"{REWRITTEN}."
+_MOST_BYTES: Final = 256 * 2**20
+_ATTEMPTS: Final = 5
+
+MOST_OBJECTS = 1_000
+
+Wanted = Callable[[Entry, int], bool]
+"""A function that returns whether the line or row at a position of an entry is selected."""
+
+
+# Reading.
+
+
+@dataclass(frozen=True, slots=True)
+class PendingEntry:
+    """The part of a stored entry that is still in quarantine.
+
+    - `key`: the object.
+    - `unit`, `lines`: the identity of each line or row, in the order of the entry.
+    - `entry`: the entry with only these lines or rows.
+    """
+
+    key: str
+    unit: Unit
+    lines: tuple[int, ...]
+    entry: Entry
+
+
+def receipt_app(receipt_id: str) -> str:
+    """Return the appId that names a receipt."""
+    return _RECEIPT + receipt_id
+
+
+def done_lines(store: ObjectStore, snapshot: Snapshot) -> dict[Unit, set[int]]:
+    """Return the lines that left the quarantine. One GET per receipt.
+
+    A shallow clone has the transactions of its source, but not its quarantine. So a receipt may be missing.
+    """
+    found: dict[Unit, set[int]] = {}
+    for app in snapshot.txns.every("quarantine"):
+        if app != RETRIES:
+            receipt_id = app.removeprefix(_RECEIPT)
+            key = quarantine_key(RECEIPTS, receipt_id)
+            with suppress(NotFound):
+                for each in arrow_files.decode_receipt(store.get(key).data, key, receipt_id).done:
+                    found.setdefault((each.source, each.size, each.content), set()).update(each.lines)
+    return found
+
+
+def pending_entries(
+    store: ObjectStore, snapshot: Snapshot, *, most: int | None = None, unneeded: list[str] | None = None
+) -> Iterator[PendingEntry]:
+    """Yield every line and row that is in quarantine, each once. The entries of an object follow each other.
+
+    Args:
+        most: The most objects to read.
+        unneeded: Receives the keys of the objects whose lines have all left the quarantine or are in other objects.
+
+    Raises:
+        Corrupt: An object is damaged. The error names the key.
+
+    Cost:
+        One LIST per 1,000 objects. One GET per object, and one for the plan of the collector. Memory for one object,
+        and for the numbers of all lines.
+    """
+    keys = valid_keys(store, snapshot)
+    if not keys:
+        return
+    seen = done_lines(store, snapshot)
+    for key in keys[:most]:
+        try:
+            entries = read_object(store, key)
+        except NotFound:
+            continue
+        stored = [_whole(key, entry) for entry in entries]
+        found = [left for each in stored if (left := _without(each, seen.get(each.unit, set()))) is not None]
+        for each in stored:  # only now, because an object never repeats a line
+            seen.setdefault(each.unit, set()).update(each.lines)
+        if not found and unneeded is not None:
+            unneeded.append(key)
+        yield from found
+
+
+def valid_keys(store: ObjectStore, snapshot: Snapshot) -> list[str]:
+    """Return the keys of the valid objects with entries that are not marked for the collector.
+
+    The objects of the newest retry come first. One LIST per 1,000 objects, and one GET.
+    """
+    txns = snapshot.txns
+    keys = [key for key in entry_keys(store) if (app := commit_app(key)) is None or app in txns]
+    forgotten = forgotten_keys([read_plan(store)]) if keys else frozenset[str]()
+    sources = {key: (parsed.source or "") if (parsed := parse(key)) else "" for key in keys if key not in forgotten}
+    return sorted((key for key in sources if not is_receipt(key)), key=lambda key: (-_attempt(sources[key]), key))
+
+
+def _attempt(source: str) -> int:
+    number = source.removeprefix(_AGAIN)
+    return int(number) if source.startswith(_AGAIN) and number.isascii() and number.isdigit() else 0
+
+
+def _whole(key: str, entry: Entry) -> PendingEntry:
+    if isinstance(entry, RejectedLines):
+        lines = tuple(0 if each["line"] is None else int(each["line"]) for each in entry.rejected)
+        return PendingEntry(key, (entry.source, entry.size, entry.content or ""), lines, entry)
+    if entry.lines is not None:
+        return PendingEntry(key, (entry.source, entry.size, entry.content or ""), entry.lines, entry)
+    parsed = parse(key)
+    object_id = "" if parsed is None else parsed.id
+    unit = (entry.source, entry.size, f"entry:{object_id}")
+    return PendingEntry(key, unit, tuple(range(entry.rows.num_rows)), entry)
+
+
+def _without(stored: PendingEntry, gone: set[int]) -> PendingEntry | None:
+    """Return the entry without the lines that are gone, or None if no line is left."""
+    left = [index for index, line in enumerate(stored.lines) if line not in gone]
+    if len(left) == len(stored.lines):
+        return stored if left else None
+    lines = tuple(stored.lines[index] for index in left)
+    return replace(stored, lines=lines, entry=_only(stored.entry, left)) if left else None
+
+
+def _only(entry: Entry, chosen: Sequence[int]) -> Entry:
+    if isinstance(entry, RejectedLines):
+        return replace(entry, rejected=tuple(entry.rejected[index] for index in chosen))
+    lines = None if entry.lines is None else tuple(entry.lines[index] for index in chosen)
+    return replace(entry, rows=entry.rows.take(pa.array(chosen, pa.int64())), lines=lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Quarantined:
+    """Rejected lines in a table's quarantine, by reason (`tally`), and the number of objects that were not read."""
+
+    reasons: Mapping[str, int]
+    unread: int
+
+    @property
+    def lines(self) -> int:
+        """The number of lines in the objects that were read."""
+        return sum(self.reasons.values())
+
+
+def count_rejected(store: ObjectStore, snapshot: Snapshot, most: int = MOST_OBJECTS) -> Quarantined:
+    """Return the rejected lines that are still in quarantine, from at most `most` objects.
+
+    Raises the errors of `pending_entries`, and has its cost.
+    """
+    reasons: dict[str, int] = {}
+    for each in pending_entries(store, snapshot, most=most):
+        if isinstance(each.entry, RejectedLines):
+            reasons = tally(reasons, each.entry.reasons)
+    return Quarantined(reasons, max(0, len(valid_keys(store, snapshot)) - most))
+
+
+# Leaving.
+
+
+class _Leaving:
+    """The lines that leave the quarantine in one commit."""
+
+    def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
+        self._store = store
+        self.number = snapshot.txns.get(RETRIES, 0) + 1
+        self._done: dict[Unit, list[int]] = {}
+
+    def add(self, unit: Unit, lines: Iterable[int]) -> None:
+        """Add lines."""
+        self._done.setdefault(unit, []).extend(lines)
+
+    def __bool__(self) -> bool:
+        return any(self._done.values())
+
+    def write(self, now_ms: int) -> tuple[list[Action], TxnProgress]:
+        """Write the receipt. Return the actions that name it, and the requirement of the commit. One PUT."""
+        done = tuple(
+            DoneLines(source=source, size=size, content=content, lines=tuple(sorted(set(lines))))
+            for (source, size, content), lines in sorted(self._done.items(), key=repr)
+            if lines
+        )
+        data = arrow_files.encode_receipt(Receipt(number=self.number, done=done))
+        receipt_id = arrow_files.id_of(data)
+        create_derived(self._store, quarantine_key(RECEIPTS, receipt_id), data, advice="try again")
+        names = (receipt_app(receipt_id), RETRIES)
+        actions: list[Action] = [Txn(appId=name, version=self.number, lastUpdated=now_ms) for name in names]
+        return actions, TxnProgress(RETRIES, self.number - 1)
+
+
+def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int, Snapshot]:
+    """Remove the selected lines and rows from the quarantine. Return their number and the new version.
+
+    A repetition removes nothing more. The collector deletes the objects that have no pending lines.
+
+    Raises:
+        CommitConflict: Other processes changed the quarantine in every attempt.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        unneeded: list[str] = []
+        leaving, left = _Leaving(log.store, snapshot), Counter[str]()
+        count = 0
+        for each in pending_entries(log.store, snapshot, unneeded=unneeded):
+            chosen = [line for index, line in enumerate(each.lines) if wanted(each.entry, index)]
+            leaving.add(each.unit, chosen)
+            count += len(chosen)
+            left[each.key] += len(each.lines) - len(chosen)
+        if count:
+            actions, requirement = leaving.write(log.clock.now_ms())
+            metrics = {"rows_cleared": count}
+            try:
+                snapshot = log.commit(
+                    snapshot, actions, operation="CLEAR QUARANTINE", metrics=metrics, requirements=[requirement]
+                ).snapshot
+            except CommitConflict:
+                if attempt == _ATTEMPTS:
+                    raise
+                snapshot = log.refresh(snapshot)
+                continue
+        _mark(log, [*unneeded, *(key for key, lines in left.items() if not lines)])
+        return count, snapshot
+    raise AssertionError("unreachable")
+
+
+def _mark(log: TransactionLog, keys: Sequence[str]) -> None:
+    if keys:
+        note_forgotten(log.store, sorted(keys), ids=log.ids, now_ms=log.clock.now_ms())
+
+
+# Retry.
+
+
+@dataclass(slots=True)
+class _Outcome:
+    """The outcome of a retry: how many rows were read and added, and the reasons of the lines that still fail."""
+
+    read: int = 0
+    added: int = 0
+    reasons: dict[str, int] = field(default_factory=dict)
+    not_retried: Counter[str] = field(default_factory=Counter)
+
+    @property
+    def details(self) -> dict[str, object]:
+        """The details of the report."""
+        return {
+            "read": self.read,
+            "added": self.added,
+            "still_rejected": sum(self.reasons.values()),
+            "rejected_reasons": dict(self.reasons),
+            "not_retried": dict(self.not_retried),
+        }
+
+
+NOT_COMMITTED = "the file is not completely in the table. Ingest it first"
+WHOLE_FILE = "the whole file was rejected. Land it under a new name"
+NO_HEADER = "the header of the CSV file is not stored. Land the corrected lines as a new file"
+NO_ARRIVAL = "the time when the file landed is not stored, and its times have no year. Land the lines as a new file"
+NOT_A_FILE = "the entry is not from a landed file or an append. Write the records again"
+
+
+def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
+    """Put the entries in quarantine through the present declaration, each line exactly once.
+
+    The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
+    one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
+    in quarantine with their new reason. A run reads about 256 MiB of entries, and another run continues.
+
+    Raises:
+        InvalidInput: The table has a primary key, or its format cannot be read with its columns.
+        CommitConflict: Other processes changed the quarantine in every attempt.
+    """
+    if job.before.config.primary_key:
+        raise InvalidInput(
+            f"{job.uri}: the table has a primary key, and a retry adds rows only to tables without one. Write the rows "
+            "of the quarantine again with `tidemark append`."
+        )
+    return job.carry_out(
+        partial(_plan, job),
+        lambda found: _retried(job, spec, found),
+        predict=lambda found: Prediction(benefit=sum(len(each.lines) for each in found.entries), unit="rows"),
+        planned=lambda found: {"details": {"read": sum(len(each.lines) for each in found.entries)}},
+        nothing=lambda _: job.report("nothing_to_do", details=_Outcome().details),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    entries: list[PendingEntry]
+    others: Counter[str]
+    unneeded: list[str]
+
+    def __len__(self) -> int:
+        return len(self.entries) + len(self.unneeded)
+
+
+def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
+    found: list[PendingEntry] = []
+    others, unneeded, size = Counter[str](), list[str](), 0
+    for each in pending_entries(job.store, snapshot, unneeded=unneeded):
+        if size <= _MOST_BYTES and job.options.source in (None, each.entry.source):
+            found.append(each)
+            size += _size(each.entry)
+        else:
+            others[each.key] += len(each.lines)
+    return _Plan(found, others, unneeded)
+
+
+def _size(entry: Entry) -> int:
+    if isinstance(entry, RejectedLines):
+        return sum(len(str(each.get("text", ""))) for each in entry.rejected)
+    return int(entry.rows.nbytes)
+
+
+def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan) -> JobReport:
+    log, snapshot, store = job.log, job.before, job.store
+    now_ms = log.clock.now_ms()
+    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late)
+    collected = CollectedRows(store, context_of(snapshot), log.ids, now_ms)
+    leaving, outcome = _Leaving(store, snapshot), _Outcome()
+    again = SharedEntries(store, f"{_AGAIN}{leaving.number}")
+    left = Counter(plan.others)
+    with shared_session():
+        for each in plan.entries:
+            left[each.key] += len(each.lines)
+            why_not = declared.why_not(each)
+            if why_not is not None:
+                outcome.not_retried[why_not] += len(each.lines)
+                continue
+            rows, passed, reasons = declared.apply(each)
+            collected.add(rows)
+            leaving.add(each.unit, (each.lines[index] for index in passed))
+            kept = _failed_again(each, reasons, has_passed=bool(len(passed)))
+            for entry in kept:
+                again.add(entry)
+            left[each.key] -= len(passed) + sum(sum(entry.reasons.values()) for entry in kept)
+            outcome.read += len(each.lines)
+            outcome.added += len(passed)
+            outcome.reasons = tally(outcome.reasons, Counter(reasons.values()))
+    collected.write_all()
+    again.write_all()
+    report = _committed(job, leaving, collected.adds, outcome)
+    _mark(log, [*plan.unneeded, *(key for key, lines in left.items() if not lines)])
+    return report
+
+
+def _committed(job: JobRun[RetryQuarantine], leaving: _Leaving, adds: Sequence[Add], outcome: _Outcome) -> JobReport:
+    if not leaving:
+        return job.report("nothing_to_do", details=outcome.details)
+    actions, requirement = leaving.write(job.log.clock.now_ms())
+    return job.commit(
+        [*adds, *actions],
+        operation="RETRY QUARANTINE",
+        metrics=replace(Metrics.of_adds(adds), rows_in=outcome.read),
+        requirements=[requirement],
+        details=outcome.details,
+        benefit=outcome.added,
+    )
+
+
+def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
+    """Return the entries to write again: the lines with a new reason.
+
+    Rows that are identified by their object are written again as soon as another row of the object has left.
+    """
+    entry, (_, _, content) = each.entry, each.unit
+    if isinstance(entry, RejectedLines):
+        changed = [index for index, reason in reasons.items() if reason != entry.rejected[index]["reason"]]
+        lines = tuple({**entry.rejected[index], "reason": reasons[index]} for index in sorted(changed))
+        return [replace(entry, rejected=lines, content=content)] if lines else []
+    by_reason: dict[str, list[int]] = {}
+    for index, reason in sorted(reasons.items()):
+        if reason != entry.reason or (has_passed and entry.lines is None):
+            by_reason.setdefault(reason, []).append(index)
+    whole = replace(entry, content=content, lines=each.lines)
+    found = [(reason, _only(whole, chosen)) for reason, chosen in by_reason.items()]
+    return [replace(part, reason=reason) for reason, part in found if isinstance(part, QuarantinedRows)]
+
+
+Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
+"""The rows that are valid now, their positions in the entry, and the reason of each other position."""
+
+
+class _Declared:
+    """The present declaration, applied to entries."""
+
+    def __init__(self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool) -> None:
+        if spec is not None:
+            spec.check_time_format()
+        self._schema, self._config, self._spec, self._now_ms = snapshot.schema, snapshot.config, spec, now_ms
+        rule = None if accept_late else LateRule.of(self._config)
+        self._rule = None if rule is None or rule.late_data.policy == "accept" else rule
+        self._whole: dict[str, int] = {}
+        self._contents: dict[str, set[str]] = {}
+        for app, txn in snapshot.txns.every("landed").items():
+            if app == file_app(path_of(app)):
+                self._whole[path_of(app)] = txn.version
+        for app, txn in snapshot.txns.every("content").items():
+            self._contents.setdefault(path_of(app), set()).add(as_hex(txn.version))
+        self._pruned = {(path_of(app), app.rpartition("@")[2]) for app in snapshot.txns.every("pruned")}
+
+    def why_not(self, each: PendingEntry) -> str | None:
+        """Return why the entry cannot be retried, or None.
+
+        A file that is not completely in the table may still give some of these rows. A retry would add them twice.
+        """
+        source, size, content = each.unit
+        entry = each.entry
+        if content.startswith("etag:") or (0 in each.lines and isinstance(entry, RejectedLines)):
+            return WHOLE_FILE
+        if size is None:
+            return None if source == "append" else NOT_A_FILE
+        is_file = isinstance(entry, RejectedLines) or entry.by == "ingest"
+        if not is_file or self._spec is None:
+            return NOT_A_FILE
+        if isinstance(entry, RejectedLines) and self._has_header and entry.header is None:
+            return NO_HEADER
+        if isinstance(entry, RejectedLines) and self._spec.year is not None and entry.landed_ms is None:
+            return NO_ARRIVAL
+        known = self._contents.get(source)
+        is_whole = self._whole.get(source) == size and (content == "" or not known or content in known)
+        return None if is_whole or content.startswith("entry:") or (source, content) in self._pruned else NOT_COMMITTED
+
+    def apply(self, each: PendingEntry) -> Applied:
+        """Return the rows of the entry that are valid now."""
+        if isinstance(each.entry, RejectedLines):
+            rows, positions, reasons = self._parsed(each.entry)
+            arrived = each.entry.landed_ms
+        else:
+            rows, positions, reasons = self._fitting(each.entry)
+            arrived = each.entry.arrived_ms
+        if self._rule is None or not rows.num_rows:
+            return rows, positions.tolist(), reasons
+        late = np.asarray(self._rule.is_late(rows, self._now_ms if arrived is None else arrived))
+        reasons = {**reasons, **dict.fromkeys(positions[late].tolist(), LATE)}
+        return rows.filter(pa.array(~late)), positions[~late].tolist(), reasons
+
+    def _fitting(self, entry: QuarantinedRows) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
+        try:
+            (rows,) = fitting(entry.rows, self._schema, self._config.nonzero_vectors)
+        except InvalidInput as error:
+            reasons = dict.fromkeys(range(entry.rows.num_rows), str(error))
+            return self._schema.empty_table(), np.zeros(0, np.int64), reasons
+        return rows, np.arange(rows.num_rows), {}
+
+    def _parsed(self, entry: RejectedLines) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
+        reasons = {index: str(each["reason"]) for index, each in enumerate(entry.rejected)}
+        texts = [_bytes_of(each) for each in entry.rejected]
+        parts, places = [self._schema.empty_table()], [np.zeros(0, np.int64)]
+        for chosen, times in self._groups(entry, texts, reasons):
+            rows, positions = self._read(entry, [texts[index] for index in chosen], times, (chosen, reasons))
+            parts.append(rows)
+            places.append(positions)
+        positions = np.concatenate(places)
+        for index in positions.tolist():
+            reasons.pop(index)
+        return pa.concat_tables(parts), positions, reasons
+
+    def _groups(
+        self, entry: RejectedLines, texts: Sequence[bytes], reasons: Mapping[int, str]
+    ) -> Iterator[tuple[list[int], LandedTimes]]:
+        """Yield the positions of the texts that can be read together, with the meaning of their times.
+
+        Each of the texts is one record in the present format, so the number of a record shows its text.
+        """
+        spec = self._spec
+        if spec is None:
+            yield [index for index, text in enumerate(texts) if text and b"\n" not in text], AS_WRITTEN
+            return
+        landed = LandedFile(path=entry.source, size=entry.size, uri=spec.uri, landed_ms=entry.landed_ms)
+        times = spec.times_of(landed)
+        if spec.format == "csv":
+            whole = [index for index, text in enumerate(texts) if text and reasons[index] not in (UNCLOSED, ESCAPED)]
+            yield [index for index in whole if is_one_record(texts[index].decode("latin-1"), spec.dialect)], times
+            return
+        chosen = [index for index, text in enumerate(texts) if text and b"\n" not in text]
+        # A time of a typed file is stored as a number or, after its conversion, as text.
+        as_text = {index for index in chosen if _has_text_time(texts[index], times)} if spec.format in TYPED else set()
+        yield [index for index in chosen if index not in as_text], times
+        yield [*sorted(as_text)], replace(times, units={})
+
+    def _read(
+        self,
+        entry: RejectedLines,
+        texts: Sequence[bytes],
+        times: LandedTimes,
+        into: tuple[Sequence[int], dict[int, str]],
+    ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
+        """Return the rows of the texts and their positions in the entry. Update the reasons of the other positions."""
+        chosen, reasons = into
+        none = self._schema.empty_table()
+        if not chosen:
+            return none, np.zeros(0, np.int64)
+        head = [entry.header.encode()] if entry.header is not None and self._has_header else []
+        first = 1 + len(head)
+        stream = io.BytesIO(b"\n".join([*head, *texts]) + b"\n")
+        try:
+            blocks = [*self._blocks(entry.source, stream, times)]
+        except Corrupt as error:
+            reasons |= dict.fromkeys(chosen, error.found)
+            return none, np.zeros(0, np.int64)
+        for block in blocks:
+            for line in block.rejected:
+                if line.line is not None and first <= line.line < first + len(chosen):
+                    reasons[chosen[line.line - first]] = line.reason
+        numbers = np.concatenate([np.zeros(0, np.int64), *(block.numbers for block in blocks)])
+        rows = pa.concat_tables([none, *(block.rows for block in blocks)])
+        return rows, np.array(chosen, np.int64)[numbers - first]
+
+    @property
+    def _has_header(self) -> bool:
+        """Whether the first record of a file names the columns."""
+        return self._spec is not None and self._spec.format == "csv" and self._spec.header
+
+    def _blocks(self, source: str, stream: io.BytesIO, times: LandedTimes) -> Iterator[Parsed]:
+        spec, config = self._spec, self._config
+        target = RowFormat(self._schema, config.time_column, nonzero=frozenset(config.nonzero_vectors), times=times)
+        if spec is None or spec.format in TYPED:  # the values of a typed row are stored as JSON
+            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
+        target = replace(target, time_format=spec.time_format, null_values=spec.null_values)
+        if spec.format == "json":  # each record is stored as one line
+            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
+        return text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
+
+
+def _has_text_time(text: bytes, times: LandedTimes) -> bool:
+    """Return whether a column whose times can be numbers has a text."""
+    if not times.units:
+        return False
+    try:
+        row = json.loads(text)
+    except ValueError:
+        return False
+    return isinstance(row, dict) and any(isinstance(row.get(name), str) for name in times.units)
+
+
+def _bytes_of(line: Mapping[str, object]) -> bytes:
+    text = str(line.get("text", ""))
+    return base64.b64decode(text) if line.get("encoding") == "base64" else text.encode("utf-8", "surrogatepass")
+
+
+# Listing.
+
+
+def selection(source: str | None, reason: str | None) -> Wanted:
+    """Return a function that selects the lines of this source whose reason contains this text. None selects all."""
+
+    def is_chosen(entry: Entry, index: int) -> bool:
+        return source in (None, entry.source) and (reason is None or reason in _reason(entry, index))
+
+    return is_chosen
+
+
+def selected_entries(store: ObjectStore, snapshot: Snapshot, wanted: Wanted) -> Iterator[PendingEntry]:
+    """Yield the selected lines and rows. Raises the errors of `pending_entries`, and has its cost."""
+    for each in pending_entries(store, snapshot):
+        chosen = [index for index in range(len(each.lines)) if wanted(each.entry, index)]
+        if chosen:
+            lines = tuple(each.lines[index] for index in chosen)
+            yield replace(each, lines=lines, entry=_only(each.entry, chosen))
+
+
+MOST_SAMPLES = 3
+_MOST_GROUPS = 10_000
+_LONGEST_SAMPLE = 500
+_DAY_MS = 86_400_000
+
+
+@dataclass(slots=True)
+class Summary:
+    """The lines or rows of one reason, source and day, with a few samples.
+
+    `day` is the day of arrival in UTC, in days since the epoch, or None if the arrival is unknown. A sample is the
+    number of the line and its text, or the values of the row as JSON.
+    """
+
+    reason: str
+    source: str | None
+    day: int | None
+    count: int = 0
+    samples: list[tuple[int, str]] = field(default_factory=list)
+
+
+def summarize(entries: Iterable[PendingEntry]) -> list[Summary]:
+    """Return a summary per reason, source and day, with the most lines first.
+
+    Foreign files can contain any number of reasons. After 10,000 groups, further reasons become `other reasons`.
+    """
+    found: dict[tuple[str, str | None, int | None], Summary] = {}
+    for each in entries:
+        entry = each.entry
+        arrived = entry.landed_ms if isinstance(entry, RejectedLines) else entry.arrived_ms
+        day = None if arrived is None else arrived // _DAY_MS
+        for index, line in enumerate(each.lines):
+            group: tuple[str, str | None, int | None]
+            group = (fitted(_reason(entry, index), LONGEST_REASON), entry.source, day)
+            if group not in found and len(found) >= _MOST_GROUPS:
+                group = (OTHERS, None, None)
+            summary = found.setdefault(group, Summary(*group))
+            summary.count += 1
+            if len(summary.samples) < MOST_SAMPLES:
+                summary.samples.append((line, fitted(_text(entry, index), _LONGEST_SAMPLE)))
+    return sorted(found.values(), key=lambda each: (-each.count, each.reason, each.source or "", each.day or 0))
+
+
+def _reason(entry: Entry, index: int) -> str:
+    return str(entry.rejected[index]["reason"]) if isinstance(entry, RejectedLines) else entry.reason
+
+
+def _text(entry: Entry, index: int) -> str:
+    if isinstance(entry, RejectedLines):
+        return str(entry.rejected[index].get("text", ""))
+    return row_text(entry.rows, index)
