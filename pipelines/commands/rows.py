@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Everything, Json, Uri, open_table
+from pipelines.commands.arguments import Everything, Json, Uri, open_table, resolve
 from pipelines.commands.raw import (
     Also,
     KeyField,
