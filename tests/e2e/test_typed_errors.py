@@ -71,7 +71,7 @@ def test_an_invalid_declaration_is_refused_with_file_line_and_field_and_makes_no
     assert job_main("ingest", arguments) == INVALID_INPUT
     answer = json.loads(capsys.readouterr().out)
     assert answer["error"] == "invalid_input"
-    assert any(each.startswith(f"{path}:{line}: {problem}: ") for each in answer["message"].splitlines()), answer
+    assert any(each.startswith(f"{path}:{line}: {problem}") for each in answer["message"].splitlines()), answer
     assert list(tmp_path.iterdir()) == [path]
 
 

@@ -379,7 +379,7 @@ def test_a_process_in_an_odd_state_is_answered_and_leaves_nothing(
 
 
 def test_an_answer_that_arrow_cannot_carry_is_refused(table: Table) -> None:
-    with pytest.raises(InvalidInput, match="Recursion level"):
+    with pytest.raises(InvalidInput, match="cannot be run"):
         table.sql(f"select {'[' * 64}1{']' * 64} as x")
 
 
