@@ -189,7 +189,7 @@ def test_what_upkeep_waits_for_is_said(
         assert main(command) == 2
         said = capfd.readouterr()
         assert "\n events " in said.out
-        assert "upkeep.yaml:1: field `bytes_per_day`" in said.err
+        assert "upkeep.yaml:1: unknown field `bytes_per_day`" in said.err
     assert main(["metrics"]) == 2
     assert "upkeep.yaml:1: field `bytes_per_day`" in capfd.readouterr().err
     for name in ("upkeep.yaml", "automation.yaml", "alerts.yaml"):
