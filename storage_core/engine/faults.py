@@ -146,6 +146,10 @@ def _fault(pattern: str, said: _Said) -> tuple[re.Pattern[str], _Said]:
 
 
 _FAULTS: Final = (
+    (
+        re.compile(r".*(?:not valid UTF-?8|invalid unicode)", re.DOTALL | re.IGNORECASE),
+        "a stored text is not valid UTF-8. Run tidemark fsck --deep, which names the split",
+    ),
     _fault(
         r"No function matches the given name and argument types '(?P<name>[^\n]+?)\((?P<types>[^\n]*)\)'\.",
         _call,

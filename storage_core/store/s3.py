@@ -48,7 +48,9 @@ WRITE_ID = "tidemark-write-id"
 _MAY_HAVE_APPLIED = frozenset({Trouble.BUSY, Trouble.NO_UPLOAD})
 # After these failures, the request has not taken effect. Whether another attempt is useful depends on the stored
 # object.
-_NOT_APPLIED = frozenset({Trouble.NOT_SENT, Trouble.CONTENTION, Trouble.PRECONDITION, Trouble.ABSENT})
+_NOT_APPLIED = frozenset(
+    {Trouble.NOT_SENT, Trouble.NOT_TRUSTED, Trouble.CONTENTION, Trouble.PRECONDITION, Trouble.ABSENT}
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,6 +47,7 @@ class Trouble(StrEnum):
     REFUSED = "the server refused the request"
     PARTS = "not all parts could be uploaded, and nothing was published"
     NOT_SENT = "the server cannot be reached"
+    NOT_TRUSTED = "the certificate of the server cannot be verified"
     BUSY = "the server gave no usable answer"
 
 
@@ -72,6 +73,7 @@ _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
     Trouble.ELSEWHERE: (Unsupported, _ADVICE_ELSEWHERE),
     Trouble.REFUSED: (InvalidInput, ". Check bucket, region and endpoint"),
     Trouble.NOT_SENT: (Unavailable, _ADVICE_NOT_SENT),
+    Trouble.NOT_TRUSTED: (Unavailable, ". Set AWS_CA_BUNDLE to a file with the certificate of its authority"),
 }
 """The error class and the advice for each kind of failure. A failure of any other kind is temporary."""
 
@@ -202,6 +204,8 @@ def unanswered(error: Exception) -> Failure:
             return Failure(Trouble.NOT_SENT, str(error))
         case NoKeys():
             return Failure(Trouble.NO_KEYS, "NoCredentialsError")
+        case _ if "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return Failure(Trouble.NOT_TRUSTED, name)
         case WrongBytes() | HTTPException() | OSError():
             return Failure(Trouble.BUSY, name)
         case _ if type(error).__module__.partition(".")[0] in ("botocore", "urllib3"):

@@ -28,7 +28,7 @@ def test_dagster_and_tables_name_a_file_of_all_tables_that_is_not_sound(
 ) -> None:
     (checkout / file).write_text("runs_at_one: 4\n")
     monkeypatch.setenv("DAGSTER_IS_DEFS_VALIDATION_CLI", "1")
-    with pytest.raises(InvalidInput, match=rf"{file}:1: field `runs_at_one`: is not a field"):
+    with pytest.raises(InvalidInput, match=rf"{file}:1: unknown field `runs_at_one`"):
         runpy.run_module("pipelines.definitions")
     assert main(["tables"]) == 2
     said = capfd.readouterr()

@@ -261,7 +261,7 @@ def test_what_search_refuses_is_refused() -> None:
             table.explain_search("tide", index="nope", analyze=analyze)
         with pytest.raises(InvalidInput, match="nprobe"):
             table.explain_search("tide", index="words", nprobe=3, analyze=analyze)
-        with pytest.raises(InvalidInput, match="has 4"):
+        with pytest.raises(InvalidInput, match="Give 4"):
             table.explain_search(vector=[1.0], analyze=analyze)
         with pytest.raises(InvalidInput, match="colour"):
             table.explain_search("tide", index="words", columns=["colour"], analyze=analyze)

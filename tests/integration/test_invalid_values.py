@@ -142,7 +142,7 @@ def _with_a_row_from_before(place: Path) -> tm.Table:
     times = pa.array([dt.datetime(2024, 1, 1, tzinfo=dt.UTC)] * 3, columns.field("at").type)
     lower_append(table.log, table.snapshot, [ROWS.append_column("at", times)])
     table.refresh()
-    with pytest.raises(tm.errors.TidemarkError, match="not valid UTF8"):
+    with pytest.raises(tm.errors.TidemarkError, match="not valid UTF-8"):
         table.scan().to_arrow()
     return table
 

@@ -161,7 +161,7 @@ def test_a_put_and_a_look_that_are_not_answered_as_s3_does_are_unknown(store: S3
     front.on("head", "/k", *[NO_ETAG] * 3)
     result = store.put("k", b"ours", IfAbsent())
     assert isinstance(result, OutcomeUnknown)
-    assert "not understood" in result.reason
+    assert "no usable answer" in result.reason
     assert front.requests == {"put": 1, "head": 3}
     assert store.get("k").data == b"ours"
 
@@ -230,7 +230,7 @@ def test_a_put_that_never_reached_the_server_is_unavailable_and_not_unknown(
     store = S3Store(parse_s3_uri(uri, {}), clock=clock, retries=RETRIES)
     with pytest.raises(Unavailable, match="cannot be reached"):
         store.put("k", b"x", IfAbsent())
-    with pytest.raises(Unavailable, match=r"cannot be reached .*. Check the endpoint \(AWS_ENDPOINT_URL"):
+    with pytest.raises(Unavailable, match=r"cannot be reached\. Check the endpoint \(AWS_ENDPOINT_URL"):
         store.get("k")
     assert s3_server.front.requests == {}
 

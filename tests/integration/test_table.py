@@ -236,7 +236,7 @@ def test_rows_appended_to_a_keyed_table_are_seen_at_once_and_wait_for_a_merge(tm
         ({"late_data": {"policy": "hold"}, "time_column": "timestamp"}, "hold"),
         ({"late_data": {"polcy": "drop"}, "time_column": "timestamp"}, "polcy"),
         ({"late_data": {"acceptance_window": "soon"}, "time_column": "timestamp"}, "soon"),
-        ({"late_data": {"acceptance_window": 10**15}, "time_column": "timestamp"}, "at most 3599999996400000"),
+        ({"late_data": {"acceptance_window": 10**15}, "time_column": "timestamp"}, "Give 999999999h or less"),
         ({"indexes": [{"name": "x", "kind": "fulltext", "columns": ["status"]}]}, "status"),
         ({"indexes": [{"name": "x", "columns": ["path"]}]}, "kind"),
     ],

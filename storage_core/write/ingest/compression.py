@@ -18,7 +18,7 @@ import re
 import sys
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, BinaryIO, Final, Protocol, assert_never, cast
+from typing import Any, BinaryIO, Final, Protocol, assert_never
 
 import cramjam
 import pyarrow as pa
@@ -73,9 +73,7 @@ def open_decompressed(file: BinaryIO, codec: Codec) -> io.BufferedReader:
     """
     match codec:
         case Codec.GZIP:
-            import gzip
-
-            return io.BufferedReader(cast("io.RawIOBase", gzip.GzipFile(fileobj=file)), _BUFFER_BYTES)
+            return io.BufferedReader(_Gzip(file), _BUFFER_BYTES)
         case Codec.ZSTANDARD | Codec.BZIP2 | Codec.XZ:
             return io.BufferedReader(_Streams(file, codec), _BUFFER_BYTES)
         case Codec.LZ4:
@@ -107,6 +105,19 @@ class _Text(io.RawIOBase):
         buffer[: len(data)] = data
         self._position += len(data)
         return len(data)
+
+
+class _Gzip(_Text):
+    """The text of the members of a gzip file. The text before a fault is returned before the fault is raised."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        import gzip
+
+        self._stream = gzip.GzipFile(fileobj=file)
+
+    def _next(self, most: int) -> bytes:
+        return self._stream.read1(most)
 
 
 class _Decoder(Protocol):
