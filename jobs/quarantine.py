@@ -1,6 +1,6 @@
 """Retry of the quarantine of a table, with the declaration of the table.
 
-See docs/architecture/ingestion.md, "Quarantine".
+See docs/architecture/ingestion.md, "Batch ingest".
 """
 
 from __future__ import annotations

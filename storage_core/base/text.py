@@ -54,7 +54,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
     by_folded = {each.casefold(): each for each in islice(known, _MOST_COMPARED)}
     close = difflib.get_close_matches(str(name)[:_LONGEST_NAME].casefold(), by_folded, 1, _LIKELY)
-    return f". Did you mean {by_folded[close[0]]!r}?" if close else ""
+    return f". Did you mean {str(by_folded[close[0]])!r}?" if close else ""
 
 
 def names_of(names: Sequence[str]) -> str:

@@ -20,7 +20,7 @@ SCHEMA = pa.schema([("x", pa.int64())])
 @pytest.mark.parametrize("mode", ["x", "", "FINALIZE", 1, [1]])
 def test_an_unknown_mode_of_debt_is_refused(mode: Any, tmp_path: Path) -> None:
     table = tm.Table.create(tmp_path / "t", SCHEMA)
-    with pytest.raises(InvalidInput, match=r"mode is .* Give one of policy, finalize, rewindow, resort"):
+    with pytest.raises(InvalidInput, match=r"mode is .* Give policy, finalize, rewindow or resort"):
         table.debt(mode=mode)
     for each in Mode:
         assert table.debt(each) == table.debt(each.value)  # type: ignore[arg-type]  # as text
