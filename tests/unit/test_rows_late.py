@@ -63,7 +63,7 @@ def test_the_longest_window_there_may_be_judges_every_time_of_the_calendar() -> 
     rule = LateRule("at", LateData(acceptance_ms=parse_duration("999999999h") * 1000))
     rows = pa.table({"at": pa.array([-62_135_596_800_000_000, 253_402_300_799_999_999], pa.timestamp("us"))})
     assert rule.is_late(rows, 0).to_pylist() == rule.is_late(rows, 253_402_300_799_999).to_pylist() == [False, False]
-    with pytest.raises(InvalidInput, match=str(LONGEST_ACCEPTANCE_MS)):
+    with pytest.raises(InvalidInput, match="Give 999999999h or less"):
         LateData(acceptance_ms=LONGEST_ACCEPTANCE_MS + 1)
 
 
