@@ -33,4 +33,4 @@ def test_dagster_and_tables_name_a_file_of_all_tables_that_is_not_sound(
     assert main(["tables"]) == 2
     said = capfd.readouterr()
     assert "access_log" in said.out
-    assert f"{file}:1: field `runs_at_one`" in said.err
+    assert f"{file}:1: unknown field `runs_at_one`" in said.err

@@ -191,7 +191,7 @@ def test_what_upkeep_waits_for_is_said(
         assert "\n events " in said.out
         assert "upkeep.yaml:1: unknown field `bytes_per_day`" in said.err
     assert main(["metrics"]) == 2
-    assert "upkeep.yaml:1: field `bytes_per_day`" in capfd.readouterr().err
+    assert "upkeep.yaml:1: unknown field `bytes_per_day`" in capfd.readouterr().err
     for name in ("upkeep.yaml", "automation.yaml", "alerts.yaml"):
         (place / name).write_text("# nothing yet\n\n")
     assert main(["status"]) == 0, "a file that says nothing is none"
