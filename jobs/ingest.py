@@ -1,4 +1,4 @@
-"""Ingest: convert landed files to sorted splits per window, each row exactly once.
+"""Ingest: convert landed files to sorted splits per window, each row exactly once. Retry lines in quarantine.
 
 See docs/architecture/ingestion.md, "Batch ingest".
 """
@@ -16,10 +16,11 @@ from storage_core.change.creation import as_declared
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.rows.windows import LateMetrics, by_start
-from storage_core.data.steps import Ingest
+from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.actions import Add
 from storage_core.log.job_run import Answer, DueRun, Item, JobReport, JobRun, Metrics, Place, Prediction, as_task
 from storage_core.log.snapshot import Snapshot
+from storage_core.maintain.quarantine import retry
 from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
@@ -64,6 +65,21 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
         )
     reject_overlap(spec.uri, job.uri, "the table")
     return _from_delta(job, spec) if spec.is_delta else _from_files(job, spec)
+
+
+def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
+    """Put the entries in quarantine through the present declaration, each line exactly once.
+
+    The table first gets the settings of the declaration, as in an ingest. A dry run uses the table as it is. The driver
+    does the work. Raises the errors of `retry`.
+    """
+    options = job.options
+    declaration = load(options.declaration) if options.declaration else None
+    if declaration and not options.dry_run:
+        table = Table.declare(declaration, options.table_uri)
+        job.use(table.log, table.snapshot)
+    spec = declaration.landing_spec() if declaration else landing_of(job.before.metadata.configuration)
+    return retry(job, spec)
 
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:

@@ -426,7 +426,7 @@ TABLE_STEPS: Final = (
     ),
     Step(
         name="retry_quarantine",
-        home="jobs.quarantine",
+        home="jobs.ingest",
         summary="Add the lines and rows in quarantine that the present declaration accepts, each exactly once.",
         options=RetryQuarantine,
         lease="quarantine",
