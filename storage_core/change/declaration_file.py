@@ -283,7 +283,7 @@ _WANTED: Final = (
     (("float_", "decimal_"), "a number"),
     (("bool_",), "true or false"),
 )
-"""What a field needs, by the first letters of the kinds of pydantic's errors."""
+"""The kind of value that a field needs. The keys are the first letters of the kinds of pydantic's errors."""
 _BOUNDS: Final = {
     "greater_than_equal": ("ge", "Give {} or more"),
     "greater_than": ("gt", "Give more than {}"),

@@ -112,7 +112,7 @@ def parse_blocks(
 
     Rows keep the order of the file. These files are unreadable:
 
-    - a truncated or damaged gzip or Parquet file
+    - a truncated or damaged file
     - a file whose columns are not the columns of the table
     - a file that has changed since it was listed
 

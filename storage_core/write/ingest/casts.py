@@ -26,7 +26,6 @@ _PLAIN_NUMBER: Final = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?$"
 _FIRST_DAY: Final = -719_162
 """The days from 1970-01-01 back to 0001-01-01, the first day that a table can have."""
 
-_DAY_BYTES: Final = len("2026-01-01")
 _SECOND_BYTES: Final = len("2026-01-01T10:00:00")
 _LONGEST_TIME: Final = _SECOND_BYTES + len(".123456")
 
@@ -64,7 +63,7 @@ def _cast_of(type_: pa.DataType) -> Callable[[pa.Array, pa.DataType], Cast] | No
         (types.is_integer, _integers),
         (types.is_floating, _floats),
         (types.is_boolean, _booleans),
-        (types.is_decimal128, _decimals),
+        (lambda each: types.is_decimal128(each) and 0 <= each.scale < each.precision, _decimals),
         (types.is_date32, _dates),
         (types.is_timestamp, _times),
     ):
@@ -74,31 +73,30 @@ def _cast_of(type_: pa.DataType) -> Callable[[pa.Array, pa.DataType], Cast] | No
 
 
 def _integers(texts: pa.Array, type_: pa.DataType) -> Cast:
-    return _matching(texts, type_, rf"^-?[0-9]{{1,{_DIGITS[type_.bit_width]}}}$")
+    return _cast_matching(texts, type_, rf"^-?[0-9]{{1,{_DIGITS[type_.bit_width]}}}$")
 
 
 def _decimals(texts: pa.Array, type_: pa.DataType) -> Cast:
-    whole = type_.precision - type_.scale
-    form = rf"^-?[0-9]{{1,{whole}}}(\.[0-9]{{1,{type_.scale}}})?$" if type_.scale > 0 else rf"^-?[0-9]{{1,{whole}}}$"
-    return _matching(texts, type_, form) if whole > 0 else _matching(texts, type_, "^$")
+    fraction = rf"(\.[0-9]{{1,{type_.scale}}})?" if type_.scale else ""
+    return _cast_matching(texts, type_, rf"^-?[0-9]{{1,{type_.precision - type_.scale}}}{fraction}$")
 
 
 def _floats(texts: pa.Array, type_: pa.DataType) -> Cast:
-    found = _matching(texts, type_, _PLAIN_NUMBER)
+    found = _cast_matching(texts, type_, _PLAIN_NUMBER)
     infinite = np.asarray(pc.fill_null(pc.is_inf(found.values), fill_value=False))  # a number that is too large
-    return _without(found, infinite) if infinite.any() else found
+    return _mark_undecided(found, infinite) if infinite.any() else found
 
 
 def _booleans(texts: pa.Array, type_: pa.DataType) -> Cast:
     del type_
     values = pc.equal(texts, "true")
     undecided = np.asarray(pc.fill_null(pc.invert(pc.or_(values, pc.equal(texts, "false"))), fill_value=False))
-    return _without(Cast(values, undecided), undecided)
+    return _mark_undecided(Cast(values, undecided), undecided)
 
 
 def _dates(texts: pa.Array, type_: pa.DataType) -> Cast:
-    found = _matching(texts, type_, "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
-    return _without(found, _below(found.values.cast(pa.int32()), _FIRST_DAY))
+    found = _cast_matching(texts, type_, "^[0-9]{4}-[0-9]{2}-[0-9]{2}$")
+    return _mark_undecided(found, _is_below(found.values.cast(pa.int32()), _FIRST_DAY))
 
 
 def _times(texts: pa.Array, type_: pa.DataType) -> Cast:
@@ -111,27 +109,27 @@ def _times(texts: pa.Array, type_: pa.DataType) -> Cast:
         fits &= ~in_utc
     is_null = np.asarray(texts.is_null())
     parts = [
-        _converted(_only(texts, fits & (in_utc == is_utc)), pa.timestamp("us", "UTC" if is_utc else None))
+        _cast_or_null(_null_unless(texts, fits & (in_utc == is_utc)), pa.timestamp("us", "UTC" if is_utc else None))
         for is_utc in (True, False)
         if (fits & (in_utc == is_utc)).any()
     ]
     naive = [each.cast(pa.timestamp("us")) for each in parts]
     values = pc.coalesce(*naive) if naive else pa.nulls(len(texts), pa.timestamp("us"))
     undecided = np.asarray(values.is_null()) & ~is_null
-    undecided |= _below(values.cast(pa.int64()), _FIRST_DAY * 86_400_000_000)
-    return _without(Cast(values.cast(type_), undecided), undecided)
+    undecided |= _is_below(values.cast(pa.int64()), _FIRST_DAY * 86_400_000_000)
+    return _mark_undecided(Cast(values.cast(type_), undecided), undecided)
 
 
-def _matching(texts: pa.Array, type_: pa.DataType, form: str) -> Cast:
+def _cast_matching(texts: pa.Array, type_: pa.DataType, form: str) -> Cast:
     matched = pc.match_substring_regex(texts, form)
     undecided = np.asarray(pc.fill_null(pc.invert(matched), fill_value=False))
     if undecided.any():
-        texts = _only(texts, ~undecided)
-    values = _converted(texts, type_)
+        texts = _null_unless(texts, ~undecided)
+    values = _cast_or_null(texts, type_)
     return Cast(values, undecided | (np.asarray(values.is_null()) & np.asarray(texts.is_valid())))
 
 
-def _converted(texts: pa.Array, type_: pa.DataType) -> pa.Array:
+def _cast_or_null(texts: pa.Array, type_: pa.DataType) -> pa.Array:
     """Return the converted texts, or nulls if one of them cannot be converted."""
     try:
         return texts.cast(type_)
@@ -139,17 +137,17 @@ def _converted(texts: pa.Array, type_: pa.DataType) -> pa.Array:
         return pa.nulls(len(texts), type_)
 
 
-def _only(texts: pa.Array, chosen: Mask) -> pa.Array:
-    """Return the texts with null in place of those that are not chosen."""
+def _null_unless(texts: pa.Array, chosen: Mask) -> pa.Array:
+    """Return the texts, with null where `chosen` is False."""
     return texts if chosen.all() else pc.if_else(pa.array(chosen), texts, pa.scalar(None, texts.type))
 
 
-def _without(cast: Cast, undecided: Mask) -> Cast:
+def _mark_undecided(cast: Cast, undecided: Mask) -> Cast:
     if not undecided.any():
         return cast
     values = pc.if_else(pa.array(~undecided), cast.values, pa.scalar(None, cast.values.type))
     return Cast(values, cast.undecided | undecided)
 
 
-def _below(numbers: pa.Array, least: int) -> Mask:
+def _is_below(numbers: pa.Array, least: int) -> Mask:
     return np.asarray(pc.fill_null(pc.less(numbers, least), fill_value=False))

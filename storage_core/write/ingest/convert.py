@@ -322,12 +322,23 @@ def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
     column = raw.column(field.name)
     if not pa.types.is_string(column.type) or has_own_form(field, target):
         return None
-    nulls = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
-    texts = column.combine_chunks()
-    texts = texts.chunk(0) if isinstance(texts, pa.ChunkedArray) else texts
-    if nulls and (is_null := pc.is_in(texts, value_set=pa.array(nulls, pa.string()))).true_count:
-        texts = pc.if_else(is_null, pa.scalar(None, pa.string()), texts)
-    return cast_text(texts, field)
+    return cast_text(without_null_words(as_array(column), field, target), field)
+
+
+def as_array(column: pa.ChunkedArray) -> pa.Array:
+    """Return the column as one array."""
+    whole = column.combine_chunks()
+    return pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+
+
+def without_null_words(texts: pa.StringArray, field: pa.Field, target: RowFormat) -> pa.StringArray:
+    """Return the texts of a column with null in place of the words for null.
+
+    Empty text is a word for null, except in a column of text.
+    """
+    words = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
+    is_word = pc.is_in(texts, value_set=pa.array(words, pa.string()))
+    return pc.if_else(is_word, pa.scalar(None, pa.string()), texts) if is_word.true_count else texts
 
 
 def has_own_form(field: pa.Field, target: RowFormat) -> bool:

@@ -24,7 +24,7 @@ import pyarrow.json as pa_json
 
 from storage_core.data.rows.vectors import is_vector
 from storage_core.write.ingest.casts import Mask, cast_text
-from storage_core.write.ingest.convert import RowFormat, has_own_form
+from storage_core.write.ingest.convert import RowFormat, as_array, has_own_form, without_null_words
 
 Bytes = npt.NDArray[np.uint8]
 Places = npt.NDArray[np.int64]
@@ -59,11 +59,11 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     types = _types_of(target)
     if types is None or not len(lines):
         return None
-    plain = _look_plain(lines)
+    plain = _begin_and_end_as_object(lines)
     if any(map(pa.types.is_decimal128, types.types)):  # Arrow rounds some decimals with an exponent
         plain &= ~np.asarray(pc.match_substring_regex(lines, _EXPONENT))
     places = np.flatnonzero(plain)
-    reader = _Reader(*_joined(lines if plain.all() else lines.filter(pa.array(plain))), types)
+    reader = _Reader(*_join_lines(lines if plain.all() else lines.filter(pa.array(plain))), types)
     reader.read(0, len(places))
     rows, read = _converted(reader, target)
     marked = np.ones(len(lines), np.bool_)
@@ -71,7 +71,7 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     return PlainLines(rows, marked)
 
 
-def _look_plain(lines: pa.StringArray) -> Mask:
+def _begin_and_end_as_object(lines: pa.StringArray) -> Mask:
     """Return which lines begin with `{` and end with `}`. Lines are never empty."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
@@ -109,8 +109,8 @@ def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
     return pa.list_(type_.value_type) if is_vector(type_) else None
 
 
-def _joined(lines: pa.StringArray) -> tuple[Bytes, Places]:
-    """Return the lines as bytes, each with a line feed at its end, and the start of each line, with the end as last."""
+def _join_lines(lines: pa.StringArray) -> tuple[Bytes, Places]:
+    """Return the lines, joined by line feeds, and where each line starts. The last start is behind the last line."""
     _, offsets, _ = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
     starts = ends - ends[0] + np.arange(len(lines) + 1)
@@ -141,14 +141,14 @@ class _Reader:
                 rows = self._parsed(first, last)
             except pa.ArrowInvalid as error:
                 self.failures += 1
-                todo += reversed(_parts(first, last, _ROW.search(str(error).rstrip())))
+                todo += reversed(_divide(first, last, _ROW.search(str(error).rstrip())))
                 continue
             if rows.num_rows == last - first:
                 self.tables.append(rows)
                 self.spans.append((first, last))
             else:  # a line has several objects
                 self.failures += 1
-                todo += reversed(_parts(first, last, None))
+                todo += reversed(_divide(first, last, None))
 
     def _parsed(self, first: int, last: int) -> pa.Table:
         text = pa.py_buffer(self.data[self.starts[first] : self.starts[last] - 1])
@@ -161,8 +161,8 @@ class _Reader:
         )
 
 
-def _parts(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, int]]:
-    """Return the parts of a run that failed, without the lines that remain marked."""
+def _divide(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, int]]:
+    """Return the parts in which a run that failed is read again. Lines in no part remain marked."""
     if row is not None and first + int(row[1]) < last:
         failed = first + int(row[1])
         return [(first, failed), (failed + 1, last)]
@@ -182,7 +182,7 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
     undecided = np.zeros(found.num_rows, np.bool_)
     columns = []
     for column in target.schema:
-        values, wrong = _column(found.column(column.name), column, target)
+        values, wrong = _cast_column(found.column(column.name), column, target)
         columns.append(values)
         undecided |= wrong
     rows = pa.table(columns, names=target.schema.names)
@@ -192,16 +192,12 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
     return rows, read
 
 
-def _column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:
+def _cast_column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:
     """Return the column with its type, and a mark for each row that the exact path has to decide."""
-    whole = values.combine_chunks()
-    whole = pa.concat_arrays(whole.chunks) if isinstance(whole, pa.ChunkedArray) else whole
+    whole = as_array(values)
     if pa.types.is_string(whole.type):
-        nulls = [*target.null_values] if pa.types.is_string(column.type) else ["", *target.null_values]
-        if nulls and pc.any(is_null := pc.is_in(whole, value_set=pa.array(nulls, pa.string()))).as_py():
-            whole = pc.if_else(is_null, pa.scalar(None, pa.string()), whole)
-        if (cast := cast_text(whole, column)) is None:
-            raise AssertionError(column.type)
+        if (cast := cast_text(without_null_words(whole, column, target), column)) is None:
+            raise AssertionError(column.type)  # `_type_of` reads only such columns as text that can be cast
         return cast.values, cast.undecided
     wrong = np.zeros(len(whole), np.bool_)
     if is_vector(column.type):

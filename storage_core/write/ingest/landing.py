@@ -366,11 +366,11 @@ class LandingSpec:
     def _check_times(self) -> None:
         for column, unit in self.times:
             if unit not in get_args(TimeUnit):
-                raise InvalidInput(f"times: the unit {unit!r} of column {column!r} is not one of s, ms, us, ns")
+                raise InvalidInput(choice_of(f"times: the unit of column {column!r}", unit, get_args(TimeUnit)))
         if self.nanoseconds not in get_args(Nanoseconds):
-            raise InvalidInput(f"nanoseconds: {self.nanoseconds!r} is not one of reject, truncate")
+            raise InvalidInput(choice_of("nanoseconds", self.nanoseconds, get_args(Nanoseconds)))
         if self.year not in (None, *get_args(Year)):
-            raise InvalidInput(f"year: {self.year!r} is not usable. Write from_arrival, or leave it out")
+            raise InvalidInput(f"year is {self.year!r}. Give from_arrival, or leave it out")
         if self.format == "delta" and (self.times or self.nanoseconds != "reject"):
             raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
         if self.year and self.time_format is None:
