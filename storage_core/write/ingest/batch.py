@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, BinaryIO, assert_never
+from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -70,7 +70,6 @@ from storage_core.write.ingest.progress import (
     content_app,
     file_app,
     is_outside,
-    pending,
     progress,
     rejected_app,
     replaced_app,
@@ -246,6 +245,9 @@ class IngestWork:
         )
 
 
+Unread = Literal["gone", "changed"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
@@ -262,9 +264,11 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
+    - `unread`: why the file was not read now. Nothing is recorded for it.
     """
 
     file: str
+    unread: Unread | None = None
     adds: tuple[Add, ...] = ()
     txns: tuple[Txn, ...] = ()
     rows_in: int = 0
@@ -310,7 +314,7 @@ class IngestResult:
 
 
 _PLAIN_FIELDS = (
-    *("file", "rows_in", "rows_out", "bytes_in", "windows"),
+    *("file", "unread", "rows_in", "rows_out", "bytes_in", "windows"),
     *("rejected_before", "rows_rejected", "quarantine_keys"),
 )
 
@@ -403,8 +407,9 @@ def plan(
         raise InvalidInput(
             "the table has no windows. Ingest its landed files as a whole", windows=sorted(map(str, windows))
         )
-    listed = pending(snapshot, files)
+    listed = list(files)
     known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
+    listed = [file for file in listed if not known[file.path].is_settled(file)]
     wanted = None if windows is None else tuple(sorted(set(windows), key=by_start))
     items = [_work(file, spec, known[file.path], wanted) for file in listed]
     return [item for item in items if item.windows is None or set(item.windows) - set(item.done)]
@@ -524,9 +529,9 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
             known = work.contents[0] if work.contents else None
             result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
     except NotFound as error:
-        return _not_now(landed, f"the file is gone: {error}")
+        return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
-        return _not_now(landed, "the file changed while it was read")
+        return _not_now(landed, "changed", "the file changed while it was read")
     run.hand_over()
     return result
 
@@ -779,9 +784,9 @@ def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
     return IngestResult(file=landed.path, txns=txns, bytes_in=landed.size)
 
 
-def _not_now(landed: LandedFile, reason: str) -> IngestResult:
+def _not_now(landed: LandedFile, unread: Unread, reason: str) -> IngestResult:
     """Return an empty result that records nothing, so the next run checks the file again."""
-    return IngestResult(file=landed.path, rejected={reason: 1})
+    return IngestResult(file=landed.path, unread=unread, rejected={reason: 1})
 
 
 def _reject_file(collected: CollectedRows, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
