@@ -57,6 +57,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
+    fetching_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -494,13 +495,15 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one or two per landed block, one HEAD per file, and one PUT per split. A window
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetching_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window
         gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
         rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
     """
     collected = CollectedRows(store, context, ids, now_ms)
     with shared_session():
-        files = [_executed(collected, work, block_bytes) for work in works]
+        ahead = fetching_ahead([work.landed for work in works])
+        files = [_executed(collected, work, block_bytes) for work, _ in zip(works, ahead, strict=True)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -548,7 +551,7 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         work.spec,
         context.schema,
         context.time_column,
-        nonzero=TableConfig.from_configuration(context.configuration).nonzero_vectors,
+        nonzero=run.collected.config.nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
     )
@@ -578,6 +581,7 @@ class CollectedRows:
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
         self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
+        self.config = TableConfig.from_configuration(context.configuration)
         self.adds: list[Add] = []
         self.quarantine = SharedEntries(store)
         self._parts: dict[Window, list[pa.Table]] = {}
@@ -621,7 +625,7 @@ class _Run:
 
     def __init__(self, collected: CollectedRows, work: IngestWork) -> None:
         self.collected, self._work, self.context = collected, work, collected.context
-        self._config = TableConfig.from_configuration(self.context.configuration)
+        self._config = collected.config
         self._late_filter = LateRowFilter(
             collected.store,
             LateRule.of(self._config),
