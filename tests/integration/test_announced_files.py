@@ -16,7 +16,7 @@ import pytest
 from jobs.due_runs import TableInputs, due_run, outlook
 from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.change.declaration import load
-from storage_core.data.rows.window_range import WindowRange
+from storage_core.data.rows.windows import WindowRange
 from storage_core.log.job_run import JobReport, report_of
 from storage_core.store.contract import Overwrite
 from storage_core.store.resolve import open_store
