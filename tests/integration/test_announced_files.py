@@ -14,10 +14,14 @@ import boto3
 import pytest
 
 from jobs.due_runs import TableInputs, due_run, outlook
+from pipelines.status import ExternalLook
+from pipelines.tables import read_tables
+from pipelines.upkeep.wanted import Seen
 from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.change.declaration import load
 from storage_core.data.rows.windows import WindowRange
 from storage_core.log.job_run import JobReport, report_of
+from storage_core.maintain.status import Owed
 from storage_core.store.contract import Overwrite
 from storage_core.store.resolve import open_store
 from storage_core.write.ingest import announcements
@@ -370,3 +374,37 @@ def stopped_at(server: S3Server, folder: Path, number: int | None, *, applied: b
     assert place.ids() == [1, 2]
     assert place.messages()["visible"] == 0
     return requests
+
+
+def test_an_idle_table_is_checked_with_one_request_until_a_message_waits(place: AnnouncedPlace) -> None:
+    declaration = load(str(place.declaration))
+    seen = Seen.of(TableInputs.of(declaration, place.clock))
+    place.server.front.reset()
+    for _ in range(4):  # the checks of the log and of the landing location take turns
+        is_same, seen = seen.is_same(declaration)
+        assert is_same
+    assert place.server.front.requests == {"GetQueueAttributes": 2}
+    place.announce(*place.land(1))
+    assert not all(seen.is_same(declaration)[0] for _ in range(2))
+
+
+def test_the_status_counts_the_waiting_messages_with_one_request(place: AnnouncedPlace) -> None:
+    declaration = load(str(place.declaration))
+    place.announce(*place.land(1, 2))
+    place.server.front.reset()
+    found = ExternalLook(Table.open(place.table_uri), declaration.landing_spec(), place.clock.now_ms()).look()
+    assert found.ingest == Owed(count=2, unit="messages")
+    assert place.server.front.requests == {"GetQueueAttributes": 1}
+
+
+def test_two_declared_tables_cannot_have_the_same_queue(place: AnnouncedPlace, tmp_path: Path) -> None:
+    folder = tmp_path / "tables"
+    folder.mkdir()
+    body = place.declaration.read_text()
+    (folder / "a.yaml").write_text(body)
+    (folder / "b.yaml").write_text(body.replace('"events"', '"others"').replace(place.table_uri, f"{tmp_path}/other"))
+    declared = read_tables(folder)
+    (problem,) = declared.problems
+    assert "the queue of" in problem.message
+    assert "a.yaml" in problem.message
+    assert [each.declaration.name for each in declared.tables] == ["events"]
