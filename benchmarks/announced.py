@@ -56,7 +56,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         announcements.MOST_MESSAGES = 100  # type: ignore[misc]  # several runs with few files
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory() as folder, _serving() as server:
-        declaration = _declared(Path(folder), server, list_every="1000d")
+        declaration = _declared(Path(folder), server)
         _ingest(declaration)  # the first run lists the location, which is still empty
         server.land(files)
         seconds: list[float] = []
@@ -77,15 +77,16 @@ def measure(*, small: bool) -> Iterator[Metric]:
         for kind, count in sorted(counts.items()):
             yield Metric(name=f"requests per file, {kind}", value=count / announced, unit="requests")
         started = perf_counter()
-        _ingest(_declared(Path(folder), server, list_every="0s"))
+        _ingest(_declared(Path(folder), server, suffix=".json"))
         _require_each_once(Table.open(table.uri), files)
         name = f"a run that lists, and finds {files - announced:,} more"
         yield Metric(name=name, value=perf_counter() - started, unit="s")
         yield Metric(name="its LISTs", value=server.counts()["list"] - counts.get("list", 0), unit="requests")
 
 
-def _declared(folder: Path, server: Server, *, list_every: str) -> Path:
-    landing = f"s3://{_BUCKET}/{PLACE}?endpoint={server.endpoint}&region={REGION}&path_style=true"
+def _declared(folder: Path, server: Server, **landing: str) -> Path:
+    """Return the declaration. A change of `landing` makes the next run list the location."""
+    uri = f"s3://{_BUCKET}/{PLACE}?endpoint={server.endpoint}&region={REGION}&path_style=true"
     queue = f"{server.endpoint}/123456789012/landed"
     body = {
         "name": "announced",
@@ -93,7 +94,7 @@ def _declared(folder: Path, server: Server, *, list_every: str) -> Path:
         "columns": {"at": "timestamp!", "id": "long"},
         "time_column": "at",
         "window": "1h",
-        "landing": {"uri": landing, "format": "ndjson", "queue": queue, "list_every": list_every},
+        "landing": {"uri": uri, "format": "ndjson", "queue": queue, "list_every": "1000d", **landing},
     }
     path = folder / "announced.yaml"
     path.write_text(json.dumps(body))

@@ -110,7 +110,8 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     is_listed = until_listing_ms(job.before.txns, spec, now_ms) <= 0
     listing = survey(spec) if is_listed else None
     landed = announced.find(job.before, listing)
-    found = _Found(landed, announced, Txn(appId=listed_app(spec), version=now_ms) if is_listed else None)
+    listed = Txn(appId=listed_app(spec), version=now_ms if is_listed else job.before.txns[listed_app(spec)])
+    found = _Found(landed, announced, listed)
     report = _from_landed(job, spec, found, None)
     try:
         announced.settle(gone=found.unread["gone"], changed=found.unread["changed"])
@@ -124,7 +125,7 @@ class _Found:
     """The landed files of a run: those of a listing, or those that a queue announced.
 
     Attributes:
-        listed: The record of the listing, for a landing location with a queue.
+        listed: The record of the last listing, for a landing location with a queue.
         unread: The files that could not be read, by the reason.
     """
 
@@ -134,15 +135,15 @@ class _Found:
     unread: Mapping[Unread, list[str]] = field(default_factory=lambda: {"gone": [], "changed": []})
 
     def record(self, snapshot: Snapshot) -> list[Action]:
-        """Return the record of the listing, unless the snapshot has a newer one."""
+        """Return the record of the listing, unless the snapshot has it or a newer one."""
         is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
         return [self.listed] if self.listed is not None and is_new else []
 
     def on(self, report: JobReport) -> JobReport:
         """Return the report with the messages of the queue."""
-        if self.announced is None:
+        if self.announced is None or self.listed is None:
             return report
-        details = {"announced": self.announced.details, "listed": self.listed is not None}
+        details = {"announced": self.announced.details, "last_listed_ms": self.listed.version}
         return replace(report, details={**report.details, **details})
 
 

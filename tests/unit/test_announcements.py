@@ -117,6 +117,7 @@ def spec(**settings: Any) -> LandingSpec:
         ({"queue": QUEUE, "uri": "landing/in"}, "landing place on S3"),
         ({"queue": QUEUE, "format": "delta"}, "Delta table"),
         ({"list_every_ms": 1}, "landing place with a queue"),
+        ({"queue": QUEUE, "list_every_ms": 59_999}, "shorter than 1m"),
     ],
 )
 def test_an_impossible_queue_is_refused_and_no_secret_is_repeated(settings: dict[str, Any], message: str) -> None:

@@ -190,7 +190,7 @@ class Queue:
 
     def _sent(self, kind: str, acts: Sequence[Callable[[Any], T]], pool: ThreadPoolExecutor) -> list[T]:
         self.requests[kind] += len(acts)
-        self._connect()  # once, and not in several threads
+        self._call(lambda _: None)  # connects once, and not in several threads
         return list(pool.map(self._call, acts))
 
     def _receive(self, client: Any) -> list[Message]:
@@ -206,19 +206,18 @@ class Queue:
     def _call(self, act: Callable[[Any], T]) -> T:
         import botocore.exceptions
 
-        client = self._connect()
         try:
-            return act(client)
+            return act(self._connect())
         except botocore.exceptions.ClientError as error:
-            raise self._refused(error.response, client.meta.region_name) from None
+            raise self._refused(error.response) from None
         except Exception as error:  # noqa: BLE001  # boto3 raises whatever its parsers do, of any class
             failure = unanswered(error)
             raise Unavailable(f"{self.url}: {failure}. Check `queue` and the credentials, or try again later") from None
 
-    def _refused(self, response: Any, region: str) -> TidemarkError:
+    def _refused(self, response: Any) -> TidemarkError:
         if str(response.get("Error", {}).get("Code", "")).endswith(_ABSENT):
             return InvalidInput(f"{self.url}: the queue does not exist. Create it, or correct `queue` in `landing`")
-        failure = answered(response, region)
+        failure = answered(response, "")
         if failure.trouble is Trouble.ACCESS:
             return Unavailable(f"{self.url}: {failure}. {_PERMISSIONS}")
         return Unavailable(f"{self.url}: {failure}. Check `queue` and its region, or try again later")

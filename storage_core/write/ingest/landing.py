@@ -365,6 +365,8 @@ class LandingSpec:
             if self.list_every_ms is not None:
                 raise InvalidInput("list_every is for a landing place with a queue. Add the queue, or leave it out")
             return
+        if self.list_every_ms is not None and self.list_every_ms < _LEAST_LIST_EVERY_MS:
+            raise InvalidInput("list_every is shorter than 1m. Each listing adds a commit, so use at least 1m")
         if self.is_delta:
             raise InvalidInput("a Delta table is read by its versions. Leave out `queue`, which is for landed files")
         if scheme_of(self.uri) != "s3":
@@ -463,6 +465,8 @@ class LandedFile:
 
 LIST_EVERY_MS: Final = 3_600_000
 """The time between two listings of a landing location with a queue, by default."""
+
+_LEAST_LIST_EVERY_MS: Final = 60_000
 
 _QUEUE = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9_.-]+)+", re.ASCII)
 
