@@ -541,43 +541,43 @@ def _executed_group(collected: CollectedRows, works: Sequence[IngestWork], block
 
 
 def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
-    """Read new and small files of JSON lines. The lines that are not plain take the exact path at once.
+    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
 
-    The result lacks the files that must be read alone. After an error it is empty, because the error belongs to the
-    file that causes it.
+    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
     """
     import duckdb
 
     spec = works[0].spec
     if spec.format != "ndjson" or spec.year is not None or any(work.spec != spec for work in works):
         return {}
-    lines: dict[str, list[LineBlock]] = {}
-    contents: dict[str, ContentHash] = {}
+    read: dict[str, tuple[list[LineBlock], ContentHash]] = {}
+    for work in works:
+        is_new = work.ingested_size is None and not (work.contents or work.pruned or work.whole)
+        content = ContentHash()
+        if is_new and (found := _lines_of(work, content)) is not None:
+            read[work.landed.path] = found, content
+    nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
     try:
-        for work in works:
-            path = work.landed.path
-            if work.ingested_size is None and not (work.contents or work.pruned or work.whole):
-                contents[path] = ContentHash()
-                if (found := _lines_of_file(work, contents[path])) is not None:
-                    lines[path] = found
-        nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
         target = _row_format(works[0].landed, spec, context.schema, context.time_column, nonzero=nonzero)
-        rows = json_rows([(path, block) for path, blocks in lines.items() for block in blocks], target)
-    except (TidemarkError, EOFError, zlib.error, OSError, MemoryError, duckdb.Error):
+        rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
+    except (TidemarkError, MemoryError, duckdb.Error):
         return {}
     left = iter(rows)
-    return {path: ([*islice(left, len(blocks))], contents[path]) for path, blocks in lines.items()}
+    return {path: ([*islice(left, len(blocks))], content) for path, (blocks, content) in read.items()}
 
 
-def _lines_of_file(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
-    """Return all lines of a file, or None if its text has more than `MOST_TOGETHER_BYTES`."""
+def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
+    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
     found, room = [], MOST_TOGETHER_BYTES
-    with open_text(work.landed, content, work.spec.encoding) as stream:
-        for block in read_lines(stream, MOST_TOGETHER_BYTES):
-            found.append(block)
-            room -= block.text.nbytes
-            if room < 0:
-                return None
+    try:
+        with open_text(work.landed, content, work.spec.encoding) as stream:
+            for block in read_lines(stream, MOST_TOGETHER_BYTES):
+                found.append(block)
+                room -= block.text.nbytes
+                if room < 0:
+                    return None
+    except (TidemarkError, EOFError, zlib.error, OSError, MemoryError):
+        return None
     return found
 
 
@@ -744,7 +744,7 @@ class _Run:
         landed, shared = self._work.landed, self.collected.quarantine
         known = as_hex(content or 0)
         if self._lines:
-            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+            shared.add(_entry_of(self._lines, landed, content=known, header=self._header))
         if self._late:
             rows = pa.concat_tables([rows for rows, _, _ in self._late])
             shared.add(
@@ -885,7 +885,7 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]
-    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    entry = _entry_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
     keys: tuple[str, ...] = ()
     is_new = True
     if apps:
@@ -905,7 +905,7 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     )
 
 
-def _lines_of(
+def _entry_of(
     rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
 ) -> RejectedLines:
     lines = tuple(each.to_object() for each in rejected)
