@@ -23,6 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
@@ -30,7 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, out_of_memory
 from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
@@ -43,9 +44,11 @@ from storage_core.write.ingest.arrow_blocks import arrow_blocks
 from storage_core.write.ingest.avro_blocks import avro_blocks
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
+    LineBlock,
     Parsed,
     RejectedLine,
     RowFormat,
+    read_lines,
     shared_session,
     tally,
 )
@@ -57,7 +60,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
-    fetching_ahead,
+    fetched_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -76,7 +79,7 @@ from storage_core.write.ingest.progress import (
     replaced_app,
     window_app,
 )
-from storage_core.write.ingest.text_files import csv_blocks, ndjson_blocks, pattern_blocks
+from storage_core.write.ingest.text_files import csv_blocks, json_rows, ndjson_blocks, pattern_blocks
 from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
 
 
@@ -127,9 +130,7 @@ def parse_blocks(
     """
     import duckdb
 
-    spec.check_time_format()
-    times = spec.times_of(landed)
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times)
+    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero)
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -147,6 +148,14 @@ def parse_blocks(
         if not isinstance(error, OSError):
             raise
         raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+
+
+def _row_format(
+    landed: LandedFile, spec: LandingSpec, schema: pa.Schema, time_column: str | None, *, nonzero: Collection[str]
+) -> RowFormat:
+    spec.check_time_format()
+    times = spec.times_of(landed)
+    return RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times)
 
 
 _TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
@@ -441,6 +450,12 @@ MOST_COLLECTED_BYTES = 256 * 2**20
 MOST_HELD_BYTES = 16 * 2**20
 """The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
 
+MOST_TOGETHER = 1_000
+"""The most small files that are read together."""
+
+MOST_TOGETHER_BYTES = 8 * 2**20
+"""The most bytes of small files that are read together, and of the text of each of them."""
+
 MOST_PENDING_BYTES = 64 * 2**20
 """The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
 
@@ -495,15 +510,14 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetching_ahead`). For other files, one or two per
-        landed block and two HEADs per file. One PUT per split. A window
-        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
-        rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetched_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window gets one split, and more if its rows exceed
+        the size of a split or the memory. Quarantine adds one PUT for all rejected lines of the batch, and one for all
+        late rows. Above 16 MiB, it adds more PUTs.
     """
     collected = CollectedRows(store, context, ids, now_ms)
     with shared_session():
-        ahead = fetching_ahead([work.landed for work in works])
-        files = [_executed(collected, work, block_bytes) for work, _ in zip(works, ahead, strict=True)]
+        files = [each for group in _groups(works) for each in _executed_group(collected, group, block_bytes)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -514,7 +528,71 @@ def execute_batch(
     return BatchResult(files=tuple(files), shared=tuple(collected.adds), shared_keys=keys)
 
 
-def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> IngestResult:
+Ahead = tuple[Sequence[Parsed], ContentHash]
+"""The blocks of a file that was read together with other files, and the hash of its content."""
+
+
+def _groups(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+    """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
+    found: list[list[IngestWork]] = []
+    room = 0
+    for work in works:
+        if not found or work.landed.size > room or len(found[-1]) == MOST_TOGETHER:
+            found.append([])
+            room = MOST_TOGETHER_BYTES
+        found[-1].append(work)
+        room -= work.landed.size
+    return found
+
+
+def _executed_group(collected: CollectedRows, works: Sequence[IngestWork], block_bytes: int) -> list[IngestResult]:
+    with fetched_ahead([work.landed for work in works]):
+        ahead = _read_together(collected.context, works) if len(works) > 1 else {}
+        return [_executed(collected, work, block_bytes, ahead.pop(work.landed.path, None)) for work in works]
+
+
+def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
+    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
+
+    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
+    """
+    import duckdb
+
+    spec = works[0].spec
+    if spec.format != "ndjson" or spec.year is not None or any(work.spec != spec for work in works):
+        return {}
+    read: dict[str, tuple[list[LineBlock], ContentHash]] = {}
+    for work in works:
+        is_new = work.ingested_size is None and not (work.contents or work.pruned or work.whole)
+        content = ContentHash()
+        if is_new and (found := _lines_of(work, content)) is not None:
+            read[work.landed.path] = found, content
+    nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
+    try:
+        target = _row_format(works[0].landed, spec, context.schema, context.time_column, nonzero=nonzero)
+        rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
+    except (TidemarkError, MemoryError, duckdb.Error):
+        return {}
+    left = iter(rows)
+    return {path: ([*islice(left, len(blocks))], content) for path, (blocks, content) in read.items()}
+
+
+def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
+    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
+    found, room = [], MOST_TOGETHER_BYTES
+    try:
+        with open_text(work.landed, content, work.spec.encoding) as stream:
+            for block in read_lines(stream, MOST_TOGETHER_BYTES):
+                found.append(block)
+                room -= block.text.nbytes
+                if room < 0:
+                    return None
+    except (TidemarkError, EOFError, zlib.error, OSError, MemoryError):
+        return None
+    return found
+
+
+def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int, ahead: Ahead | None) -> IngestResult:
     landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
@@ -530,7 +608,7 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
             result = _came_back(landed, content, collected.now_ms)
         else:
             known = work.contents[0] if work.contents else None
-            result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
+            result = run.result(known) if work.whole else _read(run, work, ahead, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
@@ -539,14 +617,14 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
     return result
 
 
-def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
-    """Read all blocks of a file.
+def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int) -> IngestResult:
+    """Read all blocks of a file, unless they were read ahead.
 
     If rows of the file were ingested before, the file must still have the same content.
     """
     landed, context = work.landed, run.context
     content = None if work.contents else ContentHash()
-    blocks = parse_blocks(
+    blocks: Iterable[Parsed] = parse_blocks(
         landed,
         work.spec,
         context.schema,
@@ -555,6 +633,8 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         block_bytes=block_bytes,
         content=content,
     )
+    if ahead is not None:
+        blocks, content = ahead
     for block in blocks:
         if block.unreadable:
             run.forget()
@@ -676,7 +756,7 @@ class _Run:
         landed, shared = self._work.landed, self.collected.quarantine
         known = as_hex(content or 0)
         if self._lines:
-            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+            shared.add(_entry_of(self._lines, landed, content=known, header=self._header))
         if self._late:
             rows = pa.concat_tables([rows for rows, _, _ in self._late])
             shared.add(
@@ -817,7 +897,7 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]
-    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    entry = _entry_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
     keys: tuple[str, ...] = ()
     is_new = True
     if apps:
@@ -837,10 +917,10 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     )
 
 
-def _lines_of(
+def _entry_of(
     rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
 ) -> RejectedLines:
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return RejectedLines(
         source=landed.path,
         size=landed.size,

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
@@ -531,6 +531,10 @@ class RejectedLine:
     text: str
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
+    def to_object(self) -> dict[str, object]:
+        """Return the line as an object of a quarantine entry, which has the name of the file."""
+        return {"line": self.line, "reason": self.reason, "text": self.text, "encoding": self.encoding}
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
@@ -604,5 +608,5 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     They are durable when this returns. The call is idempotent, because the same rejections are the same object. Raises
     the errors of `late_rows.keep`. One PUT.
     """
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return keep(store, RejectedLines(source=source, size=size, rejected=lines))

@@ -605,25 +605,25 @@ def _escaped(character: str) -> str:
 
 
 SMALL_BYTES: Final = 2**20
-"""The most bytes of a file that `fetching_ahead` reads with one request."""
+"""The most bytes of a file that `fetched_ahead` reads with one request."""
 
 _FETCHED_AT_ONCE = 16
 
-_Fetched = Blob | TidemarkError
-_FETCHED: ContextVar[tuple[LandedFile, _Fetched | None] | None] = ContextVar("fetched", default=None)
+_FETCHED: ContextVar[Mapping[LandedFile, Blob | TidemarkError | None] | None] = ContextVar("fetched", default=None)
 
 
-def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
-    """Yield once per file, in order. Until the next step, this thread reads the file without further requests.
+@contextmanager
+def fetched_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
+    """Within the context, this thread reads the small files of remote stores without further requests.
 
-    This holds for the small files of remote stores. Several of these files are read concurrently, each with one GET.
-    Its bytes have one ETag, so the file cannot change while it is read. Other files are read as usual.
+    The files are read concurrently, each with one GET. The bytes have one ETag, so the file cannot change while it is
+    read. Other files are read as usual.
 
-    Cost: the memory of 16 small files.
+    Cost: the memory of the small files.
     """
     stores = {uri: open_store(uri) for uri in {file.uri for file in files}}
 
-    def fetch(file: LandedFile) -> _Fetched | None:
+    def fetch(file: LandedFile) -> Blob | TidemarkError | None:
         store = stores[file.uri]
         if file.size > SMALL_BYTES or file.etag is None or store.local_path(file.path) is not None:
             return None
@@ -632,19 +632,16 @@ def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
         except TidemarkError as error:
             return error
 
+    before = _FETCHED.set(dict(zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True)))
     try:
-        for file, found in zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True):
-            _FETCHED.set((file, found))
-            yield
+        yield
     finally:
-        _FETCHED.set(None)
+        _FETCHED.reset(before)
 
 
 def _fetched(landed: LandedFile) -> Blob | None:
     """Return the bytes of the file if they were fetched. Raise the error of the request."""
-    file, found = _FETCHED.get() or (None, None)
-    if file != landed or found is None:
-        return None
+    found = (_FETCHED.get() or {}).get(landed)
     if isinstance(found, TidemarkError):
         raise found
     return found
