@@ -188,7 +188,7 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     span = span_of(declaration)
     if span is None:
         raise InvalidInput(f"{declaration.name} has no windows to backfill. Materialize its assets, or run its jobs.")
-    first, stop, length = window_start(start), window_start(end), _length(chunk, span)
+    first, stop, length = window_start(start, "--from"), window_start(end, "--to"), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
     _require_within(span, first, stop, declaration.name)

@@ -72,10 +72,36 @@ def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InvalidInput(f"{where}:{line}: not valid YAML: {error.problem}", file=where, line=line) from error
+        raise InvalidInput(f"{where}:{line}: not valid YAML: {_yaml_fault(error)}", file=where, line=line) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(f"{where}:1: not valid YAML: {reason}", file=where, line=1) from error
+        reason = str(error) if type(error) is yaml.YAMLError else "it has characters that UTF-8 or YAML does not have"
+        raise InvalidInput(f"{where}:1: not valid YAML: {reason}. Correct the file", file=where, line=1) from error
+
+
+_YAML_FAULTS: Final = (
+    ("'\\t'", "a tab is used for indentation. Use spaces"),
+    ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after its last value"),
+    ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after its last value"),
+    ("mapping values are not allowed", "a second : is on the line. Quote the value, or begin a new line"),
+    ("could not find expected ':'", "a field has no : after its name. Write it as name: value"),
+    ("unexpected end of stream", "a quote is not closed. Close it"),
+    ("expected <block end>", "the indentation differs from the lines before. Indent fields of one mapping alike"),
+    ("expected a single document", "it has several documents. Keep one, and remove the lines ---"),
+    ("undefined alias", "a value begins with *, and no anchor & has this name. Quote the value"),
+    ("cannot start any token", "a value begins with a character that needs quotes. Quote the value"),
+    ("escape character", "a text in double quotes has a \\ that is not an escape. Use single quotes"),
+    ("but found another document", "it has several documents. Keep one, and remove the lines ---"),
+)
+"""The faults of YAML that users meet, by a part of the parser's text."""
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """Return the fault in our words. The errors of `_refused_at` already have our words."""
+    texts = [each for each in (error.problem, error.context) if each]
+    if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError | yaml.composer.ComposerError):
+        known = (said for part, said in _YAML_FAULTS if any(part in each for each in texts))
+        return next(known, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation")
+    return str(error.problem)
 
 
 class _BoundedLoader(yaml.BaseLoader):
@@ -320,7 +346,9 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
 def _of_a_value(field: str, text: str) -> str:
     """Return the message about a value. If the text begins with the name of the field, the name is not repeated."""
     name = field.removeprefix("field `").removesuffix("`")
-    return f"{field}{text.removeprefix(name)}" if text.startswith(f"{name} is ") else f"{field}: {text}"
+    if text.startswith(f"{name} is "):
+        return f"{field}{text.removeprefix(name)}"
+    return f"{field}: {text.removeprefix(f'{name}: ')}"
 
 
 def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:

@@ -97,7 +97,10 @@ def _check_time_column(schema: pa.Schema, config: TableConfig) -> None:
     _require_column(schema, "time_column", config.time_column)
     if not pa.types.is_timestamp(schema.field(config.time_column).type):
         found = type_text(schema.field(config.time_column).type)
-        raise InvalidInput(f"time_column {config.time_column!r} must be a timestamp, found {found}")
+        raise InvalidInput(
+            f"time_column is {config.time_column!r}, which has the type {found}. Name a column of the type timestamp",
+            column=config.time_column,
+        )
 
 
 def _check_maps(schema: pa.Schema, config: TableConfig) -> None:

@@ -33,7 +33,7 @@ _SQL_TYPES: Final = {
 }
 """The names that DuckDB uses in its errors for types, with the names in SQL."""
 
-_TRY = "Use try_cast to get null, or leave these rows out"
+_TRY = "Use try_cast to get null, or correct the text"
 
 
 def syntax_fault(text: str) -> str:
@@ -78,7 +78,7 @@ _GENERAL: Final = {
     "Parser Error": ("it is not valid SQL", "Correct this part"),
     "Binder Error": ("a name or a type does not fit", "Correct this part"),
     "Catalog Error": ("a name is unknown", "Correct this part"),
-    "Conversion Error": ("a value cannot be converted to another type", _TRY),
+    "Conversion Error": ("a value cannot be converted to another type", "Use try_cast to get null, or another type"),
     "Invalid Input Error": ("a function refuses a value", "Check the arguments, or leave these rows out"),
     "Out of Range Error": ("a value is out of range", "Use smaller values or a larger type"),
     "Permission Error": ("it reads something that a query may not read", "Read only the given tables"),
@@ -169,6 +169,13 @@ _FAULTS: Final = (
         lambda found: (
             f"the value {shortened(found['value'], 80)} is out of the range of the type {_sql_type(found['type'])}. "
             "Cast it to a larger type"
+        ),
+    ),
+    _fault(
+        r"Unimplemented type for cast \((?P<from>.+?) -> (?P<type>.+?)\)",
+        lambda found: (
+            f"a value of the type {_sql_type(found['from'])} cannot be cast to {_sql_type(found['type'])}. Cast it to "
+            "VARCHAR first, or use a function such as to_timestamp"
         ),
     ),
     _fault(

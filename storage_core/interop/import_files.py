@@ -14,7 +14,7 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable, unsound
+from storage_core.base.errors import InvalidInput, TidemarkError, unavailable, unsound
 from storage_core.data.formats.keys import DELTA_PREFIX, short_hash
 from storage_core.data.rows.incoming import ArrowStream, pieces_of, reader_of
 from storage_core.interop.union import Union, as_held, fitted, require_fits
@@ -192,7 +192,7 @@ def _footer(file: LandedFile) -> Footer:
         with open_bytes(file) as stream:
             found, rows = footer_of(file.path, stream)
     except OSError as error:
-        raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
+        raise unavailable(_where(file), error) from error
     except TidemarkError as error:
         text = f"{_where(file)}: {error.found}"
         if "logical_type" in error.context:  # the file is valid
@@ -223,7 +223,7 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
                 yield fitted(pa.Table.from_batches([batch]), schema)
                 read += batch.num_rows
     except OSError as error:
-        raise Unavailable(f"{where}: {error}", file=where) from error
+        raise unavailable(where, error) from error
     except TidemarkError as error:
         if isinstance(error, InvalidInput):  # the error is about one row of the batch
             raise error.reworded(f"{where}: {error.found} (rows are counted from row {read})", file=where) from error

@@ -132,7 +132,7 @@ def plain_select(query: str, what: str, *, given: str | None = None) -> Node | N
     Raises `InvalidInput` as `parse` and `check` do.
     """
     node = parse(query, what, given=given)
-    check(node, query, tables=[TABLE], what=what)
+    check(node, query, tables=[TABLE], what=what, given=given)
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
     source = node.get("from_table") or {}
     is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from storage_core.base.errors import InvalidInput
+from storage_core.base.text import quoted
 
 NULL_WINDOW = "null"
 
@@ -79,11 +80,11 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     if window == NULL_WINDOW:
         return WindowRange(null_only=True)
     if window is not None:
-        first = window_start(window)
+        first = window_start(window, "--window")
         return WindowRange(first, first + 1)
     return WindowRange(
-        None if start is None else window_start(start),
-        None if end is None else window_start(end),
+        None if start is None else window_start(start, "--from"),
+        None if end is None else window_start(end, "--to"),
     )
 
 
@@ -101,10 +102,10 @@ def window_name(window: int | None) -> str:
     return start.replace(tzinfo=None).isoformat(timespec="seconds" if start.second else "minutes")
 
 
-def window_start(text: str) -> int:
+def window_start(text: str, where: str = "") -> int:
     """Return the start of a window in seconds since the epoch.
 
-    The text is a UTC time (`2015-05-17T10:00`) or seconds.
+    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`, the option that has the text.
     """
     try:
         return int(text)
@@ -113,5 +114,7 @@ def window_start(text: str) -> int:
     try:
         instant = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC)") from error
+        raise InvalidInput(
+            f"{f'{where}: ' if where else ''}{quoted(text)} is not a time. Write it as 2015-05-17T10:00 (UTC)"
+        ) from error
     return int((instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)).timestamp())

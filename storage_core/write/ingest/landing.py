@@ -32,8 +32,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
-from storage_core.base.text import choice_of, fitted
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, unavailable, unsound
+from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
@@ -332,8 +332,12 @@ class LandingSpec:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
         if self.format not in get_args(LandingFormat):
             raise InvalidInput(choice_of("format", self.format, get_args(LandingFormat)))
-        if (self.pattern is None) == (self.format == "pattern"):
-            raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
+        if self.pattern is None and self.format == "pattern":
+            raise InvalidInput("format is 'pattern', but pattern is missing. Add one with a group for each column")
+        if self.pattern is not None and self.format != "pattern":
+            raise InvalidInput(
+                f"format is {self.format!r}, and a pattern is only for the format 'pattern'. Leave the pattern out"
+            )
         if self.format in TYPED and (self.time_format or self.null_values):
             raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
@@ -445,11 +449,38 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
     try:
         captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
     except pa.ArrowInvalid as error:
-        raise InvalidInput(f"the pattern is not an RE2 expression with named groups (?P<column>…): {error}") from error
+        raise InvalidInput(
+            f"the pattern {quoted(pattern, 200)} is not a valid RE2 expression{_re2_fault(str(error))}. Correct it. "
+            "Write each column as a named group (?P<column>…)"
+        ) from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
     if not names or len(set(names)) != len(names):
         raise InvalidInput(f"the pattern must name each of its groups once, found {list(names)}")
     return names
+
+
+_RE2_FAULTS: Final = {
+    "missing )": "a group is not closed",
+    "missing ]": "a character class is not closed",
+    "unexpected )": "a group is closed that is not open",
+    "invalid named capture group": "the name of a group has characters other than letters, digits and _",
+    "duplicate capture group name": "two groups have the same name",
+    "no argument for repetition operator": "a *, + or ? has nothing before it",
+    "bad repetition operator": "two of *, + and ? follow each other",
+    "invalid repetition size": "a number of repetitions is too large",
+    "invalid escape sequence": "a letter after \\ has no meaning",
+    "invalid character class range": "a range of characters ends before it begins",
+    "trailing \\": "it ends with \\",
+    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not have",
+}
+"""The faults of an RE2 expression, by the beginning of RE2's own names for them."""
+
+
+def _re2_fault(text: str) -> str:
+    """Return the fault in the text of RE2's error, as the end of a sentence. Empty for a fault without a known name."""
+    named = text.partition("expression: ")[2]
+    fault = next((said for name, said in _RE2_FAULTS.items() if named.startswith(name)), None)
+    return "" if fault is None else f": {fault}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -575,7 +606,7 @@ def content_of(landed: LandedFile) -> int:
     except Corrupt as error:
         raise NotFound(f"{landed.uri}/{landed.path}: {error.found}", file=landed.path) from error
     except OSError as error:
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
 
 
 @contextmanager
@@ -719,8 +750,9 @@ def _misread(text: str) -> tuple[str, str] | None:
         try:
             return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()
         except duckdb.Error as error:
-            problem = str(error).splitlines()[0]
-            raise InvalidInput(f"time_format {text!r} is not usable: {problem}") from error
+            raise InvalidInput(
+                f"time_format {text!r} is not usable. Write a whole time with the directives of docs/declarations.md"
+            ) from error
 
 
 def _fault(directive: str) -> str | None:
