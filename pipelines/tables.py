@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from assets.run_tags import identifier
 from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, not_written
+from storage_core.base.text import did_you_mean
 from storage_core.change import declaration_file
 from storage_core.change.declaration import TABLES, RawLogDeclaration, TableDeclaration, load, load_raw_log
 from storage_core.data.steps import RawLogOptions
@@ -323,8 +324,11 @@ class DeclaredRawLogs:
         for problem in self.problems:
             if problem.file.stem == name:
                 raise InvalidInput(problem.message)
-        known = ", ".join(each.declaration.name for each in self.raw_logs) or "none"
-        raise InvalidInput(f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {known})")
+        known = [each.declaration.name for each in self.raw_logs]
+        raise InvalidInput(
+            f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {', '.join(known) or 'none'})"
+            + (did_you_mean(name, known) or f". Declare it in raw_logs/{name}.yaml, or give another name")
+        )
 
 
 def read_raw_logs(tables: Path) -> DeclaredRawLogs:

@@ -312,6 +312,7 @@ def _planned(job: DistributeTables, terms: Terms) -> dict[str, object]:
         "waiting_chunks": {name: len(each.chunks) for name, each in plans.items() if each.chunks},
         "new_tables": new,
         **_gaps(job, held, given_up),
+        **_note(job),
     }
 
 
@@ -343,7 +344,16 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
         "left_out": dict(job.left_out),
         "damaged": [{"key": each.chunk.keys[0], "found": list(each.reasons)} for each in done.damaged.values()],
         **_gaps(job, done.held, done.given_up),
+        **_note(job),
     }
+
+
+def _note(job: DistributeTables) -> dict[str, object]:
+    """Return a note if the stores have no record, because their locations may be wrong."""
+    if job.history.unreachable or job.history.segments():
+        return {}
+    stores = ", ".join(each.uri for each in job.raw.stores)
+    return {"note": f"no record is in {stores}. If a producer has written records, correct `stores` in its declaration"}
 
 
 def _gaps(job: DistributeTables, held: Iterable[HeldChunks], given_up: Iterable[HeldChunks]) -> dict[str, object]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -181,6 +182,16 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
         done = f"was applied to the table, which is changed at version {table.version}"
         output.warning(f"{target.file} {did if dry_run else done}")
     return table
+
+
+def table_to_change(text: str) -> Table:
+    """Open the table that the text names for a command that changes rows. Its declaration is applied first.
+
+    Raises the errors of `open_table` and `declared_table`.
+    """
+    target = resolve(text)
+    with chdir(target.root):
+        return declared_table(text, target) or _existing(text, target)
 
 
 def run_here(options: RunOptions, table: Table | None = None) -> JobReport:

@@ -25,6 +25,7 @@ from pipelines.commands.arguments import (
     open_table,
     resolve,
     run_here,
+    table_to_change,
     windows,
 )
 from pipelines.commands.output import cell, number
@@ -255,9 +256,7 @@ def publish(
 
     Example: tidemark publish clicks --format delta
     """
-    target = resolve(uri)
-    with chdir(target.root):
-        table = declared_table(uri, target) or open_table(uri)
+    table = table_to_change(uri)
     for each in (format_,) if format_ is not None else table.config.publish.published:
         _show_published(table.publish(each), as_json=as_json)
 

@@ -58,7 +58,7 @@ def _other(error: Any, arguments: Sequence[str], commands: Sequence[str], contex
         takes = [each for each in context.command.params if each.param_type_name == "argument"]
         extra = error.format_message().partition("(s) (")[2].removesuffix(")")
         return f"unexpected argument {quoted(extra)}. The command takes {counted(len(takes), 'argument')}"
-    return str(error.format_message()).rstrip(".")
+    return "the arguments cannot be used"
 
 
 def _unknown_option(option: str, arguments: Sequence[str], context: Any) -> str:
@@ -77,7 +77,8 @@ def _options(context: Any) -> list[Any]:
 
 
 def _subject(parameter: Any) -> str:
-    return _long(parameter) if parameter.param_type_name == "option" else str(parameter.metavar or parameter.name)
+    name = str(parameter.metavar or parameter.name).partition("|")[0]
+    return _long(parameter) if parameter.param_type_name == "option" else name
 
 
 def _long(parameter: Any) -> str:
@@ -94,7 +95,7 @@ def _bad_value(error: Any) -> str:
     found = error.__cause__.errors()[0] if hasattr(error.__cause__, "errors") else {}
     value, form = found.get("input"), parameter.type_descriptor
     if not found:
-        return f"{_subject(parameter)} is not valid. {str(error.message).rstrip('.')}"
+        return f"{_subject(parameter)} is not valid. {_advice(parameter)}"
     if form.choices:
         choices = [str(getattr(each, "value", each)) for each in form.choices]
         return choice_of(_subject(parameter), value, choices)

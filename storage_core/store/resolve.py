@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.store.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, Place, PutMode
-from storage_core.store.local import LocalStore
+from storage_core.store.local import LocalStore, not_a_folder
 from storage_core.store.memory import MemoryStore
 from storage_core.store.s3_location import FROM_THE_ENVIRONMENT, USERINFO, parse_s3_uri
 
@@ -312,10 +313,15 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
 
     Probes the store once per process and URI, with a key that `new_key` returns.
 
-    Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`, and
-    `Unsupported`.
+    Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`,
+    `Unsupported`, and `InvalidInput` if there is a file at the location of a local store.
     """
     if not _is_remote(store):
+        if store.uri.startswith("file://"):
+            root = _file_path(store.uri)
+            with suppress(OSError):  # the first request reports it
+                if not stat.S_ISDIR(root.stat().st_mode):
+                    raise not_a_folder(root)
         return
     with _PROVEN_LOCK:
         if store.uri in _PROVEN:
