@@ -99,8 +99,8 @@ def raw_stores(text: str, also: Sequence[str], optional: Sequence[str], table: s
     known = _declared_raw_log(text)
     if known is None:
         mandatory, others = [_location(each) for each in (text, *also)], [*optional]
-        for each in mandatory:
-            _refuse_table(each)
+        for uri in mandatory:
+            _refuse_table(uri)
     elif also or optional:
         raise InvalidInput(f"{text} is declared with its stores. Leave --also and --optional out.")
     else:

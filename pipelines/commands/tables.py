@@ -169,7 +169,7 @@ def read_schema(file: Path) -> pa.Schema:
         with file.open("rb") as opened:
             data = opened.read(_LARGEST_SCHEMA_BYTES + 1)
     except OSError as error:
-        raise NotFound(f"{file}: the schema cannot be read: {error.strerror}") from error
+        raise NotFound(f"{file}: the schema cannot be read: {error.strerror}. Correct the path") from error
     if len(data) > _LARGEST_SCHEMA_BYTES:
         raise InvalidInput(f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more")
     if _is_spark_schema(data):

@@ -67,7 +67,9 @@ def _unknown_option(option: str, arguments: Sequence[str], context: Any) -> str:
         if rest:
             return f"{option} goes after the command: tidemark {' '.join([*rest, option])}"
     known = [name for each in _options(context) for name in each.opts]
-    return f"unknown option {option}{did_you_mean(option, known)}"
+    by_word = {each.lstrip("-"): each for each in known}
+    likely = did_you_mean(option.lstrip("-"), by_word)
+    return f"unknown option {option}" + (f". Did you mean {by_word[likely.split(chr(39))[1]]!r}?" if likely else "")
 
 
 def _options(context: Any) -> list[Any]:

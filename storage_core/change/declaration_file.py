@@ -82,7 +82,7 @@ _YAML_FAULTS: Final = (
     ("'\\t'", "a tab is used for indentation. Use spaces"),
     ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after its last value"),
     ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after its last value"),
-    ("mapping values are not allowed", "a second : is on the line. Quote the value, or begin a new line"),
+    ("mapping values are not allowed", "a : does not fit here. Quote a value that has one, and check the indentation"),
     ("could not find expected ':'", "a field has no : after its name. Write it as name: value"),
     ("unexpected end of stream", "a quote is not closed. Close it"),
     ("expected <block end>", "the indentation differs from the lines before. Indent fields of one mapping alike"),

@@ -14,13 +14,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.base.errors import InvalidInput, TidemarkError, unavailable, unsound
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, unavailable, unsound
 from storage_core.data.formats.keys import DELTA_PREFIX, short_hash
 from storage_core.data.rows.incoming import ArrowStream, pieces_of, reader_of
 from storage_core.interop.union import Union, as_held, fitted, require_fits
 from storage_core.store.contract import ObjectInfo, Unnamed
 from storage_core.store.meter import prefetch
-from storage_core.store.resolve import open_store
+from storage_core.store.resolve import is_missing, open_store
 from storage_core.write.ingest.landing import MOST_NAMES, LandedFile, open_bytes, printable_name
 from storage_core.write.ingest.parquet_files import Int96Columns, footer_of, sound_batches
 
@@ -167,6 +167,8 @@ def folder_of(uri: str) -> Folder:
         One LIST per 1,000 objects. One HEAD and one or two GETs per file, eight files at a time.
     """
     store = open_store(uri)
+    if is_missing(uri):
+        raise NotFound(f"{store.uri}: there is no such file or folder. Correct the location")
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
             f"{store.uri}: is a Delta table. Import it as a Delta table, because the files alone do not show which "

@@ -535,6 +535,10 @@ def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Tab
     return pa.concat_tables([reader.schema.empty_table(), *batches])
 
 
+_LIBRARIES: Final = frozenset({"_duckdb", "duckdb", "polars", "pyarrow", "pandas", "numpy", "deltalake"})
+"""Packages whose texts of errors are not shown. The texts of errors of the caller's own code are shown."""
+
+
 def _broken(rows: object, error: Exception) -> TidemarkError:
     """Return the error for a broken stream.
 
@@ -550,11 +554,11 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
     for each in chain:
         if isinstance(each, TidemarkError):
             return each.reworded(each.found)  # a copy, so that the caller can raise it from its own cause
-    return (
-        unavailable(what, error)
-        if of_the_system(error)
-        else InvalidInput(f"{what} broke off with {type(error).__name__}. Read it without Tidemark to find the cause")
-    )
+    if of_the_system(error):
+        return unavailable(what, error)
+    is_own = type(error).__module__.partition(".")[0] not in _LIBRARIES
+    said = f": {shortened(str(error))}" if is_own and str(error) else ""
+    return InvalidInput(f"{what} broke off with {type(error).__name__}{said}. Correct the source of the rows")
 
 
 def require_each_once(names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from typing import Final, Literal, cast, get_args
 
 from storage_core.base.arguments import checked_fields
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import choice_of, quoted
+from storage_core.base.text import choice_of, did_you_mean, quoted
 from storage_core.data.settings.setting import (
     NAMES_SCHEMA,
     Form,
@@ -204,11 +204,13 @@ def _definition(index: object) -> IndexDefinition:
     if not isinstance(index, Mapping):
         raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
     given = beside_kind(index)
-    if lacking := [each for each in ("name", "kind", "columns") if each not in given]:
-        raise InvalidInput(f"the index {dict(index)} lacks {lacking[0]!r}. Give name, kind and columns")
+    known = ("name", "kind", "columns", "options")
+    if unknown := [each for each in given if each not in known]:
+        likely = did_you_mean(unknown[0], known) or ". Give name, kind, columns and options"
+        raise InvalidInput(f"index {quoted(given.get('name', ''))}: unknown entry {quoted(unknown[0])}{likely}")
+    if lacking := [each for each in known[:3] if each not in given]:
+        raise InvalidInput(f"index {quoted(given.get('name', ''))} lacks {lacking[0]!r}. Give name, kind and columns")
     name, columns, options = str(given["name"]), given["columns"], given.get("options", {})
-    if unknown := [each for each in given if each not in ("name", "kind", "columns", "options")]:
-        raise InvalidInput(f"index {name!r}: unknown entry {unknown[0]!r}. Give name, kind, columns and options")
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
         raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping")
     texts = {str(key): str(value) for key, value in options.items()}

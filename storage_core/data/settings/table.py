@@ -192,9 +192,7 @@ class Publish:
         """
         wanted = _by_format(given)
         if unknown := sorted(set(wanted) - {*FORMATS}):
-            raise InvalidInput(
-                f"unknown format {quoted(unknown[0])}. The formats of a mirror are {' and '.join(FORMATS)}"
-            )
+            raise InvalidInput(choice_of("publish", unknown[0], FORMATS))
         if options := wanted.get("iceberg"):
             raise InvalidInput(f"iceberg has no options, found {quoted(options)}")
         return Publish(delta=_vectors(wanted["delta"]) if "delta" in wanted else None, iceberg="iceberg" in wanted)

@@ -437,10 +437,17 @@ def _numbers(given: object, index: str) -> Floats:
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"index {index!r}: the vector is not a list of numbers. Write [0.1, 0.2]") from error
     if found.dtype.kind not in "fiu" or not found.ndim:
-        raise InvalidInput(f"index {index!r}: a vector is a list or an array of numbers, found {quoted(given)}")
+        raise InvalidInput(f"index {index!r}: {_not_numbers(given)}. Write [0.1, 0.2]")
     with np.errstate(over="ignore"):
         wanted: Floats = found.astype(np.float32)
     return wanted
+
+
+def _not_numbers(given: object) -> str:
+    odd = [each for each in given if not isinstance(each, int | float)] if isinstance(given, list | tuple) else []
+    if odd:
+        return f"the vector contains {quoted(odd[0])}, which is not a number"
+    return f"a vector is a list or an array of numbers, found {quoted(given)}"
 
 
 def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusion) -> SearchRequest:

@@ -290,7 +290,9 @@ def _open(
             ),
         )
         names = [counter.form.name(name) for name in reader.schema.names]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
+    except UnicodeDecodeError as error:
+        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+    except pa.ArrowInvalid as error:
         raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
