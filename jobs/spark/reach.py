@@ -8,6 +8,7 @@ delay the error.
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
 import warnings
@@ -15,7 +16,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from storage_core.base.errors import CONNECT as CONNECT_EXTRA
-from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable, needs
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable, needs
 from storage_core.data.steps import LOCAL_SPARK
 
 if TYPE_CHECKING:
@@ -158,6 +159,12 @@ def _no_server(server: str, reason: str) -> Unavailable:
 # Errors of Spark.
 
 
+_MISSING = re.compile(
+    r"(?:FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException)\b[^\n]*?[\s\"']((?:[a-z0-9]+:)?/[^\s\"']+)"
+)
+"""The first path in a message of Spark or Java about a file that does not exist."""
+
+
 def spark_errors() -> tuple[type[Exception], ...]:
     """Return the exception classes of Spark. If Spark was never imported, return only `ConnectionError`."""
     if "pyspark" not in sys.modules:
@@ -178,6 +185,10 @@ def failure_of(error: Exception) -> TidemarkError:
 
     if isinstance(error, PythonException):
         return TidemarkError(f"a task failed: {cause(error)}")
+    if missing := _MISSING.search(str(error)):
+        return NotFound(
+            f"Spark reads the file {missing[1].rstrip('.,;')}, which is missing. Restore it, then run again"
+        )
     return Unavailable(f"Spark did not run the tasks to their end: {cause(error)}")
 
 

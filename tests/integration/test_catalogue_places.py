@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sqlite3
 import subprocess
@@ -555,6 +556,23 @@ def test_a_url_that_leads_nowhere_is_refused_without_its_password(
     with pytest.raises(kind, match=says) as refused:
         tm.open_catalog(url)
     assert "secret" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("SELECT nope FROM splits", "unknown column 'nope'"),
+        ("SELECT 1 FROM nope", "unknown table 'nope'. Use a table of the catalog"),
+        ("SELECT nope(1)", "function 'nope'"),
+        ("SELECT 1 FRM splits s", "the statement is not valid SQL near"),
+        ("SELECT (1", "the statement is not valid SQL: its end is missing. Correct it"),
+    ],
+)
+def test_a_fault_of_a_statement_is_stated_in_our_words(catalog: Catalog, statement: str, fault: str) -> None:
+    with pytest.raises(InvalidInput) as refused:
+        catalog.sql(statement)
+    assert fault in str(refused.value)
+    assert not re.search(r"LINE \d|no such|does not exist|HINT|syntax error", str(refused.value))
 
 
 def test_a_folder_is_no_catalogue(tmp_path: Path) -> None:

@@ -282,6 +282,29 @@ def test_a_bad_field_is_refused_with_file_line_and_field(tmp_path: Path, old: st
 
 
 @pytest.mark.parametrize(
+    ("text", "line", "fault"),
+    [
+        ("a:\n\t- b\n", 2, "a tab is used for indentation. Use spaces"),
+        ("a: [1\n", 2, "a list begins with [ and has no end. Write ] after its last value"),
+        ("a: {b: 1\n", 2, "a mapping begins with { and has no end. Write } after its last value"),
+        ("a: b: c\n", 1, "a : does not fit here. Quote a value that has one, and check the indentation"),
+        ("a: 'x\n", 2, "a quote is not closed. Close it"),
+        ("a:\n  b: 1\n c: 2\n", 3, "the indentation differs from the lines before. Indent fields of one mapping alike"),
+        ("---\na: 1\n---\nb: 2\n", 3, "it has several documents. Keep one, and remove the lines ---"),
+        ("a: *x\n", 1, "a value begins with *, and no anchor & has this name. Quote the value"),
+        ("a: @x\n", 1, "a value begins with a character that needs quotes. Quote the value"),
+        ('a: "\\d"\n', 1, "a text in double quotes has a \\ that is not an escape. Use single quotes"),
+        ("a: ]\n", 1, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation"),
+        ("a: \x01\n", 1, "it has characters that UTF-8 or YAML does not have. Correct the file"),
+    ],
+)
+def test_a_fault_of_yaml_is_stated_without_the_text_of_the_parser(
+    tmp_path: Path, text: str, line: int, fault: str
+) -> None:
+    assert refusal(tmp_path, text) == f"tables/events.yaml:{line}: not valid YAML: {fault}"
+
+
+@pytest.mark.parametrize(
     ("addition", "expected"),
     [
         (
