@@ -190,7 +190,9 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
         raise InvalidInput(f"{declaration.name} has no windows to backfill. Materialize its assets, or run its jobs.")
     first, stop, length = window_start(start, "--from"), window_start(end, "--to"), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
-        raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
+        raise InvalidInput(
+            f"{start} and {end} must be starts of windows of {span.window_seconds} s. Correct --from or --to"
+        )
     _require_within(span, first, stop, declaration.name)
     starts = range(first, stop, length)
     return [_chunk(begin, min(begin + length, stop), span) for begin in starts]

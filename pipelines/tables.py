@@ -245,7 +245,9 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
     for name, same in sorted(own & taken.keys()):
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
         line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
-        raise InvalidInput(f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}")
+        raise InvalidInput(
+            f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}. Choose another"
+        )
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
 
 
@@ -345,7 +347,9 @@ def read_raw_logs(tables: Path) -> DeclaredRawLogs:
             declaration = load_raw_log(str(_shown(path, root)))
             name = identifier(declaration.name)
             if name in found:
-                raise InvalidInput(f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken")
+                raise InvalidInput(
+                    f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken. Choose another name"
+                )
             below = None if root == Path.cwd() else str(root)
             options = RawLogOptions(raw_log=str(_shown(path, root)), tables=files, root=below)
             found[name] = DeclaredRawLog(declaration, options)

@@ -88,7 +88,10 @@ class DistributeTables:
         declared, broken = _tables(options.tables, root)
         known = {*declared, *broken}
         if unknown := sorted(set(raw.tables) - known):
-            raise InvalidInput(f"{options.raw_log}: {', '.join(unknown)} is not declared in tables/*.yaml")
+            raise InvalidInput(
+                f"{options.raw_log}: {', '.join(unknown)} is not declared in tables/*.yaml. "
+                "Declare it there, or remove it from `tables`"
+            )
         chosen = raw.tables or tuple(sorted(known))
         uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
         return cls(

@@ -76,7 +76,9 @@ def check_url(text: str) -> None:
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
         raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that contains the URL")
     if parts.username is not None and parts.scheme == "http" and not on_loopback(text):
-        raise InvalidInput("a webhook with a name and a password must be https://…, so that the password is encrypted")
+        raise InvalidInput(
+            "a webhook with a name and a password must be https://…, so that the password is encrypted. Correct it"
+        )
 
 
 class EmailDeclaration(Closed):
@@ -98,7 +100,9 @@ class EmailDeclaration(Closed):
     @model_validator(mode="after")
     def _no_password_in_the_clear(self) -> Self:
         if self.user is not None and self.security == "none":
-            raise InvalidInput("a user needs `security: starttls` or tls, so that the password is encrypted")
+            raise InvalidInput(
+                "a user needs `security: starttls` or tls, so that the password is encrypted. Correct it"
+            )
         if self.ca_file is not None and self.security == "none":
             raise InvalidInput("a ca_file needs `security: starttls` or tls, which use certificates")
         return self

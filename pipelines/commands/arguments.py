@@ -213,7 +213,7 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
         InvalidInput: The options contradict each other.
     """
     if everything and (window, start, end) != (None, None, None):
-        raise InvalidInput("give either --all or windows (--window, --from, --to), not both")
+        raise InvalidInput("give either --all or windows (--window, --from, --to), not both. Leave one of them out")
     chosen = window_range(window, start, end)
     if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
         raise InvalidInput(

@@ -187,7 +187,7 @@ def raw(
         _collect(uri, known, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run, as_json=as_json)
         return
     if horizon is not None or (dry_run and not heal):
-        raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal")
+        raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal. Add one of them")
     at = _at_places(uri, also or (), known)
     if heal:
         _heal(at.stores, verify=verify, dry_run=dry_run, as_json=as_json)
@@ -207,8 +207,8 @@ def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: 
         _show(about)
     if found is not None and (found.gaps or found.damaged):
         raise Corrupt(
-            f"the stores lack {len(found.gaps):,} stretches of records, {len(found.damaged):,} chunks are damaged in "
-            "every store",
+            f"the stores lack {counted(len(found.gaps), 'stretch', 'stretches')} of records, and every copy of "
+            f"{counted(len(found.damaged), 'chunk')} is damaged",
             advice="copy a backup of live/ into any of them, which heals both",
         )
 
@@ -255,7 +255,10 @@ def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
     while chunk := read(_READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _LONGEST_LINE_BYTES:
-            raise InvalidInput(f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes")
+            raise InvalidInput(
+                f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes. "
+                "Split it into several lines"
+            )
         if lines:
             yield [*enumerate(lines, number + 1)]
             number += len(lines)
@@ -270,7 +273,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         return
     path = Path(file)
     if not path.exists():
-        raise NotFound(f"{file}: there is no such file")
+        raise NotFound(f"{file}: there is no such file. Correct the path")
     if path.is_dir():
         raise InvalidInput(f"{file}: is a folder. Append one file.")
     with path.open("rb") as stream:

@@ -174,7 +174,7 @@ def landed(file: str) -> Iterator[Path]:
             f"{file}: is a folder. Append one file, or declare the folder as a landing place and ingest."
         )
     if file != STDIN and not path.exists():
-        raise NotFound(f"{file}: there is no such file")
+        raise NotFound(f"{file}: there is no such file. Correct the path")
     from storage_core.base.process import scratch_folder
 
     with scratch_folder("append") as folder:

@@ -83,9 +83,12 @@ def init(
         _init_declared(uri, declaration, as_json=as_json)
         return
     if uri is None or declaration is not None:
-        raise InvalidInput("--schema needs the URI of the new table, and goes without --declaration")
+        raise InvalidInput(
+            "--schema needs the URI of the new table, and goes without --declaration. "
+            "Give the URI, and leave --declaration out"
+        )
     if window is not None and time_column is None:
-        raise InvalidInput("--window needs --time-column: windows are of the time of an event")
+        raise InvalidInput("--window needs --time-column: windows are of the time of an event. Give both")
     from storage_core.table import Table
 
     table = Table.create(
@@ -171,7 +174,9 @@ def read_schema(file: Path) -> pa.Schema:
     except OSError as error:
         raise NotFound(f"{file}: the schema cannot be read: {error.strerror}. Correct the path") from error
     if len(data) > _LARGEST_SCHEMA_BYTES:
-        raise InvalidInput(f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more")
+        raise InvalidInput(
+            f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more. Give another file"
+        )
     if _is_spark_schema(data):
         return from_schema_string(data.decode())
     return _schema_of_names(data, file)
@@ -256,7 +261,7 @@ def alter(
     Example: tidemark alter logs set gc.retention=90d
     """
     if default is not None and change != "add-column":
-        raise InvalidInput("--default goes with add-column only")
+        raise InvalidInput("--default goes with add-column only. Leave it out")
     if change in ("set", "unset"):
         _settings(uri, dict(map(_assigned if change == "set" else _bare, what)), as_json=as_json)
     else:
@@ -295,7 +300,9 @@ def _assigned(text: str) -> tuple[str, str | None]:
 
 def _bare(name: str) -> tuple[str, str | None]:
     if "=" in name:
-        raise InvalidInput(f"{name!r}: unset takes only names of settings, because it restores their defaults")
+        raise InvalidInput(
+            f"{name!r}: unset takes only names of settings, because it restores their defaults. Leave the value out"
+        )
     return name, None
 
 

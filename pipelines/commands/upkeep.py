@@ -148,7 +148,7 @@ def _read(of: Described, given: Mapping[str, Any]) -> object:
         return _mode([mode for mode in of.about.choices or {} if given[mode]]) or of.default
     value = given[of.name]
     if of.about.has_all and given["all_"] and value is not None:
-        raise InvalidInput(f"give either --all or {_option(of)}, not both")
+        raise InvalidInput(f"give either --all or {_option(of)}, not both. Leave one of them out")
     if of.about.is_duration:
         value = duration_ms(_option(of), value)
     if isinstance(value, list):

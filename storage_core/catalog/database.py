@@ -151,7 +151,8 @@ BUSY_SECONDS: Final = 30
 """The seconds for which SQLite waits for another writer before it reports that the database is busy."""
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
-_SQLITE_DAMAGED: Final = frozenset({11, 26})
+_SQLITE_NOT_A_DATABASE: Final = 26
+_SQLITE_DAMAGED: Final = frozenset({11, _SQLITE_NOT_A_DATABASE})
 _SQLITE_DENIED: Final = 23
 _SQLITE_STATEMENT: Final = frozenset({1, 8, 20, _SQLITE_DENIED, 25})
 _OF_THE_CONNECTION: Final = frozenset(
@@ -389,9 +390,14 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
 def _refused(cause: BaseException | None, place: str) -> TidemarkError:
     """Return the error for a message of the database about a statement or about the database itself."""
     state, code, text = getattr(cause, "sqlstate", None), _sqlite_code(cause), str(cause)
+    if code == _SQLITE_NOT_A_DATABASE:
+        return Corrupt(
+            f"{place}: the file is not a database",
+            advice="name another file. If the catalog was here, delete the file and refresh the catalog",
+        )
     if code in _SQLITE_DAMAGED or _is_no_text(cause):
         return Corrupt(
-            f"{place}: the catalog is damaged, or the file is not a database",
+            f"{place}: the catalog is damaged",
             advice="the catalog can be built again: delete the file, or name another, and refresh it",
         )
     if code == _SQLITE_DENIED:

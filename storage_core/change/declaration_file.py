@@ -197,7 +197,9 @@ def _refuse_repeated_keys(mapping: yaml.MappingNode, where: str) -> None:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise InvalidInput(
-                f"{where}:{line}: not valid YAML: the name of a field must be text", file=where, line=line
+                f"{where}:{line}: not valid YAML: the name of a field must be text. Write it as name: value",
+                file=where,
+                line=line,
             )
         earlier = first.get(key.value)
         first[key.value] = line
@@ -231,7 +233,9 @@ def load_as(model: type[Model], path: str | Path) -> Model:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+        raise NotFound(
+            f"{where}: the declaration cannot be read: {error.strerror}. Correct the path", file=where
+        ) from error
     return _parsed(model, data, where)
 
 

@@ -269,6 +269,7 @@ _FIELDS = words("""
     text then_expr try_cast type type_expr type_info type_name union_all unpivot_names upper using_columns value
     values when_expr where_clause with_ordinality
 """)
+_EXAMPLE = "Write a condition such as status >= 500"
 _PARSER_TOO_DEEP = "Max expression depth"
 _PARSER_NO_SELECT = "Only SELECT statements"
 _PLAIN_NAME = re.compile(r"[\w $-]+")
@@ -286,7 +287,9 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
         given: The text that errors quote, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a {what} is text, found {text!r}", query=text)
+        raise InvalidInput(f"a {what} is text, found {text!r}. Give a text", query=text)
+    if not (text if given is None else given).strip():
+        raise InvalidInput(f"the {what} is empty. {'Write a SELECT' if what == 'query' else _EXAMPLE}", query=text)
     _check_size(text, what)
     row = parser().execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     try:
@@ -302,7 +305,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
         where = syntax_fault(tree["error_message"])
         advice = "Correct it there" if where else "Correct it"
         if what == "condition":
-            advice = "Write a condition such as status >= 500"
+            advice = _EXAMPLE
         raise InvalidInput(f"the {what} {quoted_text} is not valid SQL{where}. {advice}", query=text)
     statements = tree["statements"]
     if len(statements) != 1:

@@ -500,7 +500,7 @@ def next_group(
     newest = log.newest
     where = log.store.uri
     if newest is None and reached is None:
-        raise NotFound(f"{where}: a Delta table does not exist here: its _delta_log has no version")
+        raise NotFound(f"{where}: a Delta table does not exist here: its _delta_log has no version. Check the location")
     if reached is None:
         return _snapshot(log, newest or 0)
     if newest is None:

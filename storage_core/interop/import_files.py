@@ -176,7 +176,10 @@ def folder_of(uri: str) -> Folder:
         )
     landed = folder_files(uri)
     if not landed.files:
-        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}")
+        raise InvalidInput(
+            f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}. "
+            "Correct the location, or rename the files"
+        )
     known: dict[Int96Columns, Int96Columns] = {}  # most files have equal columns and share one object
     footers = []
     for each in prefetch(_footer, landed.files, _AT_ONCE):

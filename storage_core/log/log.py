@@ -158,10 +158,10 @@ class TransactionLog:
 
     def _at(self, version: int | None, timestamp_ms: int | None) -> Snapshot:
         if version is not None and timestamp_ms is not None:
-            raise InvalidInput("name a version or a timestamp, not both")
+            raise InvalidInput("name a version or a timestamp, not both. Leave one of them out")
         if version is not None:
             if version < 0:
-                raise InvalidInput(f"version {version}: versions start at 0")
+                raise InvalidInput(f"version {version}: versions start at 0. Give 0 or more")
             return open_version(self.store, version, self.cached)
         if timestamp_ms is not None:
             return open_timestamp(self.store, timestamp_ms, self.cached)

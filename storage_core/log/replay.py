@@ -92,7 +92,9 @@ def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CA
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(
-            f"{store.uri}: version {version} does not exist. The newest is {found.version}", newest=found.version
+            f"{store.uri}: version {version} does not exist. The newest is {found.version}. Give this or an "
+            "older version",
+            newest=found.version,
         )
     return found
 

@@ -332,7 +332,7 @@ def explained(error: OSError, folder: int | None, name: str, key: str) -> Tidema
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
         return NotFound(f"{key}: no such object", key=key)
     if error.errno == errno.ENAMETOOLONG:
-        return InvalidInput(f"{key}: longer than this file system allows", key=key)
+        return InvalidInput(f"{key}: longer than this file system allows. Use a shorter name", key=key)
     return unavailable(key, error)
 
 
@@ -448,7 +448,9 @@ class LocalStore:
                     case _:
                         assert_never(mode)
         except NotFound as error:
-            raise InvalidInput(f"{key}: an object has the name of one of its folders", key=key) from error
+            raise InvalidInput(
+                f"{key}: an object has the name of one of its folders. Rename one of them", key=key
+            ) from error
         except NotWritten:
             raise
         except Unavailable as error:

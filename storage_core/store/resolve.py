@@ -132,7 +132,9 @@ def _completed(uri: str) -> str:
 def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:
-        raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
+        raise InvalidInput(
+            f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}. Use a shorter one"
+        )
     bare = uri.strip()
     found = _SCHEME.match(bare)
     if found is not None and bare != uri:
@@ -202,7 +204,9 @@ def _local_store(path: Path) -> LocalStore:
 
 def _plain_path(path: str) -> Path:
     if not path or _UNWRITABLE.search(path):
-        raise InvalidInput("the empty path, and one with control characters, names no folder")
+        raise InvalidInput(
+            "the empty path, and one with control characters, names no folder. Give the path of a folder"
+        )
     if USERINFO.search(path):
         raise InvalidInput(f"the path name:…@… may contain credentials. {FROM_THE_ENVIRONMENT}. {_EXPECTED}")
     return Path(path)
@@ -219,7 +223,7 @@ def _file_path(uri: str) -> Path:
     try:
         segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
     except UnicodeDecodeError as error:
-        raise InvalidInput("file://…: its escapes are not UTF-8") from error
+        raise InvalidInput("file://…: its escapes are not UTF-8. Write them in UTF-8") from error
     if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
         raise InvalidInput("file://…: an escaped '/' or control character, '.' or '..' in it names no folder")
     return _plain_path("/" + "/".join(segments))

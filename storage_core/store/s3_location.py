@@ -121,7 +121,9 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
         raise InvalidInput("expected s3://bucket/prefix with a bucket name of 3 to 63 of a-z 0-9 . - in the URI")
     prefix = prefix.removesuffix("/")
     if "#" in rest or path.endswith("//") or (prefix and not is_safe_key(prefix)):
-        raise InvalidInput(f"s3://{bucket}/…: the prefix contains '#', or a segment that is '.', '..' or empty")
+        raise InvalidInput(
+            f"s3://{bucket}/…: the prefix contains '#', or a segment that is '.', '..' or empty. Choose another prefix"
+        )
     given = _parameters(bucket, query)
     endpoint = _chosen(given, "endpoint", environment, _ENDPOINT_VARIABLES)
     region = _chosen(given, "region", environment, _REGION_VARIABLES)

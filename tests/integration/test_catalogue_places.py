@@ -591,7 +591,10 @@ def test_a_catalogue_that_has_to_be_there_is_not_made(database_url: str, tmp_pat
 
 def test_a_damaged_file_and_a_busy_one_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "damaged.db").write_bytes(b"this is no database" * 100)
-    with pytest.raises(tm.errors.Corrupt, match="delete the file, or name another, and refresh it"):
+    with pytest.raises(
+        tm.errors.Corrupt,
+        match=r"damaged\.db: the file is not a database\. Name another file\. If the catalog was here",
+    ):
         tm.open_catalog(f"sqlite:///{tmp_path}/damaged.db")
     file = tmp_path / "busy.db"
     table = made(tmp_path / "t", 1)

@@ -583,8 +583,8 @@ def test_map_columns_say_what_patches_do_to_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ("map_columns: {at: merge}\n", "events.yaml:7: field `map_columns`: map_columns: the column 'at' is not a map"),
-        ("map_columns: {nobody: merge}\n", "map_columns: unknown column 'nobody'"),
+        ("map_columns: {at: merge}\n", "events.yaml:7: field `map_columns`: the column 'at' is not a map"),
+        ("map_columns: {nobody: merge}\n", "field `map_columns`: unknown column 'nobody'"),
         (
             "map_columns: {m: add}\n",
             "events.yaml:7: field `map_columns.m`: map column 'm' is 'add'. Give replace or merge",

@@ -76,7 +76,7 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     If no argument is given, return `EVERY_WINDOW`.
     """
     if window is not None and (start is not None or end is not None):
-        raise InvalidInput("give either --window or --from/--to, not both")
+        raise InvalidInput("give either --window or --from/--to, not both. Leave one of them out")
     if window == NULL_WINDOW:
         return WindowRange(null_only=True)
     if window is not None:

@@ -93,7 +93,7 @@ def window_starts(array: pa.ChunkedArray | pa.Array, duration: int) -> pa.Int64A
     """
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     if not pa.types.is_timestamp(column.type):
-        raise InvalidInput(f"windows need a timestamp column, found {column.type}")
+        raise InvalidInput(f"windows need a timestamp column, found {column.type}. Name a column of timestamps")
     ticks_per_window = duration * _TICKS_PER_SECOND[column.type.unit]
     ticks = column.cast(pa.int64()).combine_chunks()
     if isinstance(ticks, pa.ChunkedArray):  # true for a column without chunks

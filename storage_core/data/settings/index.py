@@ -53,14 +53,19 @@ class IndexDefinition:
         if self.kind != "primary_key":
             return
         if not primary_key:
-            raise InvalidInput(f"index {self.name!r}: kind primary_key needs a table with a primary_key")
+            raise InvalidInput(
+                f"index {self.name!r}: kind primary_key needs a table with a primary_key. "
+                "Declare a primary_key, or another kind"
+            )
         if self.columns != tuple(primary_key):
             wanted = f"Name the columns of the table's primary_key in this order: {list(primary_key)}"
             raise InvalidInput(
                 f"index {self.name!r}: columns of kind primary_key: found {list(self.columns)}. {wanted}"
             )
         if self.options:
-            raise InvalidInput(f"index {self.name!r}: kind primary_key has no options, found {sorted(self.options)}")
+            raise InvalidInput(
+                f"index {self.name!r}: kind primary_key has no options, found {sorted(self.options)}. Leave them out"
+            )
 
     @property
     def key(self) -> str:
@@ -151,7 +156,7 @@ def beside_kind(index: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(options, Mapping):
         return index
     if twice := sorted(own.keys() & options.keys()):
-        raise InvalidInput(f"index {index.get('name')!r}: the option {twice[0]!r} is given twice")
+        raise InvalidInput(f"index {index.get('name')!r}: the option {twice[0]!r} is given twice. Give it once")
     return {**{name: value for name, value in index.items() if name not in own}, "options": {**options, **own}}
 
 

@@ -194,7 +194,7 @@ class Publish:
         if unknown := sorted(set(wanted) - {*FORMATS}):
             raise InvalidInput(choice_of("publish", unknown[0], FORMATS))
         if options := wanted.get("iceberg"):
-            raise InvalidInput(f"iceberg has no options, found {quoted(options)}")
+            raise InvalidInput(f"iceberg has no options, found {quoted(options)}. Leave them out")
         return Publish(delta=_vectors(wanted["delta"]) if "delta" in wanted else None, iceberg="iceberg" in wanted)
 
     @property
@@ -670,7 +670,7 @@ class TableConfig:
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:
     if doubled := sorted(repeated(names)):
-        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
+        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}. Name each once")
 
 
 _ENTRIES: Final = settings_of(TableConfig)

@@ -79,7 +79,10 @@ def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
         raise InvalidInput(f"weights are {quoted(given)}. Give a number for the name of an index")
     known = dict(given or {})
     if foreign := [each for each in known if each not in indexes]:
-        raise InvalidInput(f"a weight is given for {quoted(foreign[0])}, but this search uses {', '.join(indexes)}")
+        raise InvalidInput(
+            f"a weight is given for {quoted(foreign[0])}, but this search uses {', '.join(indexes)}. "
+            "Leave it out, or search this index, too"
+        )
     weights = [_weight(each, known.get(each, 1.0)) for each in indexes]
     if not any(weights):
         raise InvalidInput("every weight is 0. At least one index must rank the rows")
@@ -335,7 +338,10 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
         raise InvalidInput(f"index is {quoted(index)}. Give the name of one index")
     definition = segments.definition_of(snapshot, index)
     if definition.kind == "primary_key":
-        raise InvalidInput(f"index {index!r} is of the primary key: get and merges use it, no search does", index=index)
+        raise InvalidInput(
+            f"index {index!r} is of the primary key: get and merges use it, no search does. Name another index",
+            index=index,
+        )
     if (definition.kind == "vector") is not by_vector:
         what = "a vector, not a query" if definition.kind == "vector" else "a query, not a vector"
         raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
@@ -357,11 +363,17 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
     """Return the question for an index with this definition. Raises `InvalidInput`."""
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
-        raise InvalidInput("one index takes a query or a vector, found both")
+        raise InvalidInput(
+            "one index takes a query or a vector, found both. Leave one of them out, or name two indexes"
+        )
     if nprobe is not None and definition.kind != "vector":
-        raise InvalidInput(f"nprobe is for searches by vector, and index {definition.name!r} is {definition.kind}")
+        raise InvalidInput(
+            f"nprobe is for searches by vector, and index {definition.name!r} is {definition.kind}. Leave nprobe out"
+        )
     if boosts and definition.kind != "fulltext":
-        raise InvalidInput(f"boosts are for full text, and index {definition.name!r} is {definition.kind}")
+        raise InvalidInput(
+            f"boosts are for full text, and index {definition.name!r} is {definition.kind}. Leave the boosts out"
+        )
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
@@ -420,7 +432,9 @@ def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot
             f"index {definition.name!r}: the vector has {found}. Give {dimensions}, as column {column!r} has"
         )
     if not np.isfinite(wanted).all():
-        raise InvalidInput(f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits")
+        raise InvalidInput(
+            f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits. Give finite numbers"
+        )
     if options.metric == "cosine" and not wanted.any():
         raise InvalidInput(
             f"index {definition.name!r}: the vector is zero, which has no direction. The metric cosine needs another "
@@ -452,11 +466,11 @@ def _not_numbers(given: object) -> str:
 
 def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusion) -> SearchRequest:
     if given.query is None and given.vector is None:
-        raise InvalidInput("a search needs a query, a vector, or both, found neither")
+        raise InvalidInput("a search needs a query, a vector, or both, found neither. Give one of them")
     definitions = _definitions(snapshot, given.index, query=given.query, vector=given.vector)
     texts = [each for each in definitions if each.kind == "fulltext"]
     if given.nprobe is not None and len(texts) == len(definitions):
-        raise InvalidInput("nprobe is for searches by vector, and this search uses no vector index")
+        raise InvalidInput("nprobe is for searches by vector, and this search uses no vector index. Leave nprobe out")
     boosts = given.boosts or {}
     if foreign := [each for each in boosts if not any(each in text.columns for text in texts)]:
         found = ", ".join(column for text in texts for column in text.columns)
@@ -497,5 +511,8 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
                 f"a {what} is given, and none of {names} takes one. Name one more index, or leave out the names"
             )
         if given is None and fitting:
-            raise InvalidInput(f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given", index=fitting[0])
+            raise InvalidInput(
+                f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given. Give one, or leave this index out",
+                index=fitting[0],
+            )
     return definitions

@@ -339,9 +339,13 @@ class LandingSpec:
                 f"format is {self.format!r}, and a pattern is only for the format 'pattern'. Leave the pattern out"
             )
         if self.format in TYPED and (self.time_format or self.null_values):
-            raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
+            raise InvalidInput(
+                f"{self.format} files carry typed values: time_format and null_values do not apply. Leave them out"
+            )
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
-            raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
+            raise InvalidInput(
+                "a Delta table has typed values: time_format, null_values and suffix do not apply. Leave them out"
+            )
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
             raise InvalidInput(choice_of("changes", self.changes, get_args(DeltaChanges)))
         if self.changes is not None and self.format != "delta":
@@ -376,7 +380,7 @@ class LandingSpec:
         if self.year not in (None, *get_args(Year)):
             raise InvalidInput(f"year is {self.year!r}. Give from_arrival, or leave it out")
         if self.format == "delta" and (self.times or self.nanoseconds != "reject"):
-            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
+            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
 
@@ -455,7 +459,9 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
         ) from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
     if not names or len(set(names)) != len(names):
-        raise InvalidInput(f"the pattern must name each of its groups once, found {list(names)}")
+        raise InvalidInput(
+            f"the pattern must name each of its groups once, found {list(names)}. Write each as (?P<column>…)"
+        )
     return names
 
 
