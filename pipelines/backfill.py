@@ -218,7 +218,10 @@ def _require_within(span: Span, first: int, stop: int, name: str) -> None:
 
 
 def _length(text: str, span: Span) -> int:
-    seconds = parse_duration(text)
+    try:
+        seconds = parse_duration(text)
+    except InvalidInput as error:
+        raise error.reworded(f"--chunk: {error.found}") from error
     if seconds <= 0 or seconds % span.window_seconds:
         raise InvalidInput(
             f"a chunk of {text!r} does not contain whole windows of {span.window_seconds} s. Use 1d or 6h."

@@ -401,7 +401,9 @@ def run_collect_raw(job: JobRun[CollectRaw]) -> JobReport:
     """
     options = job.options
     if options.horizon_ms is not None and options.horizon_ms < 0:
-        raise InvalidInput(f"a horizon is at least 0 ms, found {options.horizon_ms}", horizon_ms=options.horizon_ms)
+        raise InvalidInput(
+            f"a horizon is at least 0 ms, found {options.horizon_ms}. Give 0 or more", horizon_ms=options.horizon_ms
+        )
     log = DistributeTables.open(options)
     collector = RawLogCollector(
         source=log.source,

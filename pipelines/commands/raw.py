@@ -142,8 +142,9 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
     about = {"writer": log.writer_id, "records": tally.acknowledged, "stores": report}
     if tally.bad:
         raise InvalidInput(
-            f"{tally.bad:,} lines are not valid rows and were skipped. The other {tally.acknowledged:,} are "
-            "acknowledged.",
+            f"{counted(tally.bad, 'line')} {'is not a valid row' if tally.bad == 1 else 'are not valid rows'}. "
+            f"{counted(tally.acknowledged, 'row')} of the other lines {'is' if tally.acknowledged == 1 else 'are'} "
+            "acknowledged. Correct these lines, then append them alone",
             rejected=tally.rejected,
         )
     if as_json:

@@ -199,7 +199,9 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
 
     document = declaration_file.parse_yaml(data, str(file), "a type for each column")
     if not isinstance(document.value, dict) or not document.value:
-        raise InvalidInput(f"{file}: expected a type for each column, such as `status: int!`")
+        raise InvalidInput(
+            f"{file}: expected a type for each column, such as `status: int!`. Write each column with its type"
+        )
     found = []
     for name, value in document.value.items():
         try:
@@ -308,7 +310,7 @@ def _bare(name: str) -> tuple[str, str | None]:
 
 def _column(uri: str, change: str, what: Sequence[str], default: str | None, *, as_json: bool) -> None:
     if len(what) != len(_WORDS[change].split()):
-        raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}")
+        raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}. Correct the arguments")
     table = open_table(uri)
     before = table.snapshot.metadata
     _change(table, change, what, default)

@@ -111,5 +111,6 @@ class QueryLimits:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise InvalidInput(
-                    f"{name} of a query are at least {least} bytes, found {quoted(value)}", **{name: value}
+                    f"{name} of a query are at least {least} bytes, found {quoted(value)}. Give a larger number",
+                    **{name: value},
                 )

@@ -301,7 +301,7 @@ def _parsed(model: type[Model], data: bytes, where: str) -> Model:
 def _problem(error: ErrorDetails, document: LocatedYaml, where: str, model: type[Closed]) -> str:
     cause = error.get("ctx", {}).get("error")
     way = (*error["loc"], *(place_of(cause) if isinstance(cause, InvalidInput) else ()))
-    field = without_locations(".".join(map(str, way))) or "(file)"
+    field = without_locations(".".join(str(each) for each in way if each != "[key]")) or "(file)"
     return f"{where}:{document.line_of(way)}: {_what_is_wrong(error, f'field `{field}`', model)}"
 
 

@@ -251,7 +251,9 @@ def _with_late_data(config: TableConfig, given: object) -> TableConfig:
     if isinstance(given, LateData):
         return replace(config, late_data=given)
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"late_data is a mapping with policy and acceptance_window, found {given!r}")
+        raise InvalidInput(
+            f"late_data is a mapping with policy and acceptance_window, found {given!r}. Write it as a mapping"
+        )
     return changed(config, {"late_data": {"policy": LateData().policy, **given}})
 
 

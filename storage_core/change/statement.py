@@ -118,7 +118,9 @@ class Assignments:
                 expression could give another value.
         """
         if not isinstance(given, Mapping) or not given:
-            raise InvalidInput(f"an update sets columns to values, as in {{'seats': 4}}, found {quoted(given)}")
+            raise InvalidInput(
+                f"an update sets columns to values, as in {{'seats': 4}}, found {quoted(given)}. Give a mapping"
+            )
         unknown = [name for name in given if name not in schema.names]
         if unknown:
             raise InvalidInput(unknown_names("column", unknown, schema.names), columns=unknown)

@@ -113,8 +113,21 @@ def _types(text: str) -> str:
     return f"{listed(first)} and {last}" if first else last
 
 
+_OPERATORS: Final = {
+    "~~": "LIKE",
+    "!~~": "NOT LIKE",
+    "~~*": "ILIKE",
+    "!~~*": "NOT ILIKE",
+    "~~~": "GLOB",
+    "__between": "BETWEEN",
+    "__postfix": "!",
+    "->>": "->>",
+}
+"""The names that DuckDB uses in its errors for operators, with the words in SQL."""
+
+
 def _call(found: re.Match[str]) -> str:
-    name, types = found["name"], found["types"]
+    name, types = _OPERATORS.get(found["name"], found["name"]), found["types"]
     if not types:
         return f"no function {shortened(name)} is without arguments. Give its arguments"
     return (

@@ -698,4 +698,6 @@ def _by_name(parameters: object) -> dict[str, object]:
         return {str(name): value for name, value in parameters.items()}
     if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes):
         return {str(number): value for number, value in enumerate(parameters, 1)}
-    raise InvalidInput(f"parameters are a list of values, or values by name, found {quoted(parameters)}")
+    raise InvalidInput(
+        f"parameters are a list of values, or values by name, found {quoted(parameters)}. Give one of these"
+    )

@@ -392,7 +392,9 @@ def read_prices(text: str) -> Prices:
     try:
         prices = Prices(**found)
     except TypeError:
-        raise InvalidInput(f"there are the prices put, get and storage, found {', '.join(found)}") from None
+        raise InvalidInput(
+            f"there are the prices put, get and storage, found {', '.join(found)}. Give these three"
+        ) from None
     if not all(0 <= each < math.inf for each in found.values()):
         raise InvalidInput(f"{text!r}: a price is a number, and not below zero. Correct the price")
     return prices

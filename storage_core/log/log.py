@@ -411,11 +411,14 @@ def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag |
     _replace(log, partial(_replaced, name, before, after))
 
 
+_VERSION = "Give a version number, a time such as 2015-05-17T10:00 or a tag"
+
+
 def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
     why = "the tag has expired" if name in tags.by_name else "there is no such tag"
     known = ", ".join(each.name for each in tags.live(now_ms)) or "none"
     like = did_you_mean(name, (each.name for each in tags.live(now_ms)))
-    return NotFound(f"{name!r}: {why}. Tags of {log.store.uri}: {known}{like}", tag=name)
+    return NotFound(f"{name!r}: {why}. Tags of {log.store.uri}: {known}{like or f'. {_VERSION}'}", tag=name)
 
 
 def _replaced(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:

@@ -217,22 +217,28 @@ def _file_path(uri: str) -> Path:
     if host.lower() not in ("", "localhost") or not slash or any(each in path for each in "?#"):
         raise InvalidInput(
             "file://…: expected file:/// and an absolute path on this machine, with %3F for ? and %23 for #"
+            ". Write it in this form"
         )
     if _ESCAPE.search(path):
-        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25")
+        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25. Correct it")
     try:
         segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
     except UnicodeDecodeError as error:
         raise InvalidInput("file://…: its escapes are not UTF-8. Write them in UTF-8") from error
     if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
-        raise InvalidInput("file://…: an escaped '/' or control character, '.' or '..' in it names no folder")
+        raise InvalidInput(
+            "file://…: an escaped '/' or control character, '.' or '..' in it names no folder. Write another path"
+        )
     return _plain_path("/" + "/".join(segments))
 
 
 def _memory_name(uri: str) -> str:
     name = uri.split("://", 1)[1].removesuffix("/")
     if not _MEMORY_NAME.fullmatch(name) or any(each in (".", "..") for each in name.split("/")):
-        raise InvalidInput("memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts")
+        raise InvalidInput(
+            "memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts"
+            ". Use another name"
+        )
     return name
 
 

@@ -181,14 +181,14 @@ def _endpoint(text: str, place: str) -> str:
 
 def _region(text: str, place: str) -> str:
     if not _REGION.fullmatch(text):
-        raise InvalidInput(f"{place}: expected the name of a region, such as eu-central-1")
+        raise InvalidInput(f"{place}: expected the name of a region, such as eu-central-1. Correct the region")
     return text
 
 
 def _path_style(text: str, place: str) -> bool:
     found = _BOOLEANS.get(text.lower())
     if found is None:
-        raise InvalidInput(f"{place}: expected true or false")
+        raise InvalidInput(f"{place}: expected true or false. Write one of them")
     return found
 
 

@@ -135,7 +135,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
         InvalidInput: The text is invalid. The error quotes the text and describes the fault.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}")
+        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}. Give a text")
     try:
         named, nulls_first = _split_nulls(text)
         name, rest = _split_name(named)

@@ -198,7 +198,10 @@ def _read(given: object) -> tuple[IndexDefinition, ...]:
     """Return the definitions in a list of records or mappings, or in the JSON text of a list."""
     given = from_json(given, "indexes are a JSON list of name, kind, columns and maybe options")
     if not isinstance(given, list | tuple):
-        raise InvalidInput(f"a list of definitions is wanted, found {quoted(given)}")
+        raise InvalidInput(
+            f"a list of definitions is wanted, found {quoted(given)}"
+            ". Write a list with a name, a kind and columns for each index"
+        )
     return tuple(each_of(_definition, given))
 
 
@@ -207,7 +210,7 @@ def _definition(index: object) -> IndexDefinition:
     if isinstance(index, IndexDefinition):
         return index
     if not isinstance(index, Mapping):
-        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
+        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}. Write it as a mapping")
     given = beside_kind(index)
     known = ("name", "kind", "columns", "options")
     if unknown := [each for each in given if each not in known]:
@@ -217,7 +220,7 @@ def _definition(index: object) -> IndexDefinition:
         raise InvalidInput(f"index {quoted(given.get('name', ''))} lacks {lacking[0]!r}. Give name, kind and columns")
     name, columns, options = str(given["name"]), given["columns"], given.get("options", {})
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
-        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping")
+        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping. Correct them")
     texts = {str(key): str(value) for key, value in options.items()}
     kind = cast("IndexKind", str(given["kind"]))  # the record checks the kind
     return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)

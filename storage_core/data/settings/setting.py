@@ -156,7 +156,9 @@ def parse_instant(text: str) -> datetime:
     try:
         return datetime.strptime(text, INSTANT_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds)") from error
+        raise InvalidInput(
+            f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds). Write it in this form"
+        ) from error
 
 
 def parse_seconds(given: str | int | datetime) -> int:

@@ -344,7 +344,7 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
         )
     if (definition.kind == "vector") is not by_vector:
         what = "a vector, not a query" if definition.kind == "vector" else "a query, not a vector"
-        raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
+        raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}. Name another index", index=index)
     return definition
 
 
@@ -377,7 +377,10 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
-                raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
+                raise InvalidInput(
+                    f"full-text index {definition.name!r} takes a query as text, found {query!r}"
+                    ". Give words to search for"
+                )
             return fulltext.parse(query, definition, syntax=given.syntax, boosts=boosts)
         case "bitmap":
             return parse_bitmap_query(query, definition, snapshot.schema)
