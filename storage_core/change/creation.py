@@ -217,7 +217,7 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
     if used is None and name in _sorted_by(snapshot):
         used = "in the sort schema of older splits. Rewrite them with `tidemark compact NAME --resort`"
     if used is not None:
-        raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}. Change that first", column=name)
+        raise InvalidInput(f"column {name!r} cannot be {change}: it is {used}", column=name)
 
 
 def _partition_sources(snapshot: Snapshot) -> set[str]:

@@ -338,6 +338,8 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
             return _of_a_value(field, without_locations(str(error["ctx"]["error"])))
         case "literal_error" | "enum":
             return f"{field} is {_found(found)}. Give {error['ctx']['expected'].replace(chr(39), '')}"
+        case "too_short":
+            return f"{field} is empty. Give at least one value"
         case _ if kind in _BOUNDS:
             name, advice = _BOUNDS[kind]
             return f"{field} is {_found(found)}. {advice.format(error['ctx'][name])}"

@@ -144,7 +144,9 @@ class _Column:
 
     def __init__(self, name: str, definition: IndexDefinition, schema: pa.Schema) -> None:
         if name not in definition.columns:
-            raise _refused(definition, f"column {name!r} is not one of {', '.join(definition.columns)}")
+            raise _refused(
+                definition, f"column {name!r} is not one of {', '.join(definition.columns)}. Name one of these"
+            )
         self._name = name
         self._definition = definition
         self._kind = schema.field(name).type

@@ -37,6 +37,7 @@ from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
+from storage_core.engine.faults import re2_fault
 from storage_core.engine.session import session
 from storage_core.store.contract import ObjectFile, ObjectInfo
 from storage_core.store.resolve import check_location, is_missing, open_store, overlap
@@ -454,7 +455,7 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
         captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
     except pa.ArrowInvalid as error:
         raise InvalidInput(
-            f"the pattern {quoted(pattern, 200)} is not a valid RE2 expression{_re2_fault(str(error))}. Correct it. "
+            f"the pattern {quoted(pattern, 200)} is not a valid RE2 expression{_re2_fault(error)}. Correct it. "
             "Write each column as a named group (?P<column>…)"
         ) from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
@@ -465,27 +466,9 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
     return names
 
 
-_RE2_FAULTS: Final = {
-    "missing )": "a group is not closed",
-    "missing ]": "a character class is not closed",
-    "unexpected )": "a group is closed that is not open",
-    "invalid named capture group": "the name of a group has characters other than letters, digits and _",
-    "duplicate capture group name": "two groups have the same name",
-    "no argument for repetition operator": "a *, + or ? has nothing before it",
-    "bad repetition operator": "two of *, + and ? follow each other",
-    "invalid repetition size": "a number of repetitions is too large",
-    "invalid escape sequence": "a letter after \\ has no meaning",
-    "invalid character class range": "a range of characters ends before it begins",
-    "trailing \\": "it ends with \\",
-    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not have",
-}
-"""The faults of an RE2 expression, by the beginning of RE2's own names for them."""
-
-
-def _re2_fault(text: str) -> str:
-    """Return the fault in the text of RE2's error, as the end of a sentence. Empty for a fault without a known name."""
-    named = text.partition("expression: ")[2]
-    fault = next((said for name, said in _RE2_FAULTS.items() if named.startswith(name)), None)
+def _re2_fault(error: Exception) -> str:
+    """Return the fault of RE2 as the end of a sentence. Empty for a fault without a known name."""
+    fault = re2_fault(str(error).partition("expression: ")[2])
     return "" if fault is None else f": {fault}"
 
 
