@@ -17,6 +17,7 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
     {
         "tests/e2e/test_access_log.py",  # all jobs on Spark
         "tests/integration/test_dagster_runs.py::test_a_ranged_run_ingests_and_compacts_with_all_metrics",
+        "tests/integration/test_guide.py::test_the_example_of_the_readme_runs_in_an_empty_folder",
         "tests/property/test_append_tables_that_change.py::test_a_few_courses_of_an_append_table",
         "tests/property/test_ingest_exactly_once.py",
         "tests/property/test_keyed_tables_that_change.py::test_a_few_courses_of_a_keyed_table",
@@ -36,6 +37,7 @@ LONG = {
     "kills, pauses and forks, and processes or threads that race": frozenset(
         {
             "tests/e2e/test_concurrent_appends.py",
+            "tests/integration/test_announced_files.py::test_a_run_that_stops_at_any_request_adds_each_row_once",
             "tests/e2e/test_killed_compaction.py",
             "tests/integration/test_consistency.py",
             "tests/integration/test_forked_writers.py",
@@ -101,6 +103,42 @@ LONG = {
             "tests/unit/test_history_pages.py",
             "tests/unit/test_log_budgets.py",
             "tests/unit/test_transactions_in_columns.py",
+        }
+    ),
+    "one capability in all its forms, which take long together": frozenset(
+        {
+            "tests/integration/test_a_project_of_its_own.py",
+            "tests/integration/test_bitmap_filters.py",
+            "tests/integration/test_cli.py",
+            "tests/integration/test_deleted_rows.py",
+            "tests/integration/test_disk_cache.py",
+            "tests/integration/test_explain.py",
+            "tests/integration/test_guide.py",
+            "tests/integration/test_imports.py",
+            "tests/integration/test_index_search.py",
+            "tests/integration/test_kept_searchers.py",
+            "tests/integration/test_matches.py",
+            "tests/integration/test_neighbours_of_processes.py",
+            "tests/integration/test_partitioned_tables.py",
+            "tests/integration/test_primary_key_index.py",
+            "tests/integration/test_ranged_reads.py",
+            "tests/integration/test_raw_rows_in_reads.py",
+            "tests/integration/test_read_budgets.py",
+            "tests/integration/test_regions_made_by_hand.py",
+            "tests/integration/test_searches_of_the_log.py",
+            "tests/integration/test_segments_follow_merges.py",
+            "tests/integration/test_sql_over_several_tables.py",
+            "tests/integration/test_streamed_reads.py",
+            "tests/integration/test_table_on_s3.py",
+            "tests/integration/test_values_of_engines.py",
+            "tests/integration/test_vector_search.py",
+            "tests/integration/test_what_a_query_fetches.py",
+            "tests/integration/test_which_splits_a_query_reads.py",
+            "tests/unit/test_log_opening.py",
+            "tests/unit/test_plain_english.py",
+            "tests/unit/test_region_repartition.py",
+            "tests/unit/test_tags.py",
+            "tests/unit/test_words.py",
         }
     ),
 }
