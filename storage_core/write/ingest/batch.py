@@ -16,10 +16,8 @@ file that cannot be read to its end gives no rows, but one rejection without a l
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -31,7 +29,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, out_of_memory
+from storage_core.base.errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+    out_of_memory,
+    unavailable,
+)
 from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
@@ -133,21 +139,19 @@ def parse_blocks(
     target = _row_format(landed, spec, schema, time_column, nonzero=nonzero)
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
-    except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        found = error.found if isinstance(error, Corrupt) else error
-        reason = f"the file cannot be used: {found}. Land the whole file again under a new name"
+    except Corrupt as error:
+        reason = f"the file cannot be used: {error.found}. Land the whole file again under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
     except (OSError, MemoryError, duckdb.Error) as error:
         if out_of_memory(error):
-            problem = (str(error).splitlines() or ["MemoryError"])[0]
             raise Unavailable(
-                f"{landed.uri}/{landed.path}: too large for the available memory ({problem}). Give the task more "
-                "memory, or land the file in pieces",
+                f"{landed.uri}/{landed.path}: too large for the available memory. Give the task more memory, or land "
+                "the file in pieces",
                 file=landed.path,
             ) from error
         if not isinstance(error, OSError):
             raise
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
 
 
 def _row_format(
@@ -587,7 +591,7 @@ def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
                 room -= block.text.nbytes
                 if room < 0:
                     return None
-    except (TidemarkError, EOFError, zlib.error, OSError, MemoryError):
+    except (TidemarkError, OSError, MemoryError):
         return None
     return found
 

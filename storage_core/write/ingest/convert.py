@@ -377,11 +377,10 @@ def _converted(raw: pa.Table, target: RowFormat) -> Converted:
         except duckdb.Error as error:
             if out_of_memory(error):  # the format is not the cause
                 raise
-            problem = str(error).splitlines()[0]
-            what = "the text cannot be converted"
+            what = "a text of the file cannot be converted to the type of its column. Correct the file"
             if target.time_format is not None:
-                what = f"time_format {target.time_format!r} cannot be used"
-            raise InvalidInput(f"{what}: {problem}") from error
+                what += f", or check that its times have the form of time_format {target.time_format!r}"
+            raise InvalidInput(what) from error
     last = table.num_columns - 1  # selected by position, because a column of the table may have any name
     return Converted(table.remove_column(last), table.column(last).combine_chunks())
 

@@ -194,7 +194,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -
     except StopIteration:
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > len(names):
         raise unsound(_other_columns([each for each in columns if each not in names]))
 
@@ -290,8 +290,10 @@ def _open(
             ),
         )
         names = [counter.form.name(name) for name in reader.schema.names]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    except UnicodeDecodeError as error:
+        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+    except pa.ArrowInvalid as error:
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
@@ -300,7 +302,9 @@ def _open(
 
 def _other_columns(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
-    return f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
+    return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
 
 def _batches(
@@ -317,7 +321,7 @@ def _batches(
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise unsound(
-            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
+            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed"
         ) from error
     if held is not None:
         yield held, True
