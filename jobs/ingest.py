@@ -84,6 +84,13 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     landed = survey(spec)
+    if job.before.config.kind == "keyed":
+        from jobs.keyed_ingest import KeyedIngest  # imports regions, which append tables do not need
+
+        if job.options.windows != EVERY_WINDOW:
+            raise InvalidInput(f"{job.uri}: files land in a keyed table as a whole. Leave the windows out.")
+        read = partial(_read_files, job)
+        return KeyedIngest(job, spec, landed.files, read, _details, _about(spec, landed)).run()
     windows = _windows(job.options.windows, job.before.config.window_seconds)
 
     def planned_at(snapshot: Snapshot) -> list[IngestWork]:
@@ -103,14 +110,19 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     )
 
 
-def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
+def _read_files(job: JobRun[Ingest], work: Sequence[IngestWork]) -> list[BatchResult]:
+    """Execute the tasks of these files, and return their results in the order of the files."""
     context = context_of(job.before).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=size)
-    results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    return [BatchResult.from_json(answer["result"]) for answer in answers]
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
+    results = _read_files(job, work)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]

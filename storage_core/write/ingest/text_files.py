@@ -30,6 +30,7 @@ from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -567,7 +568,7 @@ _WHY_NO_OBJECT = """
 _CELLS_PER_PART = 4
 _FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
-_MARK_BYTES = 8
+MARK_BYTES = 8
 
 
 def pattern_blocks(
@@ -603,10 +604,25 @@ def ndjson_blocks(
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
     keys or a struct, and an array can be a list.
     """
-    columns = len(target.schema)
     for block in read(stream, block_bytes):
-        for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
-            yield _json_rows(file, piece, target)
+        for piece in json_pieces(block, target):
+            rows = _json_rows(file, piece, target)
+            yield rows if target.changes is None else _with_given(rows, piece, target.changes)
+
+
+def json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+    """Yield the lines of the block in pieces that can be parsed at once."""
+    return block.pieces(_CELLS_PER_PART * parts_of(block.text) + len(target.schema))
+
+
+def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed:
+    """Return the rows, with the names of the fields that each patch names."""
+    patches = changes.patches(rows.rows)
+    if not len(patches):
+        return rows
+    lines = block.text.take(pa.array(np.searchsorted(block.numbers, rows.numbers[patches])))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
+        return replace(rows, given=connection.sql(_FIELDS).to_arrow_table().column(0).combine_chunks())
 
 
 def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
@@ -673,7 +689,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         columns = pa.array(names, pa.string())
         named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-    mark = token_hex(_MARK_BYTES)
+    mark = token_hex(MARK_BYTES)
     objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
     with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
