@@ -17,9 +17,11 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from typing import Any, Final
 
+import numpy as np
 import pyarrow as pa
 import xxhash
 
@@ -31,12 +33,13 @@ from storage_core.log.actions import Add
 from storage_core.log.job_run import Answer, Item, JobRun, Place, as_task
 from storage_core.split.context import SplitContext, context_of
 from storage_core.store.contract import ObjectStore
-from storage_core.write.distribution.work import FillPart, read_part, write_part
+from storage_core.store.meter import all_of
+from storage_core.write.distribution.work import FillPart, read_part, regions_of, write_part
 from storage_core.write.late_rows import SharedEntries
 from storage_core.write.region import router
 from storage_core.write.region.held_orders import newest_of, without_older
 from storage_core.write.region.router import Stretch, Turn, groups_of
-from storage_core.write.region.spec import route
+from storage_core.write.region.spec import PARALLEL_REGIONS, route
 
 ROWS_OF_A_GENERATION: Final = 500_000
 """The rows above which the records of a region become several generations, because a task holds all of its rows."""
@@ -126,10 +129,12 @@ class FillLanded:
     """Slices of parts that become the next generation of a claimed region. Travels as JSON.
 
     `slices` has the number of a part, the first row and the number of rows of each slice, in the order of the files.
+    `earlier` has, for some slices by number, the regions of earlier region specs that have the file already.
     """
 
     parts: tuple[FillPart, ...]
     slices: tuple[tuple[int, int, int], ...]
+    earlier: Mapping[int, tuple[str, ...]]
     turn: Turn
     order: str | None
     context: SplitContext
@@ -139,6 +144,7 @@ class FillLanded:
         return {
             "parts": [each.to_json() for each in self.parts],
             "slices": [*map(list, self.slices)],
+            "earlier": [[number, list(regions)] for number, regions in self.earlier.items()],
             "turn": asdict(self.turn),
             "order": self.order,
             "context": self.context.to_json(),
@@ -150,6 +156,7 @@ class FillLanded:
         return FillLanded(
             parts=tuple(map(FillPart.from_json, found["parts"])),
             slices=tuple((part, start, rows) for part, start, rows in found["slices"]),
+            earlier={number: tuple(regions) for number, regions in found["earlier"]},
             turn=Turn(**found["turn"]),
             order=found["order"],
             context=SplitContext.from_json(found["context"]),
@@ -173,7 +180,10 @@ def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tup
         `router.write_distributed`. Memory holds all records.
     """
     parts = [read_part(store, each) for each in work.parts]
-    records = pa.concat_tables([parts[number].slice(start, rows) for number, start, rows in work.slices])
+    slices = [parts[part].slice(start, rows) for part, start, rows in work.slices]
+    for number, regions in work.earlier.items():
+        slices[number] = _without_regions(slices[number], work.context, regions)
+    records = pa.concat_tables(slices)
     key = TableConfig.from_configuration(work.context.configuration).primary_key
     older = 0
     if work.order is not None:
@@ -186,12 +196,22 @@ def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tup
     return written.path, written.records, older
 
 
+def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence[str]) -> pa.Table:
+    """Return the records that belong to none of these regions of earlier region specs."""
+    for spec in TableConfig.from_configuration(context.configuration).region_specs[:-1]:
+        routed = route(context.table_id, spec, records)
+        others = np.array([each.id not in regions for each in routed.regions], np.bool_)
+        records = records.filter(pa.array(others[routed.positions], pa.bool_()))
+    return records
+
+
 @dataclass(slots=True)
 class _Chunk:
-    """Slices of one region, and the offsets of the files that end in these slices."""
+    """Slices of one region with the names of their offsets, and the offsets of the files that end in these slices."""
 
-    slices: list[tuple[int, int, int]]
-    ends: list[str]
+    slices: list[tuple[int, int, int]] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    ends: list[str] = field(default_factory=list)
     rows: int = 0
 
 
@@ -230,12 +250,18 @@ def fill_regions(
     """
     claims = [_claim(job, own, offsets) for own in _by_region(parts)]
     is_passed = check()
+    earlier = _earlier_regions(job, offsets)
     rows = older = 0
     while waiting := [each for each in claims if each.chunks]:
         context = context_of(job.before)
         works = [
             FillLanded(
-                parts=each.parts, slices=tuple(each.chunks[0].slices), turn=each.turn, order=order, context=context
+                parts=each.parts,
+                slices=tuple(each.chunks[0].slices),
+                earlier={number: earlier[name] for number, name in enumerate(each.chunks[0].names) if name in earlier},
+                turn=each.turn,
+                order=order,
+                context=context,
             )
             for each in waiting
         ]
@@ -262,6 +288,23 @@ def _by_region(parts: Sequence[LandedPart]) -> Iterable[list[LandedPart]]:
     return (found[region] for region in sorted(found))
 
 
+def _earlier_regions(job: JobRun[Any], offsets: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
+    """Return the regions of earlier region specs that have a file already, by the name of its offset.
+
+    A region spec can change between a run that ended early and the next run. No request if there was one spec only.
+    """
+    config, store = job.before.config, job.store
+    if len(config.region_specs) == 1:
+        return {}
+    regions = [each.id for each in regions_of(store, job.before) if each.spec_id != config.region_spec.id]
+    found: dict[str, tuple[str, ...]] = {}
+    for region, held in zip(regions, all_of(partial(router.offsets, store), regions, PARALLEL_REGIONS), strict=True):
+        for name in held.keys() & offsets.keys():
+            if held[name] == offsets[name]:
+                found[name] = (*found.get(name, ()), region)
+    return found
+
+
 def _claim(job: JobRun[Any], parts: Sequence[LandedPart], offsets: Mapping[str, int]) -> _Claim:
     log = job.log
     turn = router.take_turn(log.store, job.before, parts[0].region, clock=log.clock, ids=log.ids)
@@ -279,8 +322,9 @@ def _claim(job: JobRun[Any], parts: Sequence[LandedPart], offsets: Mapping[str, 
     chunks: list[_Chunk] = []
     for index, (place, number, start, rows) in enumerate(slices):
         if not chunks or chunks[-1].rows + rows > ROWS_OF_A_GENERATION:
-            chunks.append(_Chunk([], []))
+            chunks.append(_Chunk())
         chunks[-1].slices.append((number, start, rows))
+        chunks[-1].names.append(names[place])
         chunks[-1].rows += rows
         if index + 1 == len(slices) or slices[index + 1][0] != place:
             chunks[-1].ends.append(names[place])
