@@ -134,8 +134,12 @@ def test_files_that_land_after_the_crash_do_not_hide_the_files_before_it(tmp_pat
         assert landing.names() == {**EXPECTED, 100: "late file"}
 
 
-def test_two_runs_that_race_apply_each_record_once(tmp_path: Path) -> None:
-    """The second run runs completely at each request of the first run."""
+@pytest.mark.parametrize("more", [False, True], ids=["one run", "one run and a run of a later file"])
+def test_two_runs_that_race_apply_each_record_once(tmp_path: Path, *, more: bool) -> None:
+    """Another run, and perhaps a run of a later file, runs completely at each request of the first run.
+
+    The run of the later file removes the names of the earlier files from the regions.
+    """
     start = given(tmp_path, None)
     requests = 0
 
@@ -146,12 +150,21 @@ def test_two_runs_that_race_apply_each_record_once(tmp_path: Path) -> None:
     start.at(FaultStore(copy_of(start.store, "count"), watch=count)).ingest()
     for when in range(0, requests, 3):
         store = copy_of(start.store, f"both-{when}")
-        after(when, start, store)
-        landing = start.at(store, seed=5)
-        judge(landing)
+        race(start, store, when, more=more)
+        if more:
+            landing = start.at(store, seed=4)
+            landing.ingest()
+            assert landing.names() == {**EXPECTED, **dict.fromkeys(LATER, "later")}
+            assert records(landing, read_registry(store).regions) == RECORDS + len(LATER)
+            (tmp_path / "landing" / "9").unlink()
+        else:
+            judge(start.at(store, seed=5))
 
 
-def after(when: int, start: KeyedLanding, store: ObjectStore) -> None:
+LATER = range(100, 109)
+
+
+def race(start: KeyedLanding, store: ObjectStore, when: int, *, more: bool) -> None:
     seen = 0
 
     def other(*_: object) -> None:
@@ -159,6 +172,9 @@ def after(when: int, start: KeyedLanding, store: ObjectStore) -> None:
         seen += 1
         if seen == when + 1:
             start.at(store, seed=77).ingest()
+            if more:
+                start.land("9", *({"id": key, "name": "later"} for key in LATER))
+                start.at(store, seed=79).ingest()
 
     with suppress(CommitConflict, Fenced):
         start.at(FaultStore(store, watch=other), seed=78).ingest()
