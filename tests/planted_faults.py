@@ -465,6 +465,41 @@ FAULTS = (
         ("tests/unit/test_ingest_parse.py::test_csv_records_become_rows_and_bad_ones_are_numbered",),
     ),
     Fault(
+        "guarantee 18",
+        "a region that has a landed file does not get it again",
+        "_claim",
+        "if held.get(name) != offsets[name]:",
+        "if name:",
+        (
+            "tests/simulation/test_keyed_landing_crashes.py::"
+            "test_a_region_that_has_the_files_does_not_get_them_again_over_newer_rows",
+        ),
+    ),
+    Fault(
+        "guarantee 18",
+        "a file that another run committed is not landed again after the regions have removed its name",
+        "require_unlanded",
+        "if head.txns.get(name, 0) != job.before.txns.get(name, 0):",
+        "if not name:",
+        ("tests/simulation/test_keyed_landing_crashes.py::test_two_runs_that_race_apply_each_record_once",),
+    ),
+    Fault(
+        "guarantee 18",
+        "a landed record that is older than the row has no effect",
+        "_is_older",
+        "older = pc.less(records.column(order), against)",
+        "older = pc.less(against, against)",
+        ("tests/unit/test_keyed_landing.py::test_a_late_older_record_never_overwrites_a_newer_row",),
+    ),
+    Fault(
+        "guarantee 18",
+        "the order of a delete stays until the delete is merged",
+        "fold",
+        "source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)",
+        "source = np.where(folded_operations == Operation.DELETE, _NONE, source)",
+        ("tests/unit/test_keyed_landing.py::test_the_order_of_a_delete_is_known_until_it_is_merged",),
+    ),
+    Fault(
         "spec 14",
         "a landed file that expands without bound is refused",
         "Expansion.add",

@@ -140,6 +140,7 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
     with conversion_session(CONVERSION, lines=pa.table({"line": marked(objects, mark)})) as connection:
         found = connection.sql(_PARTS, params={"order": pointer}).to_arrow_table()
     ops, after_kinds, after, before_kinds, before, orders = (each.to_pylist() for each in found.columns)
+    name_of_order = json.dumps(order[-1], ensure_ascii=False) if order else ""
     fits, texts = [], []
     for op, after_kind, new, before_kind, old, at in zip(
         ops, after_kinds, after, before_kinds, before, orders, strict=True
@@ -161,7 +162,7 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
         if word != "d" and UNAVAILABLE in row:
             sent = {field: value for field, value in json.loads(row).items() if value != UNAVAILABLE}
             word, row = "patch", json.dumps(sent, ensure_ascii=False)
-        added = f'"{ENVELOPE_OP}":"{word}"' + (f",{json.dumps(order[-1])}:{at}" if order and at is not None else "")
+        added = f'"{ENVELOPE_OP}":"{word}"' + (f",{name_of_order}:{at}" if order and at is not None else "")
         fits.append(True)
         texts.append(f"{{{added}}}" if row == "{}" else f"{row[:-1]},{added}}}")
     return fits, unmarked(pa.chunked_array([pa.array(texts, pa.string())]), mark).to_pylist()
