@@ -470,10 +470,7 @@ FAULTS = (
         "_claim",
         "if held.get(name) != offsets[name]:",
         "if name:",
-        (
-            "tests/simulation/test_keyed_landing_crashes.py::"
-            "test_a_region_that_has_the_files_does_not_get_them_again_over_newer_rows",
-        ),
+        ("tests/simulation/test_keyed_landing_crashes.py::test_a_region_with_the_files_keeps_its_newer_rows",),
     ),
     Fault(
         "guarantee 18",

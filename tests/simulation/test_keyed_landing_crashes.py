@@ -92,7 +92,7 @@ def having(landing: KeyedLanding) -> set[int]:
     return {key for key, region in zip(KEYS, routed.positions.tolist(), strict=True) if has[region]}
 
 
-def test_a_region_that_has_the_files_does_not_get_them_again_over_newer_rows(tmp_path: Path) -> None:
+def test_a_region_with_the_files_keeps_its_newer_rows(tmp_path: Path) -> None:
     start = given(tmp_path, None)
     seen = set()
     for number, store in enumerate(left_by_crashes(start.store, lambda store: start.at(store).ingest())):
