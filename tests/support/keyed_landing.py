@@ -93,9 +93,9 @@ class KeyedLanding:
         configuration = {**head.metadata.configuration, LANDING: self.spec.to_json()}
         log.commit(head, [replace(head.metadata, configuration=configuration)], operation="SET SETTINGS")
 
-    def ingest(self) -> JobReport:
+    def ingest(self, **given: object) -> JobReport:
         log = self.log
-        options = Ingest(table_uri=self.store.uri)
+        options = Ingest(table_uri=self.store.uri, **given)  # type: ignore[arg-type]
         return run_ingest(JobRun(options, Here(log), Opened(log), takes_leases=False))  # type: ignore[arg-type]
 
     def retry(self, **options: object) -> JobReport:

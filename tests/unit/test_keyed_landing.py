@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.data.rows.windows import window_range
 from storage_core.data.settings.table import LateData, TableConfig
 from storage_core.maintain.check import fsck
+from storage_core.store.meter import MeteredStore
+from storage_core.table import Table
 from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.landed_regions import ROWS_OF_A_GENERATION
 from storage_core.write.ingest.landing import LandingSpec
@@ -445,3 +448,19 @@ def test_settings_that_do_not_fit_the_table_are_refused(
 def test_settings_that_contradict_each_other_are_refused(spec: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         LandingSpec(uri="landing", **spec)
+
+
+def test_the_column_of_the_order_cannot_be_dropped_or_renamed(tmp_path: Path) -> None:
+    landing = make_landing(tmp_path, envelope="debezium", order_by="source.lsn")
+    table = Table(MeteredStore(landing.store), landing.log, landing.log.snapshot())
+    for change_it in (lambda: table.drop_column("lsn"), lambda: table.rename_column("lsn", "scn")):
+        with pytest.raises(InvalidInput, match="named in `order_by` of the landing location"):
+            change_it()
+
+
+def test_files_land_in_a_keyed_table_as_a_whole(landing: KeyedLanding) -> None:
+    with pytest.raises(InvalidInput, match="Leave the windows out"):
+        landing.ingest(windows=window_range("0", None, None))
+    landing.land("a", {"id": 1, "name": "one"})
+    planned = landing.ingest(dry_run=True)
+    assert (planned.status, planned.details["files"], landing.names()) == ("planned", 1, {})

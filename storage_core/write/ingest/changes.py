@@ -42,7 +42,6 @@ WORDS: Final = {
     "patch": Operation.PATCH,
     **dict.fromkeys(("delete", "d"), Operation.DELETE),
 }
-_KNOWN = pa.array([*WORDS], pa.string())
 _OPERATIONS: Final = np.array([*WORDS.values()], np.int8)
 _UNKNOWN: Final = -1
 _LONGEST_WORD: Final = 50
@@ -150,7 +149,7 @@ class ChangeFormat:
         if self.op is None:
             return np.zeros(rows.num_rows, np.int8)
         words = pc.utf8_lower(rows.column(self.op))
-        found = pc.fill_null(pc.index_in(words, value_set=_KNOWN), _UNKNOWN).to_numpy()
+        found = pc.fill_null(pc.index_in(words, value_set=pa.array([*WORDS], pa.string())), _UNKNOWN).to_numpy()
         operations = np.where(found == _UNKNOWN, np.int8(_UNKNOWN), _OPERATIONS[found])
         operations[pc.fill_null(pc.equal(words, ""), fill_value=True).to_numpy()] = Operation.PUT
         return operations
