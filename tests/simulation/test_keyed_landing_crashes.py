@@ -85,10 +85,8 @@ def having(landing: KeyedLanding) -> set[int]:
     snapshot = landing.log.snapshot()
     rows = pa.table({"id": pa.array(KEYS, pa.int64())})
     routed = route(snapshot.table_id, snapshot.config.region_specs[-1], rows)
-    has = [
-        bool(found := read_latest(landing.store, each.id)) and "landed:1" in found.distributed
-        for each in routed.regions
-    ]
+    found = [read_latest(landing.store, each.id) for each in routed.regions]
+    has = [each is not None and "landed:1" in each.distributed for each in found]
     return {key for key, region in zip(KEYS, routed.positions.tolist(), strict=True) if has[region]}
 
 

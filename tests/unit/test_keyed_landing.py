@@ -453,9 +453,10 @@ def test_settings_that_contradict_each_other_are_refused(spec: dict[str, Any], m
 def test_the_column_of_the_order_cannot_be_dropped_or_renamed(tmp_path: Path) -> None:
     landing = make_landing(tmp_path, envelope="debezium", order_by="source.lsn")
     table = Table(MeteredStore(landing.store), landing.log, landing.log.snapshot())
-    for change_it in (lambda: table.drop_column("lsn"), lambda: table.rename_column("lsn", "scn")):
-        with pytest.raises(InvalidInput, match="named in `order_by` of the landing location"):
-            change_it()
+    with pytest.raises(InvalidInput, match="named in `order_by` of the landing location"):
+        table.drop_column("lsn")
+    with pytest.raises(InvalidInput, match="named in `order_by` of the landing location"):
+        table.rename_column("lsn", "scn")
 
 
 def test_files_land_in_a_keyed_table_as_a_whole(landing: KeyedLanding) -> None:

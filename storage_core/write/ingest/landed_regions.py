@@ -254,17 +254,7 @@ def fill_regions(
     rows = older = 0
     while waiting := [each for each in claims if each.chunks]:
         context = context_of(job.before)
-        works = [
-            FillLanded(
-                parts=each.parts,
-                slices=tuple(each.chunks[0].slices),
-                earlier={number: earlier[name] for number, name in enumerate(each.chunks[0].names) if name in earlier},
-                turn=each.turn,
-                order=order,
-                context=context,
-            )
-            for each in waiting
-        ]
+        works = [_work(each, earlier, order=order, context=context) for each in waiting]
         answers = job.map(
             fill_landed,
             [{"work": each.to_json()} for each in works],
@@ -286,6 +276,22 @@ def _by_region(parts: Sequence[LandedPart]) -> Iterable[list[LandedPart]]:
     for each in parts:
         found[each.region.id].append(each)
     return (found[region] for region in sorted(found))
+
+
+def _work(
+    claim: _Claim, earlier: Mapping[str, tuple[str, ...]], *, order: str | None, context: SplitContext
+) -> FillLanded:
+    """Return the work of the first chunk that is left."""
+    chunk = claim.chunks[0]
+    used = sorted({part for part, _, _ in chunk.slices})
+    return FillLanded(
+        parts=tuple(claim.parts[part] for part in used),
+        slices=tuple((used.index(part), start, rows) for part, start, rows in chunk.slices),
+        earlier={number: earlier[name] for number, name in enumerate(chunk.names) if name in earlier},
+        turn=claim.turn,
+        order=order,
+        context=context,
+    )
 
 
 def _earlier_regions(job: JobRun[Any], offsets: Mapping[str, int]) -> dict[str, tuple[str, ...]]:

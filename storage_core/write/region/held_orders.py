@@ -2,8 +2,8 @@
 
 Records of one region are put into the order of a column, and records that are older than the row of their key are
 removed. The region must be claimed, so that no other process writes to it. The row of a key is the row at `latest`: the
-base and the unmerged generations of the region. A landed delete keeps its order in the generation, so an older put of a
-later file has no effect while the delete is not merged. A merge removes the delete, and then its order is not known.
+base and the unmerged generations of the region. A landed delete keeps its order in the generation. So an older put of a
+later file has no effect until a merge applies the delete. After the merge, the order of the delete is not known.
 """
 
 from __future__ import annotations
