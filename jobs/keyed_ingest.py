@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Final
@@ -17,7 +18,9 @@ from storage_core.base.errors import CommitConflict, Fenced, TidemarkError
 from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.rows.windows import LateMetrics
 from storage_core.data.steps import Ingest
+from storage_core.log.actions import Action
 from storage_core.log.job_run import NO_METRICS, JobReport, JobRun, Metrics, Prediction, Status, with_report
+from storage_core.log.snapshot import Snapshot
 from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
 from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.landed_regions import fill_regions, offset_of, require_unlanded
@@ -41,7 +44,8 @@ class KeyedIngest:
     """One run of ingest of landed files into a keyed table.
 
     `read` executes the tasks of some files on a version of the table. `describe` returns the details of a report about
-    results, and `about` has the details about the landing location.
+    results, and `about` has the details about the landing location. `record` returns the record of a listing, which is
+    committed after the last round.
     """
 
     job: JobRun[Ingest]
@@ -50,6 +54,7 @@ class KeyedIngest:
     read: Callable[[Sequence[IngestWork]], list[BatchResult]]
     describe: Callable[[Sequence[BatchResult]], dict[str, object]]
     about: Mapping[str, object]
+    record: Callable[[Snapshot], Sequence[Action]]
     _results: list[BatchResult] = field(default_factory=list)
     _metrics: Metrics = NO_METRICS
     _older: int = 0
@@ -72,6 +77,7 @@ class KeyedIngest:
             status: Status = "planned" if works else "nothing_to_do"
             return self.job.report(status, metrics=planned, details={**self.about, "files": len(works)})
         if not works:
+            self._record_listing()
             return self._report()
         try:
             with self.job.holding(self.job.step.lease) as waited:
@@ -80,11 +86,18 @@ class KeyedIngest:
                     works = self._planned()
                 for each in _rounds(works):
                     self._bring_or_retry(each)
+                self._record_listing()
         except TidemarkError as error:
             if self._last is not None:
                 with_report(error, self._report())
             raise
         return self._report()
+
+    def _record_listing(self) -> None:
+        """Record the listing after all of its files are in the table."""
+        if actions := self.record(self.job.before):
+            with suppress(CommitConflict):  # another run lists again
+                self._last = self.job.commit(actions, operation="INGEST", metrics=NO_METRICS)
 
     def _planned(self) -> list[IngestWork]:
         """Return the work in the order in which the files landed."""

@@ -241,11 +241,23 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
     """Raise `InvalidInput` if another file has the same name or location, in any spelling."""
     # Two names that differ only in a dash would be the same name in Dagster.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
+    _take_queue(declaration, file, taken)
     for name, same in sorted(own & taken.keys()):
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
         line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
         raise InvalidInput(f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}")
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
+
+
+def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
+    """Raise `InvalidInput` if another file has the same queue. Each message has one receiver only."""
+    queue = declaration.landing.queue if declaration.landing else None
+    if queue is None:
+        return
+    _, its_file = taken.setdefault(("queue", queue), (declaration.name, file))
+    if its_file != file:
+        why = f"the queue of {its_file} cannot serve two tables. Make another queue, and send the events to both by SNS"
+        raise _in_field(file, "landing", InvalidInput(why))
 
 
 def _require_apart(

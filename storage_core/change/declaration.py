@@ -168,7 +168,8 @@ class TableDeclaration(_Settings):
         default=None,
         description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `json`, `csv`, `parquet`, `avro`, "
         "`arrow`, `pattern` (with a regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, "
-        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, and settings of the format (see below)",
+        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, settings of the format, and `queue` with "
+        "`list_every` (see below)",
     )
     freshness: Freshness | None = Field(
         default=None,

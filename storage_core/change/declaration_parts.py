@@ -284,6 +284,8 @@ class LandingDeclaration(Closed):
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
     # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
+    queue: str | None = Field(default=None, repr=False)
+    list_every: Milliseconds | None = Field(default=None, repr=False)
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
     op: str | None = Field(default=None, repr=False)
     order_by: str | None = Field(default=None, repr=False)
@@ -304,8 +306,9 @@ class LandingDeclaration(Closed):
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion uses. Raises `InvalidInput`."""
-        given = {name: value for name, value in self if name != "max_rejected"}
-        return LandingSpec(**{**given, "times": tuple(sorted(self.times.items()))})
+        given = {name: value for name, value in self if name not in ("max_rejected", "list_every")}
+        times = tuple(sorted(self.times.items()))
+        return LandingSpec(**{**given, "times": times, "list_every_ms": self.list_every})
 
 
 class PartitionsDeclaration(Closed):

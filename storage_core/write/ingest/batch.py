@@ -23,7 +23,7 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, BinaryIO, assert_never
+from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +62,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
+    fetching_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -75,7 +76,6 @@ from storage_core.write.ingest.progress import (
     content_app,
     file_app,
     is_outside,
-    pending,
     progress,
     rejected_app,
     replaced_app,
@@ -278,6 +278,9 @@ class IngestWork:
         )
 
 
+Unread = Literal["gone", "changed"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
@@ -297,9 +300,11 @@ class IngestResult:
     - `parts`: for a keyed table, the parts that have records of this file only.
     - `content`: the hash of the content, if the file was read to its end.
     - `skipped`: the records that have no effect (`Parsed.skipped`).
+    - `unread`: why the file was not read now. Nothing is recorded for it.
     """
 
     file: str
+    unread: Unread | None = None
     adds: tuple[Add, ...] = ()
     txns: tuple[Txn, ...] = ()
     rows_in: int = 0
@@ -350,7 +355,7 @@ class IngestResult:
 
 
 _PLAIN_FIELDS = (
-    *("file", "rows_in", "rows_out", "bytes_in", "windows"),
+    *("file", "unread", "rows_in", "rows_out", "bytes_in", "windows"),
     *("rejected_before", "rows_rejected", "quarantine_keys", "content", "skipped"),
 )
 
@@ -451,8 +456,9 @@ def plan(
         raise InvalidInput(
             "the table has no windows. Ingest its landed files as a whole", windows=sorted(map(str, windows))
         )
-    listed = pending(snapshot, files)
+    listed = list(files)
     known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
+    listed = [file for file in listed if not known[file.path].is_settled(file)]
     wanted = None if windows is None else tuple(sorted(set(windows), key=by_start))
     items = [_work(file, spec, known[file.path], wanted) for file in listed]
     return [item for item in items if item.windows is None or set(item.windows) - set(item.done)]
@@ -537,14 +543,16 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one or two per landed block, one HEAD per file, and one PUT per split. A window
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetching_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window
         gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
         rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
     """
     is_keyed = TableConfig.from_configuration(context.configuration).kind == "keyed"
     collected = (CollectedRecords if is_keyed else CollectedRows)(store, context, ids, now_ms)
     with shared_session():
-        files = [_executed(collected, work, block_bytes) for work in works]
+        ahead = fetching_ahead([work.landed for work in works])
+        files = [_executed(collected, work, block_bytes) for work, _ in zip(works, ahead, strict=True)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -579,9 +587,9 @@ def _executed(collected: CollectedRows | CollectedRecords, work: IngestWork, blo
             known = work.contents[0] if work.contents else None
             result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
     except NotFound as error:
-        return _not_now(landed, f"the file is gone: {error}")
+        return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
-        return _not_now(landed, "the file changed while it was read")
+        return _not_now(landed, "changed", "the file changed while it was read")
     run.hand_over()
     return result
 
@@ -598,7 +606,7 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         work.spec,
         context.schema,
         context.time_column,
-        nonzero=TableConfig.from_configuration(context.configuration).nonzero_vectors,
+        nonzero=run.collected.config.nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
         changes=run.changes,
@@ -629,6 +637,7 @@ class CollectedRows:
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
         self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
+        self.config = TableConfig.from_configuration(context.configuration)
         self.adds: list[Add] = []
         self.parts: list[LandedPart] = []
         self.quarantine = SharedEntries(store)
@@ -673,7 +682,7 @@ class _Run:
 
     def __init__(self, collected: CollectedRows | CollectedRecords, work: IngestWork) -> None:
         self.collected, self._work, self.context = collected, work, collected.context
-        self._config = TableConfig.from_configuration(self.context.configuration)
+        self._config = collected.config
         self.changes = ChangeFormat.of(work.spec, self.context.schema, self._config)
         self._late_filter = LateRowFilter(
             collected.store,
@@ -843,9 +852,9 @@ def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
     return IngestResult(file=landed.path, txns=txns, bytes_in=landed.size)
 
 
-def _not_now(landed: LandedFile, reason: str) -> IngestResult:
+def _not_now(landed: LandedFile, unread: Unread, reason: str) -> IngestResult:
     """Return an empty result that records nothing, so the next run checks the file again."""
-    return IngestResult(file=landed.path, rejected={reason: 1})
+    return IngestResult(file=landed.path, unread=unread, rejected={reason: 1})
 
 
 def _reject_file(

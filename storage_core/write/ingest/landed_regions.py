@@ -85,7 +85,7 @@ class CollectedRecords:
         self.adds: list[Add] = []
         self.parts: list[LandedPart] = []
         self.quarantine = SharedEntries(store)
-        self._spec = TableConfig.from_configuration(context.configuration).region_spec
+        self.config = TableConfig.from_configuration(context.configuration)
         self._held: dict[Region, list[tuple[str, pa.Table]]] = {}
         self._bytes = 0
 
@@ -109,7 +109,7 @@ class CollectedRecords:
 
     def _by_region(self, records: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
         if records.num_rows:
-            routed = route(self.context.table_id, self._spec, records)
+            routed = route(self.context.table_id, self.config.region_spec, records)
             for region, places in groups_of(routed):
                 yield region, records if len(places) == records.num_rows else records.take(places)
 
