@@ -251,6 +251,9 @@ TYPED: Final = ("parquet", "avro", "arrow")
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
 
+Envelope = Literal["debezium"]
+"""The form of JSON objects that contain a change of a row (`debezium`)."""
+
 APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
 """The most names of unread files in a report. The count in the report includes all unread files."""
@@ -261,7 +264,8 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
 _OF_QUEUE: Final = ("queue", "list_every_ms")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE})
+_OF_CHANGES: Final = ("op", "order_by", "envelope")
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES})
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -317,6 +321,9 @@ class LandingSpec:
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
+    - `op`, `order_by`, `envelope`: only for keyed tables (`changes`). `op` is the field with the operation of a record.
+      `order_by` is the column whose value orders the records of a key. `envelope` is the form of JSON records that
+      contain a change of a row. With an envelope, `order_by` can be the path of a field of the envelope.
     """
 
     uri: str
@@ -337,6 +344,9 @@ class LandingSpec:
     year: Year | None = None
     queue: str | None = None
     list_every_ms: int | None = None
+    op: str | None = None
+    order_by: str | None = None
+    envelope: Envelope | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -366,6 +376,7 @@ class LandingSpec:
             captured_columns(self.pattern)
         self._check_text_settings()
         self._check_times()
+        self._check_changes()
         check_location(self.uri)
         self._check_queue()
 
@@ -407,6 +418,16 @@ class LandingSpec:
             raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def _check_changes(self) -> None:
+        if self.envelope not in (None, *get_args(Envelope)):
+            raise InvalidInput(choice_of("envelope", self.envelope, get_args(Envelope)))
+        if self.envelope and self.format not in ("ndjson", "json"):
+            raise InvalidInput(f"format {self.format!r}: an envelope is a JSON object. Use ndjson or json")
+        if self.envelope and self.op:
+            raise InvalidInput("the envelope has the operation of each record. Leave out op")
+        if self.is_delta and (self.op or self.order_by):
+            raise InvalidInput("the versions of a Delta table have an order: op and order_by do not apply")
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
