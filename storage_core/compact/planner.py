@@ -311,7 +311,7 @@ These records take 17 MB with bounds of one column, and 45 MB with bounds of ten
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The merges that the policy selected, as columns. The rows of the merges are positions in `splits`."""
+    """The merges that the policy selected, as columns. The rows of the merges are rows of `found`."""
 
     files: pa.Table
     found: Grouped
