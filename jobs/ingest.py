@@ -270,7 +270,9 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     if wanted.null_only:
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
-        raise InvalidInput("ingest takes one --window, or both --from and --to, and the table needs windows")
+        raise InvalidInput(
+            "ingest takes one --window, or both --from and --to, and the table needs windows. Leave the others out"
+        )
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
 

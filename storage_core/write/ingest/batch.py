@@ -16,13 +16,12 @@ file that cannot be read to its end gives no rows, but one rejection without a l
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
@@ -30,7 +29,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory
+from storage_core.base.errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+    out_of_memory,
+    unavailable,
+)
 from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
 from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
@@ -45,6 +52,7 @@ from storage_core.write.ingest.avro_blocks import avro_blocks
 from storage_core.write.ingest.changes import ChangeFormat, order_path
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
+    LineBlock,
     Parsed,
     RejectedLine,
     RowFormat,
@@ -62,7 +70,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
-    fetching_ahead,
+    fetched_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -81,7 +89,7 @@ from storage_core.write.ingest.progress import (
     replaced_app,
     window_app,
 )
-from storage_core.write.ingest.text_files import Reader, csv_blocks, ndjson_blocks, pattern_blocks
+from storage_core.write.ingest.text_files import Reader, csv_blocks, json_rows, ndjson_blocks, pattern_blocks
 from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
 
 
@@ -134,28 +142,38 @@ def parse_blocks(
     """
     import duckdb
 
-    spec.check_time_format()
-    times = spec.times_of(landed)
-    fields = schema if changes is None else changes.fields
-    target = RowFormat(fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, changes)
+    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero, changes=changes)
     try:
         blocks = _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
         yield from blocks if changes is None else (as_records(each, changes) for each in blocks)
-    except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        found = error.found if isinstance(error, Corrupt) else error
-        reason = f"the file cannot be used: {found}. Land the whole file again under a new name"
+    except Corrupt as error:
+        reason = f"the file cannot be used: {error.found}. Land the whole file again under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
     except (OSError, MemoryError, duckdb.Error) as error:
         if out_of_memory(error):
-            problem = (str(error).splitlines() or ["MemoryError"])[0]
             raise Unavailable(
-                f"{landed.uri}/{landed.path}: too large for the available memory ({problem}). Give the task more "
-                "memory, or land the file in pieces",
+                f"{landed.uri}/{landed.path}: too large for the available memory. Give the task more memory, or land "
+                "the file in pieces",
                 file=landed.path,
             ) from error
         if not isinstance(error, OSError):
             raise
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
+
+
+def _row_format(
+    landed: LandedFile,
+    spec: LandingSpec,
+    schema: pa.Schema,
+    time_column: str | None,
+    *,
+    nonzero: Collection[str],
+    changes: ChangeFormat | None = None,
+) -> RowFormat:
+    spec.check_time_format()
+    fields = schema if changes is None else changes.fields
+    times = spec.times_of(landed)
+    return RowFormat(fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, changes)
 
 
 _TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
@@ -489,6 +507,12 @@ MOST_COLLECTED_BYTES = 256 * 2**20
 MOST_HELD_BYTES = 16 * 2**20
 """The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
 
+MOST_TOGETHER = 1_000
+"""The most small files that are read together."""
+
+MOST_TOGETHER_BYTES = 8 * 2**20
+"""The most bytes of small files that are read together, and of the text of each of them."""
+
 MOST_PENDING_BYTES = 64 * 2**20
 """The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
 
@@ -543,16 +567,15 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetching_ahead`). For other files, one or two per
-        landed block and two HEADs per file. One PUT per split. A window
-        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
-        rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetched_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window gets one split, and more if its rows exceed
+        the size of a split or the memory. Quarantine adds one PUT for all rejected lines of the batch, and one for all
+        late rows. Above 16 MiB, it adds more PUTs.
     """
     is_keyed = TableConfig.from_configuration(context.configuration).kind == "keyed"
     collected = (CollectedRecords if is_keyed else CollectedRows)(store, context, ids, now_ms)
     with shared_session():
-        ahead = fetching_ahead([work.landed for work in works])
-        files = [_executed(collected, work, block_bytes) for work, _ in zip(works, ahead, strict=True)]
+        files = [each for group in _groups(works) for each in _executed_group(collected, group, block_bytes)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -569,7 +592,77 @@ def execute_batch(
     return BatchResult(files=tuple(files), shared=shared, shared_keys=keys, shared_parts=parts)
 
 
-def _executed(collected: CollectedRows | CollectedRecords, work: IngestWork, block_bytes: int) -> IngestResult:
+Ahead = tuple[Sequence[Parsed], ContentHash]
+"""The blocks of a file that was read together with other files, and the hash of its content."""
+
+
+def _groups(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+    """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
+    found: list[list[IngestWork]] = []
+    room = 0
+    for work in works:
+        if not found or work.landed.size > room or len(found[-1]) == MOST_TOGETHER:
+            found.append([])
+            room = MOST_TOGETHER_BYTES
+        found[-1].append(work)
+        room -= work.landed.size
+    return found
+
+
+def _executed_group(
+    collected: CollectedRows | CollectedRecords, works: Sequence[IngestWork], block_bytes: int
+) -> list[IngestResult]:
+    with fetched_ahead([work.landed for work in works]):
+        ahead = (
+            _read_together(collected.context, works) if isinstance(collected, CollectedRows) and len(works) > 1 else {}
+        )
+        return [_executed(collected, work, block_bytes, ahead.pop(work.landed.path, None)) for work in works]
+
+
+def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
+    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
+
+    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
+    """
+    import duckdb
+
+    spec = works[0].spec
+    if spec.format != "ndjson" or spec.year is not None or any(work.spec != spec for work in works):
+        return {}
+    read: dict[str, tuple[list[LineBlock], ContentHash]] = {}
+    for work in works:
+        is_new = work.ingested_size is None and not (work.contents or work.pruned or work.whole)
+        content = ContentHash()
+        if is_new and (found := _lines_of(work, content)) is not None:
+            read[work.landed.path] = found, content
+    nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
+    try:
+        target = _row_format(works[0].landed, spec, context.schema, context.time_column, nonzero=nonzero)
+        rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
+    except (TidemarkError, MemoryError, duckdb.Error):
+        return {}
+    left = iter(rows)
+    return {path: ([*islice(left, len(blocks))], content) for path, (blocks, content) in read.items()}
+
+
+def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
+    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
+    found, room = [], MOST_TOGETHER_BYTES
+    try:
+        with open_text(work.landed, content, work.spec.encoding) as stream:
+            for block in read_lines(stream, MOST_TOGETHER_BYTES):
+                found.append(block)
+                room -= block.text.nbytes
+                if room < 0:
+                    return None
+    except (TidemarkError, OSError, MemoryError):
+        return None
+    return found
+
+
+def _executed(
+    collected: CollectedRows | CollectedRecords, work: IngestWork, block_bytes: int, ahead: Ahead | None
+) -> IngestResult:
     landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
@@ -585,7 +678,7 @@ def _executed(collected: CollectedRows | CollectedRecords, work: IngestWork, blo
             result = _came_back(landed, content, collected.now_ms)
         else:
             known = work.contents[0] if work.contents else None
-            result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
+            result = run.result(known) if work.whole else _read(run, work, ahead, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
@@ -594,14 +687,14 @@ def _executed(collected: CollectedRows | CollectedRecords, work: IngestWork, blo
     return result
 
 
-def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
-    """Read all blocks of a file.
+def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int) -> IngestResult:
+    """Read all blocks of a file, unless they were read ahead.
 
     If rows of the file were ingested before, the file must still have the same content.
     """
     landed, context = work.landed, run.context
     content = None if work.contents else ContentHash()
-    blocks = parse_blocks(
+    blocks: Iterable[Parsed] = parse_blocks(
         landed,
         work.spec,
         context.schema,
@@ -611,6 +704,8 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         content=content,
         changes=run.changes,
     )
+    if ahead is not None:
+        blocks, content = ahead
     for block in blocks:
         if block.unreadable:
             run.forget()
@@ -737,7 +832,7 @@ class _Run:
         landed, shared = self._work.landed, self.collected.quarantine
         known = as_hex(content or 0)
         if self._lines:
-            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+            shared.add(_entry_of(self._lines, landed, content=known, header=self._header))
         if self._late:
             rows = pa.concat_tables([rows for rows, _, _ in self._late])
             shared.add(
@@ -885,7 +980,7 @@ def _rejected(
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]
-    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    entry = _entry_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
     keys: tuple[str, ...] = ()
     is_new = True
     if apps:
@@ -905,10 +1000,10 @@ def _rejected(
     )
 
 
-def _lines_of(
+def _entry_of(
     rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
 ) -> RejectedLines:
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return RejectedLines(
         source=landed.path,
         size=landed.size,
