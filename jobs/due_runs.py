@@ -72,7 +72,7 @@ class TableInputs:
     @property
     def _existing(self) -> Table:
         if self.table is None:
-            raise NotFound(f"there is no table at {self.declaration.uri}")
+            raise NotFound(f"there is no table at {self.declaration.uri}. Create it with tidemark init")
         return self.table
 
 

@@ -100,6 +100,8 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
+    if job.before.config.kind == "keyed" and job.options.windows != EVERY_WINDOW:
+        raise InvalidInput(f"{job.uri}: files land in a keyed table as a whole. Leave the windows out.")
     windows = _windows(job.options.windows, job.before.config.window_seconds)
     if spec.queue is None or windows is not None or job.options.dry_run:
         return _from_landed(job, spec, _Found(survey(spec)), windows)
@@ -151,6 +153,11 @@ def _from_landed(
     job: JobRun[Ingest], spec: LandingSpec, found: _Found, windows: Collection[int | None] | None
 ) -> JobReport:
     landed = found.landed
+    if job.before.config.kind == "keyed":
+        from jobs.keyed_ingest import KeyedIngest  # imports regions, which append tables do not need
+
+        read, about = partial(_read_files, job, found), _about(spec, landed)
+        return KeyedIngest(job, spec, landed.files, read, _details, about, found.record).run()
 
     def planned_at(snapshot: Snapshot) -> list[IngestWork]:
         work = plan(snapshot, spec, landed.files, windows)
@@ -178,7 +185,8 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     return job.report("nothing_to_do", details=details)
 
 
-def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
+def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork]) -> list[BatchResult]:
+    """Execute the tasks of these files, and return their results in the order of the files. Note the unread files."""
     context = context_of(job.before).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
@@ -186,12 +194,19 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Seque
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=size)
     results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    tried = {each.landed.path for each in work}
+    for reason, names in found.unread.items():
+        unread = [file.file for result in results for file in result.files if file.unread == reason]
+        names[:] = [*(name for name in names if name not in tried), *unread]
+    return results
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
+    results = _read_files(job, found, work)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
     details = _details(results) | _about(spec, found.landed) | _far_times(adds, job)
-    for reason, names in found.unread.items():
-        names[:] = [file.file for file in files if file.unread == reason]
     actions += found.record(job.before)
     if not actions:
         return job.report("nothing_to_do", details=details)
@@ -255,7 +270,9 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     if wanted.null_only:
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
-        raise InvalidInput("ingest takes one --window, or both --from and --to, and the table needs windows")
+        raise InvalidInput(
+            "ingest takes one --window, or both --from and --to, and the table needs windows. Leave the others out"
+        )
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
 

@@ -33,11 +33,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable, unsound
-from storage_core.base.text import choice_of, fitted
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, unavailable, unsound
+from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
+from storage_core.engine.faults import re2_fault
 from storage_core.engine.session import session
 from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, Unnamed
 from storage_core.store.meter import prefetch
@@ -250,6 +251,9 @@ TYPED: Final = ("parquet", "avro", "arrow")
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
 
+Envelope = Literal["debezium"]
+"""The form of JSON objects that contain a change of a row (`debezium`)."""
+
 APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
 """The most names of unread files in a report. The count in the report includes all unread files."""
@@ -260,7 +264,8 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
 _OF_QUEUE: Final = ("queue", "list_every_ms")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE})
+_OF_CHANGES: Final = ("op", "order_by", "envelope")
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES})
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -316,6 +321,9 @@ class LandingSpec:
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
+    - `op`, `order_by`, `envelope`: only for keyed tables (`changes`). `op` is the field with the operation of a record.
+      `order_by` is the column whose value orders the records of a key. `envelope` is the form of JSON records that
+      contain a change of a row. With an envelope, `order_by` can be the path of a field of the envelope.
     """
 
     uri: str
@@ -336,17 +344,28 @@ class LandingSpec:
     year: Year | None = None
     queue: str | None = None
     list_every_ms: int | None = None
+    op: str | None = None
+    order_by: str | None = None
+    envelope: Envelope | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
         if self.format not in get_args(LandingFormat):
             raise InvalidInput(choice_of("format", self.format, get_args(LandingFormat)))
-        if (self.pattern is None) == (self.format == "pattern"):
-            raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
+        if self.pattern is None and self.format == "pattern":
+            raise InvalidInput("format is 'pattern', but pattern is missing. Add one with a group for each column")
+        if self.pattern is not None and self.format != "pattern":
+            raise InvalidInput(
+                f"format is {self.format!r}, and a pattern is only for the format 'pattern'. Leave the pattern out"
+            )
         if self.format in TYPED and (self.time_format or self.null_values):
-            raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
+            raise InvalidInput(
+                f"{self.format} files carry typed values: time_format and null_values do not apply. Leave them out"
+            )
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
-            raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
+            raise InvalidInput(
+                "a Delta table has typed values: time_format, null_values and suffix do not apply. Leave them out"
+            )
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
             raise InvalidInput(choice_of("changes", self.changes, get_args(DeltaChanges)))
         if self.changes is not None and self.format != "delta":
@@ -357,6 +376,7 @@ class LandingSpec:
             captured_columns(self.pattern)
         self._check_text_settings()
         self._check_times()
+        self._check_changes()
         check_location(self.uri)
         self._check_queue()
 
@@ -395,9 +415,19 @@ class LandingSpec:
         if self.year not in (None, *get_args(Year)):
             raise InvalidInput(f"year is {self.year!r}. Give from_arrival, or leave it out")
         if self.format == "delta" and (self.times or self.nanoseconds != "reject"):
-            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
+            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def _check_changes(self) -> None:
+        if self.envelope not in (None, *get_args(Envelope)):
+            raise InvalidInput(choice_of("envelope", self.envelope, get_args(Envelope)))
+        if self.envelope and self.format not in ("ndjson", "json"):
+            raise InvalidInput(f"format {self.format!r}: an envelope is a JSON object. Use ndjson or json")
+        if self.envelope and self.op:
+            raise InvalidInput("the envelope has the operation of each record. Leave out op")
+        if self.is_delta and (self.op or self.order_by):
+            raise InvalidInput("the versions of a Delta table have an order: op and order_by do not apply")
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
@@ -490,11 +520,22 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
     try:
         captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
     except pa.ArrowInvalid as error:
-        raise InvalidInput(f"the pattern is not an RE2 expression with named groups (?P<column>…): {error}") from error
+        raise InvalidInput(
+            f"the pattern {quoted(pattern, 200)} is not a valid RE2 expression{_re2_fault(error)}. Correct it. "
+            "Write each column as a named group (?P<column>…)"
+        ) from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
     if not names or len(set(names)) != len(names):
-        raise InvalidInput(f"the pattern must name each of its groups once, found {list(names)}")
+        raise InvalidInput(
+            f"the pattern must name each of its groups once, found {list(names)}. Write each as (?P<column>…)"
+        )
     return names
+
+
+def _re2_fault(error: Exception) -> str:
+    """Return the fault of RE2 as the end of a sentence. Empty for a fault without a known name."""
+    fault = re2_fault(str(error).partition("expression: ")[2])
+    return "" if fault is None else f": {fault}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -605,25 +646,25 @@ def _escaped(character: str) -> str:
 
 
 SMALL_BYTES: Final = 2**20
-"""The most bytes of a file that `fetching_ahead` reads with one request."""
+"""The most bytes of a file that `fetched_ahead` reads with one request."""
 
 _FETCHED_AT_ONCE = 16
 
-_Fetched = Blob | TidemarkError
-_FETCHED: ContextVar[tuple[LandedFile, _Fetched | None] | None] = ContextVar("fetched", default=None)
+_FETCHED: ContextVar[Mapping[LandedFile, Blob | TidemarkError | None] | None] = ContextVar("fetched", default=None)
 
 
-def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
-    """Yield once per file, in order. Until the next step, this thread reads the file without further requests.
+@contextmanager
+def fetched_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
+    """Within the context, this thread reads the small files of remote stores without further requests.
 
-    This holds for the small files of remote stores. Several of these files are read concurrently, each with one GET.
-    Its bytes have one ETag, so the file cannot change while it is read. Other files are read as usual.
+    The files are read concurrently, each with one GET. The bytes have one ETag, so the file cannot change while it is
+    read. Other files are read as usual.
 
-    Cost: the memory of 16 small files.
+    Cost: the memory of the small files.
     """
     stores = {uri: open_store(uri) for uri in {file.uri for file in files}}
 
-    def fetch(file: LandedFile) -> _Fetched | None:
+    def fetch(file: LandedFile) -> Blob | TidemarkError | None:
         store = stores[file.uri]
         if file.size > SMALL_BYTES or file.etag is None or store.local_path(file.path) is not None:
             return None
@@ -632,19 +673,16 @@ def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
         except TidemarkError as error:
             return error
 
+    before = _FETCHED.set(dict(zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True)))
     try:
-        for file, found in zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True):
-            _FETCHED.set((file, found))
-            yield
+        yield
     finally:
-        _FETCHED.set(None)
+        _FETCHED.reset(before)
 
 
 def _fetched(landed: LandedFile) -> Blob | None:
     """Return the bytes of the file if they were fetched. Raise the error of the request."""
-    file, found = _FETCHED.get() or (None, None)
-    if file != landed or found is None:
-        return None
+    found = (_FETCHED.get() or {}).get(landed)
     if isinstance(found, TidemarkError):
         raise found
     return found
@@ -676,7 +714,7 @@ def content_of(landed: LandedFile) -> int:
     except Corrupt as error:
         raise NotFound(f"{landed.uri}/{landed.path}: {error.found}", file=landed.path) from error
     except OSError as error:
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
 
 
 @contextmanager
@@ -824,8 +862,9 @@ def _misread(text: str) -> tuple[str, str] | None:
         try:
             return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()
         except duckdb.Error as error:
-            problem = str(error).splitlines()[0]
-            raise InvalidInput(f"time_format {text!r} is not usable: {problem}") from error
+            raise InvalidInput(
+                f"time_format {text!r} is not usable. Write a whole time with the directives of docs/declarations.md"
+            ) from error
 
 
 def _fault(directive: str) -> str | None:

@@ -30,6 +30,7 @@ from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -194,7 +195,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -
     except StopIteration:
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > len(names):
         raise unsound(_other_columns([each for each in columns if each not in names]))
 
@@ -290,8 +291,10 @@ def _open(
             ),
         )
         names = [counter.form.name(name) for name in reader.schema.names]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    except UnicodeDecodeError as error:
+        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+    except pa.ArrowInvalid as error:
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
@@ -300,7 +303,9 @@ def _open(
 
 def _other_columns(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
-    return f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
+    return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
 
 def _batches(
@@ -317,7 +322,7 @@ def _batches(
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise unsound(
-            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
+            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed"
         ) from error
     if held is not None:
         yield held, True
@@ -567,7 +572,7 @@ _WHY_NO_OBJECT = """
 _CELLS_PER_PART = 4
 _FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
-_MARK_BYTES = 8
+MARK_BYTES = 8
 
 
 def pattern_blocks(
@@ -603,28 +608,80 @@ def ndjson_blocks(
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
     keys or a struct, and an array can be a list.
     """
-    columns = len(target.schema)
     for block in read(stream, block_bytes):
-        for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
-            yield _json_rows(file, piece, target)
+        for piece in json_pieces(block, target):
+            (rows,) = json_rows([(file, piece)], target)
+            yield rows if target.changes is None else _with_given(rows, piece, target.changes)
 
 
-def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
-    """Return the rows of the block in order. Only the lines that are not plain take the exact path."""
-    plain = read_plain(block.text, target)
-    if plain is None:
-        return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
-    rows = conform(plain.rows, target.schema)
-    numbers = block.numbers[~plain.marked]
-    if not plain.marked.any():
-        return Parsed(rows, (), numbers).and_rejected(not_text(file, block.not_text))
-    marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
-    exact = _parsed(file, marked, lambda lines: _json_fields(lines, target), target)
-    if not exact.rows.num_rows:
-        return Parsed(rows, exact.rejected, numbers)
-    numbers = np.concatenate([numbers, exact.numbers])
+def json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+    """Return the lines of the block in pieces that can be parsed at once."""
+    columns = len(target.schema)
+    if _CELLS_PER_PART * block.text.nbytes + columns * len(block.numbers) <= MOST_CELLS:
+        return iter([block])  # a part has at least one byte, so the parts need not be counted
+    return block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns)
+
+
+def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed:
+    """Return the rows, with the names of the fields that each patch names."""
+    patches = changes.patches(rows.rows)
+    if not len(patches):
+        return rows
+    lines = block.text.take(pa.array(np.searchsorted(block.numbers, rows.numbers[patches])))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
+        return replace(rows, given=connection.sql(_FIELDS).to_arrow_table().column(0).combine_chunks())
+
+
+def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
+    """Return the rows and rejections of each block, which has lines of the named file.
+
+    Only the lines that are not plain take the exact path. The lines of all blocks take it at once, because a statement
+    of DuckDB takes milliseconds even for one line.
+    """
+    plain, rest = [], []
+    for file, block in blocks:
+        found = read_plain(block.text, target)
+        marked = np.ones(len(block.numbers), np.bool_) if found is None else found.marked
+        rows = target.schema.empty_table() if found is None else conform(found.rows, target.schema)
+        plain.append(Parsed(rows, (), block.numbers[~marked]))
+        text = block.text.filter(pa.array(marked)) if marked.any() else block.text.slice(0, 0)
+        rest.append((file, LineBlock(block.numbers[marked], text, block.not_text)))
+    return [_in_order(*each) for each in zip(plain, _exact_rows(rest, target), strict=True)]
+
+
+def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> Iterator[Parsed]:
+    """Yield the rows and rejections of each block by the exact path, which reads the lines of all blocks at once.
+
+    The lines of all blocks are numbered from 0. These numbers show to which block a row or rejection belongs.
+    """
+    ends = np.cumsum([0, *(len(block.numbers) for _, block in blocks)])
+    lines = LineBlock(
+        np.arange(ends[-1]), pa.concat_arrays([pa.array([], pa.string()), *(each.text for _, each in blocks)])
+    )
+    parts = [
+        _parsed("", each, lambda text: _json_fields(text, target), target)
+        for each in json_pieces(lines, target)
+        if len(each.numbers)
+    ]
+    rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in parts)])
+    places = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in parts)])
+    refused = [(line.line or 0, line) for part in parts for line in part.rejected]
+    refused_places = [place for place, _ in refused]
+    for (file, block), start, end in zip(blocks, ends[:-1], ends[1:], strict=True):
+        first, last = np.searchsorted(places, (start, end))
+        own = refused[bisect_left(refused_places, start) : bisect_left(refused_places, end)]
+        again = tuple(replace(line, file=file, line=int(block.numbers[place - start])) for place, line in own)
+        found = Parsed(rows.slice(first, last - first), again, block.numbers[places[first:last] - start])
+        yield found.and_rejected(not_text(file, block.not_text)) if block.not_text else found
+
+
+def _in_order(plain: Parsed, exact: Parsed) -> Parsed:
+    """Return the rows of both in the order of their lines, and the rejections of the exact path."""
+    if not (plain.rows.num_rows and exact.rows.num_rows):
+        return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected)
+    numbers = np.concatenate([plain.numbers, exact.numbers])
     order = np.argsort(numbers, kind="stable")
-    return Parsed(pa.concat_tables([rows, exact.rows]).take(pa.array(order)), exact.rejected, numbers[order])
+    return Parsed(pa.concat_tables([plain.rows, exact.rows]).take(pa.array(order)), exact.rejected, numbers[order])
 
 
 def _parsed(
@@ -673,7 +730,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         columns = pa.array(names, pa.string())
         named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-    mark = token_hex(_MARK_BYTES)
+    mark = token_hex(MARK_BYTES)
     objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
     with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
