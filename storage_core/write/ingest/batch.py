@@ -444,7 +444,7 @@ MOST_COLLECTED_BYTES = 256 * 2**20
 MOST_HELD_BYTES = 16 * 2**20
 """The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
 
-MOST_TOGETHER_BYTES = 8 * 2**20
+MOST_TOGETHER_BYTES = 32 * 2**20
 """The most bytes of small files that are read together, and of the text of each of them."""
 
 MOST_PENDING_BYTES = 64 * 2**20
