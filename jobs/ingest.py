@@ -5,29 +5,47 @@ See docs/architecture/ingestion.md, "Batch ingest".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from jobs.due_runs import TableInputs
-from storage_core.base.errors import InvalidInput
+from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
 from storage_core.change.creation import as_declared
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.windows import EVERY_WINDOW, LateMetrics, WindowRange, by_start
 from storage_core.data.steps import Ingest, RetryQuarantine
-from storage_core.log.actions import Add
-from storage_core.log.job_run import Answer, DueRun, Item, JobReport, JobRun, Metrics, Place, Prediction, as_task
+from storage_core.log.actions import Action, Add, Txn
+from storage_core.log.job_run import (
+    NO_METRICS,
+    Answer,
+    DueRun,
+    Item,
+    JobReport,
+    JobRun,
+    Metrics,
+    Outlook,
+    Place,
+    Prediction,
+    as_task,
+    with_report,
+)
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.quarantine import retry
 from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
-from storage_core.write.ingest.progress import pending, waiting_versions
+from storage_core.write.ingest.progress import listed_app, pending, until_listing_ms, waiting_versions
+
+if TYPE_CHECKING:
+    from storage_core.write.ingest.announcements import Announcements
 
 _DAY_SECONDS = 24 * 3600
 
@@ -82,8 +100,64 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
-    landed = survey(spec)
+    if job.before.config.kind == "keyed" and job.options.windows != EVERY_WINDOW:
+        raise InvalidInput(f"{job.uri}: files land in a keyed table as a whole. Leave the windows out.")
     windows = _windows(job.options.windows, job.before.config.window_seconds)
+    if spec.queue is None or windows is not None or job.options.dry_run:
+        return _from_landed(job, spec, _Found(survey(spec)), windows)
+    from storage_core.write.ingest.announcements import Announcements  # most landing locations have no queue
+
+    announced = Announcements(spec)
+    now_ms = job.log.clock.now_ms()
+    is_listed = until_listing_ms(job.before.txns, spec, now_ms) <= 0
+    listing = survey(spec) if is_listed else None
+    landed = announced.find(job.before, listing)
+    listed = Txn(appId=listed_app(spec), version=now_ms if is_listed else job.before.txns[listed_app(spec)])
+    found = _Found(landed, announced, listed)
+    report = _from_landed(job, spec, found, None)
+    try:
+        announced.settle(gone=found.unread["gone"], changed=found.unread["changed"])
+    except TidemarkError as error:  # the rows are in the table, and the messages come again
+        raise with_report(error, found.on(report)) from None
+    return found.on(report)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The landed files of a run: those of a listing, or those that a queue announced.
+
+    Attributes:
+        listed: The record of the last listing, for a landing location with a queue.
+        unread: The files that could not be read, by the reason.
+    """
+
+    landed: Landed
+    announced: Announcements | None = None
+    listed: Txn | None = None
+    unread: Mapping[Unread, list[str]] = field(default_factory=lambda: {"gone": [], "changed": []})
+
+    def record(self, snapshot: Snapshot) -> list[Action]:
+        """Return the record of the listing, unless the snapshot has it or a newer one."""
+        is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
+        return [self.listed] if self.listed is not None and is_new else []
+
+    def on(self, report: JobReport) -> JobReport:
+        """Return the report with the messages of the queue."""
+        if self.announced is None or self.listed is None:
+            return report
+        details = {"announced": self.announced.details, "last_listed_ms": self.listed.version}
+        return replace(report, details={**report.details, **details})
+
+
+def _from_landed(
+    job: JobRun[Ingest], spec: LandingSpec, found: _Found, windows: Collection[int | None] | None
+) -> JobReport:
+    landed = found.landed
+    if job.before.config.kind == "keyed":
+        from jobs.keyed_ingest import KeyedIngest  # imports regions, which append tables do not need
+
+        read, about = partial(_read_files, job, found), _about(spec, landed)
+        return KeyedIngest(job, spec, landed.files, read, _details, about, found.record).run()
 
     def planned_at(snapshot: Snapshot) -> list[IngestWork]:
         work = plan(snapshot, spec, landed.files, windows)
@@ -91,18 +165,28 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
     return job.carry_out(
         planned_at,
-        partial(_ingested, job, spec, landed),
+        partial(_ingested, job, spec, found),
         predict=lambda work: Prediction(benefit=len(work), unit="files", bytes_in=_bytes(work), puts=1 if work else 0),
         leases=(),
         planned=lambda work: {
             "metrics": Metrics(bytes_in=_bytes(work)),
             "details": {"files": len(work)} | _not_read(landed),
         },
-        nothing=lambda _: job.report("nothing_to_do", details=_about(spec, landed)),
+        nothing=lambda _: _nothing(job, spec, found),
     )
 
 
-def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
+def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport:
+    """Record the listing, if there was one."""
+    details = _about(spec, found.landed)
+    if record := found.record(job.before):
+        with suppress(CommitConflict):  # another run lists again
+            return job.commit(record, operation="INGEST", metrics=NO_METRICS, details=details)
+    return job.report("nothing_to_do", details=details)
+
+
+def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork]) -> list[BatchResult]:
+    """Execute the tasks of these files, and return their results in the order of the files. Note the unread files."""
     context = context_of(job.before).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
@@ -110,10 +194,20 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequ
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=size)
     results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    tried = {each.landed.path for each in work}
+    for reason, names in found.unread.items():
+        unread = [file.file for result in results for file in result.files if file.unread == reason]
+        names[:] = [*(name for name in names if name not in tried), *unread]
+    return results
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
+    results = _read_files(job, found, work)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(results) | _about(spec, landed) | _far_times(adds, job)
+    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job)
+    actions += found.record(job.before)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
@@ -176,7 +270,9 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     if wanted.null_only:
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
-        raise InvalidInput("ingest takes one --window, or both --from and --to, and the table needs windows")
+        raise InvalidInput(
+            "ingest takes one --window, or both --from and --to, and the table needs windows. Leave the others out"
+        )
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
 
@@ -236,7 +332,7 @@ def _not_read(landed: Landed) -> dict[str, object]:
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
-def due_ingest(inputs: TableInputs) -> DueRun | None:
+def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
     """Return the run that the table needs now, or None. If the table does not exist yet, landed data needs a run."""
     spec = inputs.declaration.landing_spec()
     snapshot = inputs.table.snapshot if inputs.table else None
@@ -246,8 +342,22 @@ def due_ingest(inputs: TableInputs) -> DueRun | None:
         versions = waiting_versions(spec.uri, snapshot)
         reason = f"{counted(len(versions), 'version')} of the Delta table"
         return DueRun(reason=reason, items=len(versions)) if versions else None
+    if spec.queue is not None:
+        return _due_announced(spec, snapshot, inputs.clock.now_ms())
     sizes = [file.size for file in (pending(snapshot, inputs.landed) if snapshot else inputs.landed)]
     if not sizes:
         return None
     reason = f"{counted(len(sizes), 'landed file')}, {counted(sum(sizes), 'byte')}"
     return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))
+
+
+def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | Outlook:
+    """Return the run that a landing location with a queue needs. At most one request to the queue."""
+    from storage_core.write.ingest.announcements import Queue
+
+    in_ms = 0 if snapshot is None else until_listing_ms(snapshot.txns, spec, now_ms)
+    if in_ms <= 0:
+        return DueRun(reason="a listing of the landing place")
+    if waiting := Queue.of(spec).waiting():
+        return DueRun(reason=f"{counted(waiting, 'message')} of the queue", items=waiting)
+    return Outlook(due=None, in_ms=in_ms)

@@ -465,6 +465,38 @@ FAULTS = (
         ("tests/unit/test_ingest_parse.py::test_csv_records_become_rows_and_bad_ones_are_numbered",),
     ),
     Fault(
+        "guarantee 18",
+        "a region that has a landed file does not get it again",
+        "_claim",
+        "if held.get(name) != offsets[name]:",
+        "if name:",
+        ("tests/simulation/test_keyed_landing_crashes.py::test_a_region_with_the_files_keeps_its_newer_rows",),
+    ),
+    Fault(
+        "guarantee 18",
+        "a file that another run committed is not landed again after the regions have removed its name",
+        "require_unlanded",
+        "if head.txns.get(name, 0) != job.before.txns.get(name, 0):",
+        "if not name:",
+        ("tests/simulation/test_keyed_landing_crashes.py::test_two_runs_that_race_apply_each_record_once",),
+    ),
+    Fault(
+        "guarantee 18",
+        "a landed record that is older than the row has no effect",
+        "_is_older",
+        "older = pc.less(records.column(order), against)",
+        "older = pc.less(against, against)",
+        ("tests/unit/test_keyed_landing.py::test_a_late_older_record_never_overwrites_a_newer_row",),
+    ),
+    Fault(
+        "guarantee 18",
+        "the order of a delete stays until the delete is merged",
+        "fold",
+        "source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)",
+        "source = np.where(folded_operations == Operation.DELETE, _NONE, source)",
+        ("tests/unit/test_keyed_landing.py::test_the_order_of_a_delete_is_known_until_it_is_merged",),
+    ),
+    Fault(
         "spec 14",
         "a landed file that expands without bound is refused",
         "Expansion.add",
@@ -472,6 +504,26 @@ FAULTS = (
         "if self._bytes < 0:",
         (
             "tests/unit/test_ingest_parse.py::test_a_landed_file_expands_to_one_gibibyte_or_to_two_hundred_times_its_size",
+        ),
+    ),
+    Fault(
+        "guarantee 8",
+        "the message of a file that changed while it was read stays in the queue",
+        "settle",
+        "left = set(changed)",
+        "left = set(gone)",
+        (
+            "tests/integration/test_announced_files.py::test_a_file_that_changes_between_the_look_and_the_read_keeps_its_message",
+        ),
+    ),
+    Fault(
+        "guarantee 8",
+        "a listing finds the files that nothing announced",
+        "until_listing_ms",
+        "listed_ms + every_ms - now_ms",
+        "listed_ms + every_ms",
+        (
+            "tests/integration/test_announced_files.py::test_a_listing_finds_what_was_never_announced_and_the_log_has_its_time",
         ),
     ),
     # Raw logs

@@ -60,6 +60,7 @@ from storage_core.log.listing import require_apart
 from storage_core.log.log import TransactionLog, replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import require_durable
+from storage_core.write.ingest.changes import order_column
 from storage_core.write.ingest.landing import LANDING, LandingSpec, captured_columns, reject_overlap
 
 if TYPE_CHECKING:
@@ -143,7 +144,9 @@ def relax_column(name: str) -> ColumnChange:
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
         field = _existing(schema, name)
         if name in snapshot.config.primary_key:
-            raise InvalidInput(f"column {name!r} is part of the primary key, which every row needs", column=name)
+            raise InvalidInput(
+                f"column {name!r} is part of the primary key, which every row needs. Leave it as it is", column=name
+            )
         return _with(schema, field.with_nullable(nullable=True))
 
     return ColumnChange(operation="RELAX COLUMN", column=name, make=make)
@@ -208,6 +211,9 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         ),
         "named in `columns` of the landing location. Declare other `columns` first": (
             spec is not None and name in spec.columns
+        ),
+        "named in `order_by` of the landing location. Declare another `order_by` first": (
+            spec is not None and name == order_column(spec)
         ),
         "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
     }

@@ -47,6 +47,7 @@ from storage_core.data.settings.setting import Change, Setting
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Publish, TableConfig, with_values
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
@@ -83,7 +84,9 @@ class _Placed(Closed):
         seen: dict[str, str] = {}
         for name in columns:
             if not name.isprintable() or not name.strip() or name.startswith("_"):
-                raise InvalidInput(f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`")
+                raise InvalidInput(
+                    f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`. Give it another name"
+                )
             other = seen.setdefault(name.casefold(), name)
             if other is not name:
                 raise InvalidInput(f"the columns {other!r} and {name!r} differ only in case. Rename one")
@@ -167,7 +170,8 @@ class TableDeclaration(_Settings):
         default=None,
         description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `json`, `csv`, `parquet`, `avro`, "
         "`arrow`, `pattern` (with a regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, "
-        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, and settings of the format (see below)",
+        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, settings of the format, and `queue` with "
+        "`list_every` (see below)",
     )
     freshness: Freshness | None = Field(
         default=None,
@@ -264,10 +268,6 @@ class TableDeclaration(_Settings):
     ) -> LandingDeclaration | None:
         if landing is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
             return landing
-        if info.data["primary_key"] and landing.format != "delta":
-            raise InvalidInput(
-                "landed files are ingested into append tables only. Write a keyed table with Table.writer()"
-            )
         if info.data["primary_key"] and landing.changes not in (None, "apply"):
             raise InvalidInput(f"a keyed table applies every change by key. Leave out `changes: {landing.changes}`")
         if landing.time_format is not None and info.data["time_column"] is None:
@@ -281,6 +281,9 @@ class TableDeclaration(_Settings):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
         cls._require_timestamps(landing, info.data)
+        if not landing.is_delta:
+            found = cls.model_construct(**info.data)
+            ChangeFormat.of(landing.spec(), found.schema(), TableConfig(primary_key=info.data["primary_key"]))
         return landing
 
     @classmethod
@@ -312,14 +315,17 @@ class TableDeclaration(_Settings):
     @classmethod
     def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
         """Raise `InvalidInput` unless the names of the fields are columns, with all required columns."""
-        filled = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        named = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        filled = [each for each in named if each != landing.op]
         if filled:
             require_columns(filled, given["columns"])
             lost = [each.name for each in cls.model_construct(**given).schema() if not each.nullable]
             if missing := sorted(set(lost) - set(filled)):
                 names = ", ".join(missing)
                 if landing.pattern is not None:
-                    raise InvalidInput(f"the pattern captures no group for the required columns {names}")
+                    raise InvalidInput(
+                        f"the pattern captures no group for the required columns {names}. Add a group for each of them"
+                    )
                 raise InvalidInput(f"columns lacks the required columns {names}. Name the fields of the files in order")
 
     @field_validator("partitions")
@@ -403,7 +409,10 @@ class RawLogDeclaration(Closed):
         if twice := repeated(each.uri for each in stores):
             raise InvalidInput(f"{twice[0]!r} is given twice. Give each store of a raw log once")
         if not any(each.mandatory for each in stores):
-            raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
+            raise InvalidInput(
+                "a raw log needs a mandatory store: without one nothing would be durable. "
+                "Declare a store without `mandatory: false`"
+            )
         return stores
 
     def feeds(self, table: str) -> bool:

@@ -12,6 +12,9 @@ retry commits the rows and the receipt together, and every retry advances the sa
 retries that were planned on the same version only one commits, and no line is added twice. A `clear` commits only the
 receipt. Afterwards, objects without pending lines are marked for the collector.
 
+**Pruning.** Every listing reads the receipts. So the collector's job folds them into one if there are many. The folded
+receipt has only the lines that a stored object still contains. The names of deleted objects are pruned, too.
+
 **New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
 entries contain a line, the entry with the largest number is valid.
 """
@@ -21,6 +24,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -31,17 +35,19 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.base.text import fitted
 from storage_core.data.formats import arrow_files
 from storage_core.data.formats.arrow_files import DoneLines, Entry, QuarantinedRows, Receipt, RejectedLines
-from storage_core.data.formats.keys import parse, quarantine_key
+from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
+from storage_core.data.rows.fold import conformed
 from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateRule
 from storage_core.data.steps import RetryQuarantine
-from storage_core.log.actions import Action, Add, Txn
-from storage_core.log.conflicts import TxnProgress
+from storage_core.log.actions import Action, Add, RemoveTxn, Txn
+from storage_core.log.conflicts import TxnProgress, pruning
 from storage_core.log.job_run import JobReport, JobRun, Metrics, Prediction
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -49,7 +55,8 @@ from storage_core.maintain.collect import forgotten_keys, note_forgotten, read_p
 from storage_core.split.context import context_of
 from storage_core.store.contract import ObjectStore, create_derived
 from storage_core.write.append import fitting
-from storage_core.write.ingest.batch import CollectedRows, text_blocks
+from storage_core.write.ingest.batch import CollectedRows, as_records, text_blocks
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
     LONGEST_REASON,
@@ -59,6 +66,7 @@ from storage_core.write.ingest.convert import (
     shared_session,
     tally,
 )
+from storage_core.write.ingest.landed_regions import CollectedRecords, IsPassed, fill_regions, offset_of
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec, as_hex
 from storage_core.write.ingest.progress import file_app, path_of
@@ -67,10 +75,12 @@ from storage_core.write.late_rows import (
     LATE,
     RECEIPTS,
     REWRITTEN,
+    SHARED,
     SharedEntries,
     commit_app,
     entry_keys,
     is_receipt,
+    late_records,
     read_object,
 )
 
@@ -83,6 +93,15 @@ RETRIES: Final = "quarantine:retries"
 _RECEIPT: Final = "quarantine:"
 _AGAIN: Final = f"{REWRITTEN}."
 _MOST_BYTES: Final = 256 * 2**20
+_MOST_KEYED: Final = 1_000
+"""The most entries that a retry puts into a keyed table. The manifest of a region names these entries."""
+
+_OF_ENTRY: Final = "again:"
+"""The prefix of the offsets of a region that name entries of the quarantine."""
+
+_NUMBER_BITS: Final = 40
+"""The bits of such an offset below the number of the retry."""
+
 _ATTEMPTS: Final = 5
 
 MOST_OBJECTS = 1_000
@@ -301,6 +320,76 @@ def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int,
     raise AssertionError("unreachable")
 
 
+MOST_RECEIPTS: Final = 8
+"""The most receipts that `prune` leaves. A listing of the quarantine sends one GET per receipt."""
+
+
+def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[[], None] = lambda: None) -> int:
+    """Fold the receipts if there are many, and prune the names of objects that the collector has deleted.
+
+    Return the number of transactions that were removed. A receipt that no transaction names any more is marked for the
+    collector when it is older than the horizon. Until then, a retry may be about to name it.
+
+    Args:
+        require_held: called before the commit. It raises if the caller has lost its lease.
+
+    Raises:
+        CommitConflict: Other commits were first in every attempt.
+
+    Cost:
+        For a table with such transactions, one LIST per 1,000 objects of the quarantine. To fold, one GET per receipt
+        and per object of the quarantine, one PUT and one commit.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        head = log.snapshot()
+        receipts = [app for app in head.txns.every("quarantine") if app != RETRIES]
+        names = [*head.txns.every("quarantined")]
+        if not receipts and not names:
+            return 0
+        # Listed after the snapshot. An object of a name was durable before its commit, so now the collector deleted it.
+        stored = {info.key: info for info in log.store.list(QUARANTINE_PREFIX)}
+        gone = [app for app in names if quarantine_key(SHARED, app.partition(":")[2]) not in stored]
+        folded = receipts if len(receipts) > MOST_RECEIPTS else []
+        if dry_run:
+            return len(gone) + len(folded)
+        try:
+            if gone or folded:
+                require_held()
+                actions, requirements = _folded(log, head, stored) if folded else ([], [])
+                removed = [RemoveTxn(appId=app) for app in (*gone, *folded)]
+                head = log.commit(
+                    head, [*actions, *removed, pruning(head)], operation="PRUNE QUARANTINE", requirements=requirements
+                ).snapshot
+        except CommitConflict:
+            if attempt == _ATTEMPTS:
+                raise
+            continue
+        before_ms = log.clock.now_ms() - head.config.gc_horizon_ms
+        old = [key for key, info in stored.items() if is_receipt(key) and info.last_modified_ms < before_ms]
+        ids = {key: parsed.id for key in old if (parsed := parse(key)) is not None}
+        _mark(log, [key for key, receipt_id in ids.items() if receipt_app(receipt_id or "") not in head.txns])
+        return len(gone) + len(folded)
+    raise AssertionError("unreachable")
+
+
+def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple[list[Action], Sequence[TxnProgress]]:
+    """Write one receipt with the lines of all receipts that stored objects still contain.
+
+    An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
+    without a content is a file that was rejected as a whole. A later run may store the same entry again.
+    """
+    present: dict[Unit, set[int]] = {}
+    for key in stored:
+        with suppress(NotFound):
+            for each in (_whole(key, entry) for entry in read_object(log.store, key)):
+                present.setdefault(each.unit, set()).update(each.lines)
+    leaving = _Leaving(log.store, head)
+    for unit, lines in done_lines(log.store, head).items():
+        leaving.add(unit, lines if unit[2] == "" else lines & present.get(unit, set()))
+    actions, requirement = leaving.write(log.clock.now_ms())
+    return actions, [requirement]
+
+
 def _mark(log: TransactionLog, keys: Sequence[str]) -> None:
     if keys:
         note_forgotten(log.store, sorted(keys), ids=log.ids, now_ms=log.clock.now_ms())
@@ -344,15 +433,14 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
     in quarantine with their new reason. A run reads about 256 MiB of entries, and another run continues.
 
+    In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
+    records that the table holds, unless the landing location declares `order_by`.
+
     Raises:
-        InvalidInput: The table has a primary key, or its format cannot be read with its columns.
+        InvalidInput: The format cannot be read with the columns of the table.
         CommitConflict: Other processes changed the quarantine in every attempt.
+        Fenced: Another process claimed a region of a keyed table. Try again.
     """
-    if job.before.config.primary_key:
-        raise InvalidInput(
-            f"{job.uri}: the table has a primary key, and a retry adds rows only to tables without one. Write the rows "
-            "of the quarantine again with `tidemark append`."
-        )
     return job.carry_out(
         partial(_plan, job),
         lambda found: _retried(job, spec, found),
@@ -375,13 +463,20 @@ class _Plan:
 def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
     found: list[PendingEntry] = []
     others, unneeded, size = Counter[str](), list[str](), 0
+    most = _MOST_KEYED if snapshot.config.kind == "keyed" else math.inf
     for each in pending_entries(job.store, snapshot, unneeded=unneeded):
-        if size <= _MOST_BYTES and job.options.source in (None, each.entry.source):
+        if size <= _MOST_BYTES and len(found) < most and job.options.source in (None, each.entry.source):
             found.append(each)
             size += _size(each.entry)
         else:
             others[each.key] += len(each.lines)
+    if snapshot.config.kind == "keyed":  # the order of the files is the order of the records of a key
+        found.sort(key=lambda each: (_arrival(each.entry), each.entry.source, each.lines))
     return _Plan(found, others, unneeded)
+
+
+def _arrival(entry: Entry) -> int:
+    return (entry.landed_ms if isinstance(entry, RejectedLines) else entry.arrived_ms) or 0
 
 
 def _size(entry: Entry) -> int:
@@ -394,7 +489,9 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
     log, snapshot, store = job.log, job.before, job.store
     now_ms = log.clock.now_ms()
     declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late)
-    collected = CollectedRows(store, context_of(snapshot), log.ids, now_ms)
+    collector = CollectedRows if declared.changes is None else CollectedRecords
+    collected = collector(store, context_of(snapshot), log.ids, now_ms)
+    offsets: dict[str, int] = {}
     leaving, outcome = _Leaving(store, snapshot), _Outcome()
     again = SharedEntries(store, f"{_AGAIN}{leaving.number}")
     left = Counter(plan.others)
@@ -406,7 +503,10 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
                 outcome.not_retried[why_not] += len(each.lines)
                 continue
             rows, passed, reasons = declared.apply(each)
-            collected.add(rows)
+            name = f"{_OF_ENTRY}{xxhash.xxh3_128_hexdigest(repr((each.key, each.unit)).encode())}"
+            texts = (declared.form, repr([each.lines[index] for index in passed]))
+            offsets[name] = leaving.number << _NUMBER_BITS | offset_of(*texts, bits=_NUMBER_BITS)
+            collected.add(rows, name)
             leaving.add(each.unit, (each.lines[index] for index in passed))
             kept = _failed_again(each, reasons, has_passed=bool(len(passed)))
             for entry in kept:
@@ -417,9 +517,18 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
             outcome.reasons = tally(outcome.reasons, Counter(reasons.values()))
     collected.write_all()
     again.write_all()
+    if collected.parts and declared.changes is not None:
+        check = partial(_require_first, job, leaving.number)
+        fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
     report = _committed(job, leaving, collected.adds, outcome)
     _mark(log, [*plan.unneeded, *(key for key, lines in left.items() if not lines)])
     return report
+
+
+def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
+    """Raise `CommitConflict` if another retry has committed since the plan. Return the offsets of earlier retries."""
+    TxnProgress(RETRIES, number - 1).check(job.log.refresh(job.before))
+    return lambda name, last: name.startswith(_OF_ENTRY) and last >> _NUMBER_BITS < number
 
 
 def _committed(job: JobRun[RetryQuarantine], leaving: _Leaving, adds: Sequence[Add], outcome: _Outcome) -> JobReport:
@@ -429,7 +538,7 @@ def _committed(job: JobRun[RetryQuarantine], leaving: _Leaving, adds: Sequence[A
     return job.commit(
         [*adds, *actions],
         operation="RETRY QUARANTINE",
-        metrics=replace(Metrics.of_adds(adds), rows_in=outcome.read),
+        metrics=replace(Metrics.of_adds(adds), rows_in=outcome.read, rows_out=outcome.added),
         requirements=[requirement],
         details=outcome.details,
         benefit=outcome.added,
@@ -466,6 +575,9 @@ class _Declared:
         if spec is not None:
             spec.check_time_format()
         self._schema, self._config, self._spec, self._now_ms = snapshot.schema, snapshot.config, spec, now_ms
+        self.changes = _changes_of(spec, snapshot)
+        self._none = (self._schema if self.changes is None else self.changes.records).empty_table()
+        self.form = "" if spec is None else spec.to_json() + snapshot.metadata.schemaString
         rule = None if accept_late else LateRule.of(self._config)
         self._rule = None if rule is None or rule.late_data.policy == "accept" else rule
         self._whole: dict[str, int] = {}
@@ -487,7 +599,7 @@ class _Declared:
         if content.startswith("etag:") or (0 in each.lines and isinstance(entry, RejectedLines)):
             return WHOLE_FILE
         if size is None:
-            return None if source == "append" else NOT_A_FILE
+            return None if source == "append" and self.changes is None else NOT_A_FILE
         is_file = isinstance(entry, RejectedLines) or entry.by == "ingest"
         if not is_file or self._spec is None:
             return NOT_A_FILE
@@ -509,22 +621,26 @@ class _Declared:
             arrived = each.entry.arrived_ms
         if self._rule is None or not rows.num_rows:
             return rows, positions.tolist(), reasons
-        late = np.asarray(self._rule.is_late(rows, self._now_ms if arrived is None else arrived))
+        is_late = self._rule.is_late if self.changes is None else partial(late_records, self._rule)
+        late = np.asarray(is_late(rows, self._now_ms if arrived is None else arrived))
         reasons = {**reasons, **dict.fromkeys(positions[late].tolist(), LATE)}
         return rows.filter(pa.array(~late)), positions[~late].tolist(), reasons
 
     def _fitting(self, entry: QuarantinedRows) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
         try:
-            (rows,) = fitting(entry.rows, self._schema, self._config.nonzero_vectors)
-        except InvalidInput as error:
+            if self.changes is not None:
+                rows = conformed(entry.rows, self.changes.records)
+            else:
+                (rows,) = fitting(entry.rows, self._schema, self._config.nonzero_vectors)
+        except (InvalidInput, CommitConflict) as error:
             reasons = dict.fromkeys(range(entry.rows.num_rows), str(error))
-            return self._schema.empty_table(), np.zeros(0, np.int64), reasons
+            return self._none, np.zeros(0, np.int64), reasons
         return rows, np.arange(rows.num_rows), {}
 
     def _parsed(self, entry: RejectedLines) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
         reasons = {index: str(each["reason"]) for index, each in enumerate(entry.rejected)}
         texts = [_bytes_of(each) for each in entry.rejected]
-        parts, places = [self._schema.empty_table()], [np.zeros(0, np.int64)]
+        parts, places = [self._none], [np.zeros(0, np.int64)]
         for chosen, times in self._groups(entry, texts, reasons):
             rows, positions = self._read(entry, [texts[index] for index in chosen], times, (chosen, reasons))
             parts.append(rows)
@@ -566,7 +682,7 @@ class _Declared:
     ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Return the rows of the texts and their positions in the entry. Update the reasons of the other positions."""
         chosen, reasons = into
-        none = self._schema.empty_table()
+        none = self._none
         if not chosen:
             return none, np.zeros(0, np.int64)
         head = [entry.header.encode()] if entry.header is not None and self._has_header else []
@@ -591,14 +707,29 @@ class _Declared:
         return self._spec is not None and self._spec.format == "csv" and self._spec.header
 
     def _blocks(self, source: str, stream: io.BytesIO, times: LandedTimes) -> Iterator[Parsed]:
-        spec, config = self._spec, self._config
-        target = RowFormat(self._schema, config.time_column, nonzero=frozenset(config.nonzero_vectors), times=times)
-        if spec is None or spec.format in TYPED:  # the values of a typed row are stored as JSON
-            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
-        target = replace(target, time_format=spec.time_format, null_values=spec.null_values)
-        if spec.format == "json":  # each record is stored as one line
-            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
-        return text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
+        spec, config, changes = self._spec, self._config, self.changes
+        fields = self._schema if changes is None else changes.fields
+        nonzero = frozenset(config.nonzero_vectors)
+        target = RowFormat(fields, config.time_column, nonzero=nonzero, times=times, changes=changes)
+        is_typed = spec is None or spec.format in TYPED
+        if spec is None or is_typed:  # the values of a typed row are stored as JSON
+            blocks = ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
+        else:
+            target = replace(target, time_format=spec.time_format, null_values=spec.null_values)
+            if spec.format == "json":  # each record is stored as one line
+                spec = replace(spec, format="ndjson")
+            blocks = text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
+        if changes is None:
+            return blocks
+        # The JSON of a typed row names every column, and a patch sets only the columns with a value.
+        return (as_records(replace(each, given=None) if is_typed else each, changes) for each in blocks)
+
+
+def _changes_of(spec: LandingSpec | None, snapshot: Snapshot) -> ChangeFormat | None:
+    config = snapshot.config
+    if spec is not None:
+        return ChangeFormat.of(spec, snapshot.schema, config)
+    return ChangeFormat(snapshot.schema, config.primary_key, config.merged_maps) if config.kind == "keyed" else None
 
 
 def _has_text_time(text: bytes, times: LandedTimes) -> bool:

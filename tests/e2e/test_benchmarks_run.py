@@ -65,6 +65,13 @@ def test_the_small_benchmark_of_progress_prints_what_opening_costs_against_a_you
     assert compared == {"requests", "bytes", "ms"}
 
 
+def test_the_small_benchmark_of_announced_files_finds_each_file_once_with_two_requests() -> None:
+    """The benchmark fails if a file is not in the table exactly once."""
+    counted = {metric["name"]: metric["value"] for metric in _metrics("announced") if metric["unit"] == "requests"}
+    assert (counted["requests per file, head"], counted["requests per file, get"]) == (1, 1)
+    assert counted["its LISTs"] == 1
+
+
 def test_the_small_benchmark_of_publishing_prints_what_a_commit_costs_against_a_young_table() -> None:
     compared = {metric["unit"] for metric in _metrics("publishing") if metric["against"] == "after 10"}
     assert compared == {"requests", "KiB", "ms"}

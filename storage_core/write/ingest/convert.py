@@ -38,6 +38,7 @@ from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vec
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.casts import Cast, Mask, cast_text
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.landed_times import (
     AS_WRITTEN,
     LandedTimes,
@@ -267,7 +268,8 @@ class RowFormat:
 
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
     embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
-    nanoseconds, or that have no year.
+    nanoseconds, or that have no year. For a keyed table, `schema` has the fields of `changes`, and its `faults` reject
+    records.
     """
 
     schema: pa.Schema
@@ -276,6 +278,7 @@ class RowFormat:
     null_values: tuple[str, ...] = ()
     nonzero: frozenset[str] = frozenset()
     times: LandedTimes = AS_WRITTEN
+    changes: ChangeFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -381,11 +384,10 @@ def _converted(raw: pa.Table, target: RowFormat) -> Converted:
         except duckdb.Error as error:
             if out_of_memory(error):  # the format is not the cause
                 raise
-            problem = str(error).splitlines()[0]
-            what = "the text cannot be converted"
+            what = "a text of the file cannot be converted to the type of its column. Correct the file"
             if target.time_format is not None:
-                what = f"time_format {target.time_format!r} cannot be used"
-            raise InvalidInput(f"{what}: {problem}") from error
+                what += f", or check that its times have the form of time_format {target.time_format!r}"
+            raise InvalidInput(what) from error
     last = table.num_columns - 1  # selected by position, because a column of the table may have any name
     return Converted(table.remove_column(last), table.column(last).combine_chunks())
 
@@ -547,6 +549,8 @@ class Parsed:
     - `numbers`: the number of the line of each row, as in `RejectedLine`.
     - `unreadable`: no row of the file may be used.
     - `header`: the header of a CSV file.
+    - `given`: the names of the fields of each patch, if the format names them per record.
+    - `skipped`: the number of records that have no effect, such as the tombstones of a Kafka topic.
     """
 
     rows: pa.Table
@@ -554,6 +558,8 @@ class Parsed:
     numbers: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
     unreadable: bool = False
     header: str | None = None
+    given: pa.ListArray | None = field(default=None, compare=False)
+    skipped: int = 0
 
     def and_rejected(self, more: Iterable[RejectedLine]) -> Parsed:
         """Return the same rows with more rejections, in line order."""
@@ -574,6 +580,8 @@ class Records:
 def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
     """Convert the records to rows, and reject the records that do not convert. Raise the errors of `convert`."""
     converted = convert(records.fields, target)
+    if target.changes is not None:
+        converted = replace(converted, reasons=pc.coalesce(converted.reasons, target.changes.faults(converted.rows)))
     fits = converted.reasons.is_null()
     bad = np.flatnonzero(~np.asarray(fits))
     refused = tuple(

@@ -30,6 +30,7 @@ from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -194,7 +195,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -
     except StopIteration:
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > len(names):
         raise unsound(_other_columns([each for each in columns if each not in names]))
 
@@ -290,8 +291,10 @@ def _open(
             ),
         )
         names = [counter.form.name(name) for name in reader.schema.names]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    except UnicodeDecodeError as error:
+        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+    except pa.ArrowInvalid as error:
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names]
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
@@ -300,7 +303,9 @@ def _open(
 
 def _other_columns(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
-    return f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
+    return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
 
 def _batches(
@@ -317,7 +322,7 @@ def _batches(
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise unsound(
-            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
+            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed"
         ) from error
     if held is not None:
         yield held, True
@@ -567,7 +572,7 @@ _WHY_NO_OBJECT = """
 _CELLS_PER_PART = 4
 _FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
-_MARK_BYTES = 8
+MARK_BYTES = 8
 
 
 def pattern_blocks(
@@ -604,15 +609,27 @@ def ndjson_blocks(
     keys or a struct, and an array can be a list.
     """
     for block in read(stream, block_bytes):
-        for piece in _json_pieces(block, target):
-            yield from json_rows([(file, piece)], target)
+        for piece in json_pieces(block, target):
+            (rows,) = json_rows([(file, piece)], target)
+            yield rows if target.changes is None else _with_given(rows, piece, target.changes)
 
 
-def _json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+def json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+    """Return the lines of the block in pieces that can be parsed at once."""
     columns = len(target.schema)
     if _CELLS_PER_PART * block.text.nbytes + columns * len(block.numbers) <= MOST_CELLS:
         return iter([block])  # a part has at least one byte, so the parts need not be counted
     return block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns)
+
+
+def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed:
+    """Return the rows, with the names of the fields that each patch names."""
+    patches = changes.patches(rows.rows)
+    if not len(patches):
+        return rows
+    lines = block.text.take(pa.array(np.searchsorted(block.numbers, rows.numbers[patches])))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
+        return replace(rows, given=connection.sql(_FIELDS).to_arrow_table().column(0).combine_chunks())
 
 
 def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
@@ -643,7 +660,7 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
     )
     parts = [
         _parsed("", each, lambda text: _json_fields(text, target), target)
-        for each in _json_pieces(lines, target)
+        for each in json_pieces(lines, target)
         if len(each.numbers)
     ]
     rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in parts)])
@@ -715,7 +732,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         columns = pa.array(names, pa.string())
         named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-    mark = token_hex(_MARK_BYTES)
+    mark = token_hex(MARK_BYTES)
     objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
     with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
