@@ -71,7 +71,10 @@ _READING: Final[weakref.WeakSet[Generator[pa.RecordBatch]]] = weakref.WeakSet()
 
 
 def reader_of(schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> pa.RecordBatchReader:
-    """Return the batches as a stream. does not close a generator: `close` of the stream ends nothing."""
+    """Return the batches as a stream. The stream ends when it is garbage-collected or the program ends.
+
+    Arrow does not close a generator: `close` of the stream ends nothing.
+    """
     _READING.add(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
 
@@ -247,7 +250,7 @@ class SqlResult(ArrowRows):
 
         Raises:
             InvalidInput: The result was streamed before. A result that is only partly in memory can be streamed once.
-            Afterwards only its schema is available.
+                Afterwards only its schema is available.
         """
         require_rows(batch_rows)
         rest, held = self._rest, self._batches

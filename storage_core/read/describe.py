@@ -147,8 +147,7 @@ def _by_window(add: Add) -> tuple[bool, int, str]:
 
 
 def _progress(snapshot: Snapshot) -> Row:
-    """Return the state of exactly-once writes: the number of retained transactions, and the objects with transactions.
-    """
+    """Return the state of exactly-once writes: the number of retained transactions, and the objects with them."""
     listed = snapshot.txns.listed
     parts = () if listed is None else listed.parts
     return {

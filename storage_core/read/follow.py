@@ -388,7 +388,7 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
 
     Raises:
         InvalidInput: The version removed rows, and a result without labels cannot show removals. Also raises the errors
-        of `changes`.
+            of `changes`.
     """
     log = TransactionLog(open_table_store(change.uri))
     metadata = read_action(json.loads(change.metadata), Metadata, _A_CHANGE)

@@ -294,7 +294,7 @@ def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterat
     Raises:
         InvalidInput: The table at the snapshot does not read this raw log.
         SnapshotExpired: Chunks were collected after the position was taken, because the table contains them now. Also
-        raises the errors of `Listed.look` and `Waiting.records`.
+            raises the errors of `Listed.look` and `Waiting.records`.
 
     Cost:
         The requests of `Listed.look` and `Waiting.records`.
@@ -366,8 +366,9 @@ def read_pages(
         view: The view of the table.
         token: The token of the first page, or None for the beginning.
         page_bytes: Maximum size of a page in bytes. The module docstring describes the measure. A page has at least one
-        record, and may exceed this size only if it has a single record. consistency: The consistency of the history.
-        The default is the consistency of the token, or `latest` without a token.
+            record, and may exceed this size only if it has a single record.
+        consistency: The consistency of the history. The default is the consistency of the token, or `latest` without a
+            token.
 
     Raises:
         InvalidInput: The token is damaged or belongs to another table.

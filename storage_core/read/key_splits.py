@@ -115,9 +115,9 @@ class IndexedKeys:
     def of(
         store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
     ) -> IndexedKeys | None:
-        """Return the index.
+        """Return the index. Return None if the index has no segment or there is no split to search.
 
-        Return None if the index has no segment or there is no split to search. Makes no request.
+        Makes no request.
         """
         index = _index(snapshot, kept) if snapshot.segments and splits else None
         if index is None:

@@ -422,9 +422,11 @@ class LookupPlan:
     Attributes:
         consistency: The consistency of the lookup.
         unmerged_requests: The requests for the newest version of the table, and for the unmerged records of `regions`.
-        The number of these records is `base.newer_records`. regions: The plan of each region. base: The plan of the
-        splits. It reads nothing if the unmerged records contain the whole row. raw_logs: The undistributed parts of raw
-        logs. analysis: The cost of the lookup if it was run.
+            The number of these records is `base.newer_records`.
+        regions: The plan of each region.
+        base: The plan of the splits. It reads nothing if the unmerged records contain the whole row.
+        raw_logs: The undistributed parts of raw logs.
+        analysis: The cost of the lookup if it was run.
     """
 
     consistency: str

@@ -54,7 +54,8 @@ class TablePlan:
         requests: The requests for these bytes and for stored deletion vectors.
         newer_records: The number of records in memory that are newer than the base, including the records of
             `raw_logs`. The search for superseded rows takes further requests, for key columns of splits that may
-            contain these rows. raw_logs: The undistributed parts of raw logs.
+            contain these rows.
+        raw_logs: The undistributed parts of raw logs.
     """
 
     name: str

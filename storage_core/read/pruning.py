@@ -278,7 +278,7 @@ def prune_table(
         schema: The schema of the table. Its types determine the parsing of bounds and partition values.
         time_column: The time column of the table, or None.
         partition_by: The partition fields. Empty for a table of another format, which has column values as partition
-        values.
+            values.
     """
     if predicate is None:
         return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())

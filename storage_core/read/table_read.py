@@ -297,7 +297,7 @@ def plan(
         asked: The columns for which the query needs only metrics, or None.
         query: The text of the query for error messages. If there is no text, the purpose of the query.
         is_explained: Read every manifest to count every split, and do not cache the results of indexes. The rest of the
-        plan is the same.
+            plan is the same.
 
     Cost:
         The requests of `pruning.pruned` and of `Bitmaps.of_split`.

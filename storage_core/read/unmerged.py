@@ -235,9 +235,9 @@ def take_apart(
 
 
 def _of_append_table(schema: pa.Schema, unmerged: Sequence[Unmerged], footers: Footers) -> Overlay:
-    """Return the put records of an append table.
+    """Return the put records of an append table. They come from raw logs.
 
-    They come from raw logs. Each record is an additional row and hides no row.
+    Each record is an additional row and hides no row.
     """
     records = [fold.record_schema(schema).empty_table(), *(part for each in unmerged for part in each.records)]
     rows = whole_rows(pa.concat_tables(records), schema)

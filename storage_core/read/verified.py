@@ -222,8 +222,8 @@ def query_errors(
         limits: The limits of the query.
         files: The local files of the splits.
         columns: The columns of the table, for a statement that was made from a condition or from expressions. Messages
-        then name columns of the table and do not contain the purpose. tables: The columns of the tables that a query
-        reads, by the name of the table.
+            then name columns of the table and do not contain the purpose.
+        tables: The columns of the tables that a query reads, by the name of the table.
 
     Raises:
         SnapshotExpired: The error names the file of a split, and the file no longer exists.

@@ -226,8 +226,7 @@ class View:
     def records(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, pa.Table | None, tuple[RawPart, ...]]:
-        """Return the snapshot to read, the unmerged records to apply over it, and the raw logs with some of the
-        records.
+        """Return the snapshot to read, the unmerged records above it, and the raw logs with some of the records.
 
         The records come from `regions`, or from all regions. They are None if only the base is read. Requests and
         errors are those of `captured` and of `Captured.above`.
