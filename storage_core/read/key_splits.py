@@ -254,7 +254,7 @@ def plan(
 
 
 def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
-    """Return the live splits that may contain one of the keys, by path. `keys` must not be empty.
+    """Return the live splits that may contain one of the keys, by path. There must be at least one key.
 
     The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, the other
     statistics of the log select the split. Makes one GET per unread manifest with bounds that admit one of the keys.

@@ -144,7 +144,7 @@ class Source:
 
     - `rows` are in memory and have all columns of the table.
     - `fetched` rows may lack columns of the table. These columns are null.
-    - `unread` is the number of rows that have no values to read. All columns of these rows are null.
+    - `unread` is a number of rows without needed values. All columns of these rows are null.
     """
 
     rows: pa.Table
