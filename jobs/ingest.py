@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 
 from jobs.due_runs import TableInputs
 from storage_core.base.errors import InvalidInput
 from storage_core.base.text import counted
-from storage_core.change.creation import as_declared
+from storage_core.change.creation import GrownTable, as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.rows.windows import LateMetrics, by_start
@@ -27,6 +28,7 @@ from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
 from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
+from storage_core.write.ingest.drift import NO_DRIFT, count_fields
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import pending, waiting_versions
 
@@ -104,29 +106,50 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
-    context = context_of(job.before).to_json()
-    size = _bytes(work)
-    tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
-    parts = batch.batches(work, tasks)
-    items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
-    answers = job.map(ingest_files, items, input_bytes=size)
-    results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    results = _executed(job, work, job.before)
+    drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
+    grown = grow(job.before, drift, spec.max_new_fields)
+    waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}
+    if waiting:  # these files are read again, because no task knew what the other tasks would find
+        results = [replace(each, files=tuple(f for f in each.files if f.file not in waiting)) for each in results]
+        again = [replace(each, settled=True) for each in work if each.landed.path in waiting]
+        results += _executed(job, again, grown.snapshot)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(results) | _about(spec, landed) | _far_times(adds, job)
+    grown = grown if adds else GrownTable(job.before, {}, {})
+    ignored = count_fields(*(file.drift.ignored for file in files))
+    details = _details(results) | _about(spec, landed) | _far_times(adds, job) | grown.details
+    details |= {"fields_ignored": ignored} if ignored else {}
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
-    rejected = sum(result.rows_rejected for result in results)
+    metrics = replace(
+        Metrics.of(results),
+        rows_rejected=sum(result.rows_rejected for result in results),
+        fields_ignored=sum(ignored.values()),
+        columns_added=len(grown.added),
+        columns_widened=len(grown.widened),
+        **late.as_mapping(),
+    )
     return job.commit(
-        actions,
+        [*grown.actions, *actions],
         operation="INGEST",
-        metrics=replace(Metrics.of(results), rows_rejected=rejected, **late.as_mapping()),
+        metrics=metrics,
         details=details,
         by_window=_by_window(adds),
         benefit=len(files),
     )
+
+
+def _executed(job: JobRun[Ingest], work: Sequence[IngestWork], table: Snapshot) -> list[BatchResult]:
+    """Execute the work in tasks, with the columns of `table`."""
+    context, size = context_of(table).to_json(), _bytes(work)
+    tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
+    parts = batch.batches(work, tasks)
+    items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
+    answers = job.map(ingest_files, items, input_bytes=size)
+    return [BatchResult.from_json(answer["result"]) for answer in answers]
 
 
 @as_task

@@ -281,7 +281,21 @@ class TableDeclaration(_Settings):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
         cls._require_timestamps(landing, info.data)
+        cls._require_text_column(landing, info.data)
         return landing
+
+    @classmethod
+    def _require_text_column(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless the column that gets new fields is a text column that may be null."""
+        name = landing.spec().drift.column
+        if name is None:
+            return
+        require_columns([name], given["columns"])
+        column = given["columns"][name]
+        if column.type != "string" or not column.nullable or name in given["primary_key"]:
+            raise InvalidInput(
+                f"on_new_field: column {name!r} cannot get the new fields. Give it the type string, without `!`"
+            )
 
     @classmethod
     def _require_readable_maps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:

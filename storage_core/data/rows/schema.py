@@ -30,7 +30,7 @@ from storage_core.base.text import quoted, shortened
 from storage_core.data.formats.arrow_files import DEEPEST
 from storage_core.data.rows import columns
 from storage_core.data.rows.columns import COLUMN_ID, column_id, stored_name, with_entries
-from storage_core.data.rows.vectors import VECTOR, is_vector, listed, vector_of
+from storage_core.data.rows.vectors import VECTOR, is_vector, listed, type_text, vector_of
 
 
 def held_as(type_: pa.DataType) -> pa.DataType:
@@ -161,6 +161,12 @@ def _struct_to_spark(fields: Any, where: str) -> dict[str, Any]:
 
 def _metadata_of(field: pa.Field) -> dict[str, Any]:
     return ({VECTOR: field.type.list_size} if is_vector(field.type) else {}) | columns.to_spark(field)
+
+
+def type_name(type_: pa.DataType) -> str:
+    """Return the name of a type as declarations write it. A nested type has Arrow's name."""
+    spark = _to_spark(type_, "column")
+    return spark if isinstance(spark, str) else type_text(type_)
 
 
 def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:

@@ -49,6 +49,7 @@ from storage_core.write.ingest.convert import (
     shared_session,
     tally,
 )
+from storage_core.write.ingest.drift import NO_DRIFT, Drift
 from storage_core.write.ingest.json_elements import read_elements
 from storage_core.write.ingest.landing import (
     ContentHash,
@@ -107,6 +108,7 @@ def parse_blocks(
     nonzero: Collection[str] = (),
     block_bytes: int = BLOCK_BYTES,
     content: ContentHash | None = None,
+    settled: bool = False,
 ) -> Iterator[Parsed]:
     """Yield the file in blocks. If the last block is marked `unreadable`, all earlier blocks of the file are invalid.
 
@@ -119,6 +121,7 @@ def parse_blocks(
     Args:
         nonzero: embedding columns. Zero embeddings in these columns are rejected.
         content: receives the hash of the file's bytes after the last block of a readable file.
+        settled: whether the schema is final, so that the file adds and widens no columns.
 
     Raises:
         NotFound: the file does not exist any more.
@@ -129,7 +132,8 @@ def parse_blocks(
 
     spec.check_time_format()
     times = spec.times_of(landed)
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times)
+    drift = spec.drift.settled() if settled else spec.drift
+    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift)
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
     except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
@@ -162,7 +166,8 @@ def _blocks(
     if spec.format in _TYPED_BLOCKS:
         read = _TYPED_BLOCKS[spec.format]
         with open_bytes(landed, content) as stream:
-            yield from read(landed.path, stream, target.schema, nonzero=target.nonzero, times=target.times)
+            form = {"nonzero": target.nonzero, "times": target.times, "drift": target.drift}
+            yield from read(landed.path, stream, target.schema, **form)
         return
     with open_text(landed, content, spec.encoding) as stream:
         yield from text_blocks(landed.path, stream, spec, target, block_bytes=block_bytes)
@@ -211,6 +216,7 @@ class IngestWork:
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
     - `pruned`: contents that were completely in the table when a file of this path disappeared. This list is used only
       while nothing newer is recorded for the file.
+    - `settled`: the schema is final, because the columns for new fields and wider values were already decided.
     """
 
     landed: LandedFile
@@ -224,6 +230,7 @@ class IngestWork:
     contents: tuple[int, ...] = ()
     seen: bool = False
     pruned: tuple[int, ...] = ()
+    settled: bool = False
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal work item."""
@@ -262,6 +269,8 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
+    - `drift`: the ignored fields. If the file needs other columns, the result has nothing else. The file is then
+      executed again with these columns and `settled`.
     """
 
     file: str
@@ -276,6 +285,7 @@ class IngestResult:
     rows_rejected: int = 0
     quarantine_keys: tuple[str, ...] = ()
     late: LateMetrics = field(default_factory=LateMetrics)
+    drift: Drift = NO_DRIFT
 
     @property
     def actions(self) -> list[Action]:
@@ -290,7 +300,7 @@ class IngestResult:
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        body |= {"rejected": dict(self.rejected), "late": asdict(self.late)}
+        body |= {"rejected": dict(self.rejected), "late": asdict(self.late), "drift": self.drift.to_json()}
         body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
         return json.dumps(body, sort_keys=True)
 
@@ -305,6 +315,7 @@ class IngestResult:
             windows=windows,
             quarantine_keys=keys,
             late=LateMetrics(**body.pop("late")),
+            drift=Drift.from_json(body.pop("drift")),
             **body,
         )
 
@@ -546,14 +557,21 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         nonzero=TableConfig.from_configuration(context.configuration).nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
+        settled=work.settled,
     )
+    drift = NO_DRIFT
     for block in blocks:
         if block.unreadable:
             run.forget()
             return _reject_file(run.collected, work, block.rejected[0].reason, lines=run.rows_in)
-        run.take(block)
+        drift |= block.drift
+        if not drift.changes_columns:
+            run.take(block)
+    if drift.changes_columns:
+        run.forget()
+        return IngestResult(file=landed.path, drift=drift)
     run.content = work.contents[0] if content is None else content.value
-    result = run.result(run.content)
+    result = replace(run.result(run.content), drift=NO_DRIFT if work.contents else drift)
     _logger.info(
         "ingested %s: %d rows, %d rejected",
         landed.path,

@@ -41,6 +41,13 @@ from storage_core.engine.session import session
 from storage_core.store.contract import ObjectFile, ObjectInfo
 from storage_core.store.resolve import check_location, is_missing, open_store, overlap
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
+from storage_core.write.ingest.drift import (
+    MOST_NEW_FIELDS,
+    MOST_NEW_FIELDS_ALLOWED,
+    QUARANTINE,
+    DriftRule,
+    OnTypeConflict,
+)
 from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
 from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, TimeUnit, Year
 
@@ -256,7 +263,8 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year"})
+_OF_DRIFT: Final = ("on_new_field", "on_type_conflict", "max_new_fields")
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_DRIFT})
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -307,6 +315,10 @@ class LandingSpec:
       by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
     - `header`: whether the first record of a CSV file names the columns.
     - `columns`: the names of the fields of a CSV file without a header.
+    - `on_new_field`: the effect of a field that is not a column: its line is rejected (`quarantine`), the field is left
+      out (`ignore`) or becomes a column (`add`), or the text column NAME gets it (`column:NAME`).
+    - `on_type_conflict`: whether a value that needs a wider column is rejected (`quarantine`) or widens it (`widen`).
+    - `max_new_fields`: the most columns that one run adds.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
     """
@@ -327,6 +339,9 @@ class LandingSpec:
     times: tuple[tuple[str, TimeUnit], ...] = ()
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
+    on_new_field: str = "quarantine"
+    on_type_conflict: OnTypeConflict = "quarantine"
+    max_new_fields: int = MOST_NEW_FIELDS
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -348,6 +363,7 @@ class LandingSpec:
             captured_columns(self.pattern)
         self._check_text_settings()
         self._check_times()
+        self._check_drift()
         check_location(self.uri)
 
     def _check_text_settings(self) -> None:
@@ -375,6 +391,25 @@ class LandingSpec:
             raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def _check_drift(self) -> None:
+        rule = self.drift
+        if self.format == "delta" and rule != QUARANTINE:
+            raise InvalidInput("a table follows its Delta table: on_new_field and on_type_conflict do not apply")
+        if rule.new_field != "quarantine" and (self.format == "pattern" or not self.header):
+            which = "lines of a pattern" if self.format == "pattern" else "CSV files without a header"
+            raise InvalidInput(f"{which} have no new fields. Leave out `on_new_field: {self.on_new_field}`")
+        if self.max_new_fields != MOST_NEW_FIELDS and rule.new_field != "add":
+            raise InvalidInput("max_new_fields limits the columns that a run adds. Add `on_new_field: add`")
+        if not 1 <= self.max_new_fields <= MOST_NEW_FIELDS_ALLOWED:
+            raise InvalidInput(
+                f"max_new_fields is {self.max_new_fields}. Give a number from 1 to {MOST_NEW_FIELDS_ALLOWED}"
+            )
+
+    @property
+    def drift(self) -> DriftRule:
+        """The effect of new fields and of values that need a wider column."""
+        return DriftRule.parse(self.on_new_field, self.on_type_conflict)
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
