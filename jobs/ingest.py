@@ -118,16 +118,16 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequ
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
     grown = grown if adds else GrownTable(job.before, {}, {})
-    ignored = count_fields(*(file.drift.ignored for file in files))
+    counts = count_fields(*(file.drift.counts for file in files))
     details = _details(results) | _about(spec, landed) | _far_times(adds, job) | grown.details
-    details |= {"fields_ignored": ignored} if ignored else {}
+    details |= {spec.drift.counted_as: counts} if counts else {}
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
     metrics = replace(
         Metrics.of(results),
         rows_rejected=sum(result.rows_rejected for result in results),
-        fields_ignored=sum(ignored.values()),
+        **{spec.drift.counted_as: sum(counts.values())},
         columns_added=len(grown.added),
         columns_widened=len(grown.widened),
         **late.as_mapping(),

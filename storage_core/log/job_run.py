@@ -95,9 +95,9 @@ class TaskResult(Protocol):
 class Metrics:
     """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
 
-    `rows_rejected` counts the rejected rows that no earlier commit counted. `fields_ignored` counts the values that
-    were left out because their field is not a column. `columns_added` and `columns_widened` count the columns that the
-    run changed.
+    `rows_rejected` counts the rejected rows that no earlier commit counted. New fields of landed files are counted in
+    four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new fields),
+    `columns_added` and `columns_widened`.
     """
 
     rows_in: int = 0
@@ -111,6 +111,7 @@ class Metrics:
     rows_late_dropped: int = 0
     rows_rejected: int = 0
     fields_ignored: int = 0
+    fields_kept: int = 0
     columns_added: int = 0
     columns_widened: int = 0
 
@@ -139,7 +140,7 @@ class Metrics:
         return {name: count for name, count in found.items() if count or name not in _ABSENT}
 
 
-_ABSENT: Final = frozenset({"rows_rejected", "fields_ignored", "columns_added", "columns_widened"})
+_ABSENT: Final = frozenset({"rows_rejected", "fields_ignored", "fields_kept", "columns_added", "columns_widened"})
 NO_METRICS = Metrics()
 
 

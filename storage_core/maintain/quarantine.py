@@ -319,6 +319,7 @@ class _Outcome:
     added: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     drift: Drift = NO_DRIFT
+    counted_as: str = "fields_ignored"
     not_retried: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -330,7 +331,7 @@ class _Outcome:
             "still_rejected": sum(self.reasons.values()),
             "rejected_reasons": dict(self.reasons),
             "not_retried": dict(self.not_retried),
-            **({"fields_ignored": dict(self.drift.ignored)} if self.drift.ignored else {}),
+            **({self.counted_as: dict(self.drift.counts)} if self.drift.counts else {}),
         }
 
 
@@ -444,7 +445,7 @@ def _applied(
             outcome.read += len(each.lines)
             outcome.added += len(passed)
             outcome.reasons = tally(outcome.reasons, Counter(reasons.values()))
-    outcome.drift = declared.drift
+    outcome.drift, outcome.counted_as = declared.drift, (QUARANTINE if spec is None else spec.drift).counted_as
     if not outcome.drift.changes_columns:
         collected.write_all()
         again.write_all()
@@ -460,7 +461,7 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
     metrics = replace(
         Metrics.of_adds(adds),
         rows_in=outcome.read,
-        fields_ignored=sum(outcome.drift.ignored.values()),
+        **{outcome.counted_as: sum(outcome.drift.counts.values())},
         columns_added=len(grown.added),
         columns_widened=len(grown.widened),
     )

@@ -121,7 +121,9 @@ def test_new_fields_go_into_the_named_column_with_their_own_text(project: Projec
         '{"id":2,"extra":"mine","deep":{"a": [1, 2]}}',
         '{"id":3}',
     )
-    project.ingest()
+    report = project.ingest()
+    assert report.details["fields_kept"] == {"big": 1, "city": 1, "deep": 1, "extra": 1, "k": 1}
+    assert (report.metrics.fields_kept, report.metrics.fields_ignored) == (5, 0)
     assert project.rows("extra") == [
         (1, '{"city":"R\\u00f6m","k":1.50,"big":123456789012345678901234567890}'),
         (2, '{"extra":"mine","deep":{"a": [1, 2]}}'),

@@ -269,8 +269,8 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
-    - `drift`: the ignored fields. If the file needs other columns, the result has nothing else. The file is then
-      executed again with these columns and `settled`.
+    - `drift`: the new fields. If the file needs other columns, the result has nothing else. The file is then executed
+      again with these columns and `settled`.
     """
 
     file: str

@@ -36,14 +36,14 @@ MOST_NEW_FIELDS: Final = 16
 """The default of the most columns that one run adds."""
 
 MOST_NEW_FIELDS_ALLOWED: Final = 1_000
-MOST_IGNORED_NAMES: Final = 50
+MOST_NAMES_COUNTED: Final = 50
 OTHER_FIELDS: Final = "other fields"
 
 _INTO: Final = "column:"
 _CHOICES: Final = ("quarantine", "ignore", "add", "column:NAME")
 _LONGEST_NAME: Final = 100
 _MOST_FOUND: Final = 1_000
-"""The most new fields and ignored names of a result. A run adds fewer columns, and counts further names together."""
+"""The most new fields of a result. A run adds fewer columns."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -75,6 +75,11 @@ class DriftRule:
                 return DriftRule("column", on_new_field.removeprefix(_INTO), widens)
             case _:
                 raise InvalidInput(choice_of("on_new_field", on_new_field, _CHOICES))
+
+    @property
+    def counted_as(self) -> str:
+        """The name of the metric that counts the values of new fields."""
+        return "fields_kept" if self.new_field == "column" else "fields_ignored"
 
     @property
     def may_change_columns(self) -> bool:
@@ -115,12 +120,13 @@ QUARANTINE: Final = DriftRule()
 class Drift:
     """The new fields and wider values of a file, a block or a run.
 
-    - `ignored`: how many values were left out, by field. Further fields are counted as `other fields`.
+    - `counts`: the number of values that were left out or stored in the column for new fields, by field. Values of
+      further fields are counted as `other fields`.
     - `fields`: the new fields, each with the number of its values and the type that holds all of them.
     - `widened`: the columns that must be wider, each with the type that holds all values.
     """
 
-    ignored: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     fields: Mapping[str, tuple[int, pa.DataType]] = field(default_factory=dict)
     widened: Mapping[str, pa.DataType] = field(default_factory=dict)
 
@@ -142,20 +148,20 @@ class Drift:
                 fields[name] = (count, type_)
         for name, type_ in other.widened.items():
             widened[name] = joined(widened.get(name, type_), type_)
-        return Drift(count_fields(self.ignored, other.ignored), fields, widened)
+        return Drift(count_fields(self.counts, other.counts), fields, widened)
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal drift."""
         fields = {name: [count, _text_of(type_)] for name, (count, type_) in self.fields.items()}
         widened = {name: _text_of(type_) for name, type_ in self.widened.items()}
-        return json.dumps({"ignored": dict(self.ignored), "fields": fields, "widened": widened})
+        return json.dumps({"counts": dict(self.counts), "fields": fields, "widened": widened})
 
     @staticmethod
     def from_json(text: str) -> Drift:
         """Return the drift that `to_json` wrote."""
         body = json.loads(text)
         fields = {name: (count, _type_of(type_)) for name, (count, type_) in body["fields"].items()}
-        return Drift(body["ignored"], fields, {name: _type_of(type_) for name, type_ in body["widened"].items()})
+        return Drift(body["counts"], fields, {name: _type_of(type_) for name, type_ in body["widened"].items()})
 
 
 NO_DRIFT: Final = Drift()
@@ -168,7 +174,7 @@ def count_fields(*counts: Mapping[str, int]) -> dict[str, int]:
         for name, count in each.items():
             total[fitted(name, _LONGEST_NAME)] += count
     rest = total.pop(OTHER_FIELDS, 0)
-    commonest = dict(total.most_common(MOST_IGNORED_NAMES))
+    commonest = dict(total.most_common(MOST_NAMES_COUNTED))
     rest += total.total() - sum(commonest.values())
     return commonest | ({OTHER_FIELDS: rest} if rest else {})
 
@@ -391,7 +397,7 @@ class ColumnFields:
 
 def drift_of(new: NewFields, rule: DriftRule) -> Drift:
     """Return the drift of rows that are added to the table, or would be added with these new fields as columns."""
-    if rule.new_field == "ignore":
+    if rule.new_field in ("ignore", "column"):
         return Drift(count_fields(new.counts()))
     return Drift(fields=new.types()) if rule.new_field == "add" else NO_DRIFT
 
