@@ -36,8 +36,8 @@ from storage_core.interop.delta_columns import Filling, fillings, finish, follow
 from storage_core.interop.delta_source import DeltaGroup, DeltaLog, DeltaTable, next_group
 from storage_core.interop.union import fitted
 from storage_core.log.actions import Action, Add
+from storage_core.log.conflicts import AtVersion, Requirement, TxnProgress
 from storage_core.log.job_run import NO_METRICS, JobReport, JobRun, Metrics, as_text, of_text, with_report
-from storage_core.log.requirements import AtVersion, Requirement, TxnProgress
 from storage_core.log.sharing import open_table_store
 from storage_core.raw_log_steps import fill
 from storage_core.split.context import SplitContext, context_of

@@ -23,7 +23,7 @@ from pipelines.runs import end_dead_runs, process_tags, range_tags, unfinished
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from storage_core.base.errors import Interrupted, InvalidInput
 from storage_core.change.declaration import TableDeclaration
-from storage_core.data.rows.window_range import window_start
+from storage_core.data.rows.windows import parse_window
 from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")
@@ -173,7 +173,7 @@ def _failed(
     span = span_of(declaration)
     if span is None:
         return []
-    first, last = window_start(parts[0].first), window_start(parts[-1].last)
+    first, last = parse_window(parts[0].first), parse_window(parts[-1].last)
     names = {partition_key(window): window for window in range(first, last + 1, span.window_seconds)}
     failed = {names[name] for name in unfinished(instance, keys, names)}
     return [_chunk(begin, end + span.window_seconds, span) for begin, end in contiguous(failed, span.window_seconds)]
@@ -188,7 +188,7 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     span = span_of(declaration)
     if span is None:
         raise InvalidInput(f"{declaration.name} has no windows to backfill. Materialize its assets, or run its jobs.")
-    first, stop, length = window_start(start), window_start(end), _length(chunk, span)
+    first, stop, length = parse_window(start), parse_window(end), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
         raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
     _require_within(span, first, stop, declaration.name)

@@ -1,19 +1,20 @@
 """Copies of the table of settings: the rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
 
-`python -m scripts.settings_pages` writes them again. A test compares them with the files. The program updates only
-existing rows. A new setting first needs its row in docs/declarations.md, and a row in the table of settings of
-docs/spec.md.
+`python -m scripts.settings_pages` writes them again. A test compares them with the files. The program adds the row
+of a new setting below the row of the setting before it. A person writes the row in docs/spec.md.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Final
 
 from pipelines.declaration_schema import schema_text
 from storage_core.change.declaration import TableDeclaration
+from storage_core.data.settings.setting import Change
 from storage_core.data.settings.table import GROUPS, SETTINGS
 from storage_core.data.steps import STEPS, Step
 
@@ -52,6 +53,14 @@ def with_rows(page: str) -> str:
     return _TABLE.sub(lambda table: _ROW.sub(row, table[0]), page)
 
 
+def with_new_rows(page: str, listed: Collection[str]) -> str:
+    """Return the page with a row for each setting that no page lists, below the row of the setting before it."""
+    for before, name in pairwise(SETTINGS):
+        if name not in listed and SETTINGS[name].change is not Change.WINDOW:
+            page = re.sub(rf"(?m)^\| `{re.escape(before)}` \|.*\n", rf"\g<0>| `{name}` | – | – |\n", page)
+    return page
+
+
 def _step_row(step: Step) -> str:
     requested = "sensor" if step.is_observable else "schedule" if step.asset else ""
     follows = ", ".join(f"`{each}`" for each in step.follows)
@@ -69,7 +78,10 @@ def with_steps(page: str) -> str:
 def written() -> dict[Path, str]:
     """Return the text of every file that is created from the settings."""
     steps = {ORCHESTRATION: with_steps(ORCHESTRATION.read_text(encoding="utf-8"))}
-    return {SCHEMA: schema_text(), **steps, **{page: with_rows(page.read_text(encoding="utf-8")) for page in PAGES}}
+    pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
+    listed = {found[1] for text in pages.values() for found in _ROW.finditer(text)}
+    rows = {page: with_rows(with_new_rows(text, listed)) for page, text in pages.items()}
+    return {SCHEMA: schema_text(), **steps, **rows}
 
 
 if __name__ == "__main__":

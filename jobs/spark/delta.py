@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 from urllib.parse import unquote
 
-from jobs.spark.reach import CONNECT
+from jobs.spark.session import CONNECT
 from storage_core.base.errors import Unavailable
 from storage_core.interop.delta_source import CHANGE_TYPE, DeltaFile, DeltaGroup, DeltaLog, DeltaSchema, excerpt
 

@@ -27,8 +27,7 @@ import pyarrow as pa
 
 from jobs.process import progress_to_dagster
 from jobs.spark import warm
-from jobs.spark.reach import failure_of, resolved, spark_errors
-from jobs.spark.session import SETTINGS, active, start
+from jobs.spark.session import SETTINGS, active, failure_of, resolved, spark_errors, start
 from jobs.spark.warm import WarmSession
 from storage_core.base.errors import InvalidInput, TidemarkError
 from storage_core.base.text import counted, quoted

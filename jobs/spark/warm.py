@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from jobs.spark.java import ROOT, folder, java_home, modules
-from jobs.spark.reach import connect, few_tries, spark_errors
+from jobs.spark.session import connect, few_tries, spark_errors
 from storage_core.base.errors import TidemarkError, Unavailable
 from storage_core.base.limits import CacheSettings
 from storage_core.base.process import is_dead, open_own, require_private

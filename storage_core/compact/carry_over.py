@@ -26,7 +26,7 @@ from storage_core.data.rows import statistics
 from storage_core.data.rows.keys import Positions, bitmap_of, positions
 from storage_core.data.rows.statistics import RowFingerprint
 from storage_core.log.actions import Action, Add, Fence, Remove
-from storage_core.log.requirements import RESTORES
+from storage_core.log.conflicts import RESTORES
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.versions import read_version
 from storage_core.split.hidden_rows import deleted_rows, deleted_rows_of_each, vector_for

@@ -25,7 +25,7 @@ from storage_core.data.settings.layout import CompactionSettings, Mode
 from storage_core.data.settings.table import TableConfig
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, Remove
-from storage_core.log.requirements import SameRetention
+from storage_core.log.conflicts import SameRetention
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import ManifestBounds, adds_of, rows_at
 from storage_core.split.context import SplitContext, context_of

@@ -31,14 +31,13 @@ import pyarrow as pa
 from storage_core.base.clock import Clock, Ids, SystemClock, SystemIds
 from storage_core.base.errors import CommitConflict, Held, InvalidInput, TidemarkError, error_of
 from storage_core.base.process import holder_of, is_dead
-from storage_core.data.rows.window_range import EVERY_WINDOW
+from storage_core.data.rows.windows import EVERY_WINDOW
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import RunOptions, step_of
 from storage_core.log.actions import Action, Add, Remove
-from storage_core.log.conflicts import Rebase
+from storage_core.log.conflicts import Rebase, Requirement
 from storage_core.log.lease import Heartbeat, Lease, acquire
 from storage_core.log.log import PLANNED_AT_MOST, TransactionLog, log_at
-from storage_core.log.requirements import Requirement
 from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore

@@ -32,9 +32,8 @@ from storage_core.base.process import HomeProcess
 from storage_core.data.formats.documents import RELEASED_MS, LeaseRecord, decode_lease, encode_lease
 from storage_core.data.formats.keys import LOCKS_PREFIX, lock_key
 from storage_core.log.actions import Fence
-from storage_core.log.conflicts import require_writable
+from storage_core.log.conflicts import TokenUnused, require_writable
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import Committed, Conflict, ObjectStore, OutcomeUnknown, put_or_unknown, unchanged
 

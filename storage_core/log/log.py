@@ -37,10 +37,9 @@ from storage_core.data.rows.schema import from_schema_string
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Metadata, Protocol, Txn
 from storage_core.log.codec import commit_info, decode_version, encode_version
-from storage_core.log.conflicts import Plan, require_writable, validated
+from storage_core.log.conflicts import COMPACT_STATE, Plan, next_recorded_version, require_writable, validated
 from storage_core.log.listing import first_version, has_log
 from storage_core.log.replay import based_on_newest_state, open_head, open_timestamp, open_version, recovery
-from storage_core.log.requirements import COMPACT_STATE, next_recorded_version
 from storage_core.log.sharing import open_table_store
 from storage_core.log.snapshot import UNFINISHED_IMPORT, Snapshot, require_imported
 from storage_core.log.versions import HistoryEntry, advance, entries, find_commit, read_version
@@ -63,8 +62,7 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, cached_pieces
 if TYPE_CHECKING:
     from storage_core.log.checkpoint_writing import CheckpointResult
     from storage_core.log.commit import CommitResult
-    from storage_core.log.conflicts import Rebase
-    from storage_core.log.requirements import Requirement
+    from storage_core.log.conflicts import Rebase, Requirement
 
 
 _logger = logging.getLogger(__name__)

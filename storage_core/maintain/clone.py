@@ -19,10 +19,9 @@ from storage_core.base.errors import Corrupt, InvalidInput, NotFound, SnapshotEx
 from storage_core.data.formats.keys import parse, short_hash, source_key
 from storage_core.data.settings.table import RAW_LOGS_KEY
 from storage_core.log.actions import Action, Metadata, Txn
-from storage_core.log.conflicts import require_writable
+from storage_core.log.conflicts import VERSION_APPS, require_writable
 from storage_core.log.listing import require_apart
 from storage_core.log.log import TransactionLog, remove_tag
-from storage_core.log.requirements import VERSION_APPS
 from storage_core.log.sharing import SOURCE, Cloned, encode_source, require_same_service
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.history import renumbered_up_to, set_tag, with_renumbered

@@ -38,11 +38,11 @@ from storage_core.log.actions import Action, Add, CommitInfo, IndexSegment, Merg
 from storage_core.log.checkpoint import key_of_manifest, read_state
 from storage_core.log.checkpoint import named_keys as keys_of_checkpoint
 from storage_core.log.codec import decode_version
+from storage_core.log.conflicts import FORGOTTEN, next_recorded_version
 from storage_core.log.coverage import members
 from storage_core.log.listing import Checkpointed
 from storage_core.log.log import TransactionLog, read_tags
 from storage_core.log.published import checkpointed_files, newest_metadata, read_commit
-from storage_core.log.requirements import FORGOTTEN, next_recorded_version
 from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import read_version
 from storage_core.maintain.collect import Marked, read_plan

@@ -42,11 +42,10 @@ from storage_core.log.actions import Action, Add, Fence, IndexSegment, Metadata,
 from storage_core.log.checkpoint import named_keys
 from storage_core.log.codec import registry, with_registry
 from storage_core.log.commit import CommitResult
-from storage_core.log.conflicts import require_writable
+from storage_core.log.conflicts import RESTORES, AtVersion, require_writable
 from storage_core.log.coverage import by_input, reaches
 from storage_core.log.deletion_vector import DeletionVector, inline
 from storage_core.log.log import TransactionLog, read_tags, replace_tag
-from storage_core.log.requirements import RESTORES, AtVersion
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import adds_of, paths_of, without_paths
 from storage_core.maintain.collect import planned_for_deletion

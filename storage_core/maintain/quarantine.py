@@ -42,9 +42,9 @@ from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateRule
 from storage_core.data.steps import RetryQuarantine
 from storage_core.log.actions import Action, Add, Txn
+from storage_core.log.conflicts import TxnProgress
 from storage_core.log.job_run import JobReport, JobRun, Metrics, Prediction
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.collect import forgotten_keys, note_forgotten, read_plan
 from storage_core.split.context import context_of

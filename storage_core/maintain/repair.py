@@ -46,9 +46,9 @@ from storage_core.log.actions import (
     RemoveTxn,
 )
 from storage_core.log.checkpoint import named_keys
+from storage_core.log.conflicts import MergeProgress, pruning, records_a_version
 from storage_core.log.listing import Checkpointed, list_log, require_apart
 from storage_core.log.log import TransactionLog, read_tags
-from storage_core.log.requirements import MergeProgress, pruning, records_a_version
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Progress
 from storage_core.maintain.check import fsck, list_whole_table

@@ -19,8 +19,8 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.log import deletion_vector
 from storage_core.log.actions import Add, CommitInfo, Metadata, Remove, RemoveTxn, Txn
 from storage_core.log.codec import decode_version, encode_version
+from storage_core.log.conflicts import pruning
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import pruning
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.check import fsck
 from storage_core.maintain.findings import Kind

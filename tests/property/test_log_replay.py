@@ -26,8 +26,8 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.checkpoint import manifest_keys, read_state
+from storage_core.log.conflicts import PRUNING, pruning
 from storage_core.log.listing import list_log
-from storage_core.log.requirements import PRUNING, pruning
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import IfAbsent, Overwrite
 from storage_core.store.memory import MemoryStore

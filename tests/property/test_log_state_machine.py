@@ -20,8 +20,8 @@ from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, MergedGenerations, Metadata, Txn
+from storage_core.log.conflicts import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
-from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.history import restore
 from storage_core.store.contract import IfAbsent, Overwrite

@@ -10,19 +10,11 @@ from storage_core.data.rows.windows import (
     COARSE_WINDOW_SECONDS,
     WINDOW_SECONDS,
     split_by_window,
-    window_start,
     window_starts,
 )
 
 DURATIONS = st.sampled_from(sorted(WINDOW_SECONDS | COARSE_WINDOW_SECONDS))
 MICROSECONDS = st.integers(-(2**63), 2**63 - 1) | st.integers(-(10**10), 10**10)
-
-
-@given(st.integers(-(2**40), 2**40), DURATIONS)
-def test_a_time_lies_in_its_window(seconds: int, duration: int) -> None:
-    start = window_start(seconds, duration)
-    assert start <= seconds < start + duration
-    assert start == seconds // duration * duration
 
 
 @given(st.lists(st.none() | MICROSECONDS), DURATIONS, st.sampled_from([None, "UTC", "Europe/Berlin"]))

@@ -16,9 +16,9 @@ from storage_core.base.errors import NotFound
 from storage_core.data.formats.keys import json_checkpoint_key, state_key, tags_key, version_key
 from storage_core.data.settings.table import CheckpointFormat, TableConfig
 from storage_core.log.actions import Action, Fence, MergedGenerations, MergeSkip, RemoveIndexSegment, Txn
+from storage_core.log.conflicts import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog, compact_state, drop_expired, read_tags, remove_tag
-from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.maintain.history import restore, set_tag
 from storage_core.store.contract import IfAbsent, ObjectStore, exists
 from storage_core.store.memory import MemoryStore

@@ -21,8 +21,8 @@ from storage_core.index.segment_merge import MergedSegments
 from storage_core.interop.delta_mirror import EVERY as DELTA_EVERY
 from storage_core.log.actions import Action, RemoveTxn, Txn
 from storage_core.log.checkpoint import write_json_checkpoint
+from storage_core.log.conflicts import pruning
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import pruning
 from storage_core.maintain.collect import collect
 from storage_core.maintain.history import set_tag
 from storage_core.store.contract import IfAbsent, ObjectStore

@@ -19,8 +19,8 @@ from storage_core.log.actions import (
     RemoveIndexSegment,
     Txn,
 )
+from storage_core.log.conflicts import MergeProgress, Requirement
 from storage_core.log.deletion_vector import inline
-from storage_core.log.requirements import MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from tests.support.clock import START_MS
 from tests.support.log_oracle import State

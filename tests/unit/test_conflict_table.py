@@ -29,11 +29,10 @@ from storage_core.log.actions import (
     Txn,
 )
 from storage_core.log.codec import encode_version
-from storage_core.log.conflicts import Plan, settle
+from storage_core.log.conflicts import PRUNING, AtVersion, MergeProgress, Plan, Requirement, settle
 from storage_core.log.deletion_vector import inline, stored
 from storage_core.log.live_splits import Added, ListedFiles, LiveFiles, Part
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import PRUNING, AtVersion, MergeProgress, Requirement
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import IfAbsent
 from storage_core.store.memory import MemoryStore

@@ -9,9 +9,9 @@ import pytest
 
 from storage_core.base.errors import CommitConflict, Fenced, Unavailable
 from storage_core.log.actions import Txn
+from storage_core.log.conflicts import TxnProgress
 from storage_core.log.lease import acquire, break_lease
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TxnProgress
 from storage_core.log.versions import entries
 from storage_core.store.contract import ObjectStore, Overwrite
 from storage_core.store.memory import MemoryStore

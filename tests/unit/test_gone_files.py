@@ -17,9 +17,9 @@ from storage_core.data.rows.schema import to_schema_string
 from storage_core.data.settings.table import CheckpointFormat, TableConfig
 from storage_core.data.steps import Collect
 from storage_core.log.actions import PRUNED_FEATURE, Action, Metadata, RemoveTxn, Txn
+from storage_core.log.conflicts import PRUNING, pruning
 from storage_core.log.job_run import run
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import PRUNING, pruning
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import context_of
 from storage_core.split.read import read_split

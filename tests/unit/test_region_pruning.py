@@ -13,7 +13,7 @@ from storage_core.data.formats import keys
 from storage_core.data.formats.region_manifest import MANIFEST_FILE, FlushedGeneration, RegionManifest
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import MergedGenerations
-from storage_core.log.requirements import MergeProgress
+from storage_core.log.conflicts import MergeProgress
 from storage_core.maintain.check import fsck
 from storage_core.maintain.collect import CollectionReport, collect
 from storage_core.maintain.findings import Finding, Kind

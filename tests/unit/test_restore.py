@@ -13,9 +13,9 @@ from storage_core.data.settings.index import IndexDefinition
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Fence, MergedGenerations, Metadata, RemoveIndexSegment, Txn
 from storage_core.log.commit import MAX_ATTEMPTS
+from storage_core.log.conflicts import RESTORES, MergeProgress
 from storage_core.log.deletion_vector import inline
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import RESTORES, MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.collect import read_plan, write_plan
 from storage_core.maintain.history import MAX_PLANS, OPERATION, Restored, restore

@@ -22,14 +22,9 @@ GOLDEN_STARTS = [
 
 
 @pytest.mark.parametrize(("duration", "seconds", "start"), GOLDEN_STARTS)
-def test_a_window_starts_at_the_multiple_not_above_the_time(duration: int, seconds: int, start: int) -> None:
-    assert windows.window_start(seconds, duration) == start
-
-
-@pytest.mark.parametrize(("duration", "seconds", "start"), GOLDEN_STARTS)
 @pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
 @pytest.mark.parametrize("zone", [None, "UTC", "Europe/Berlin"])
-def test_the_columnar_form_agrees_with_the_scalar_one(
+def test_a_window_starts_at_the_multiple_not_above_the_time(
     duration: int, seconds: int, start: int, unit: str, zone: str | None
 ) -> None:
     column = pa.array([seconds, None], pa.timestamp("s", tz=zone)).cast(pa.timestamp(unit, tz=zone))

@@ -14,8 +14,7 @@ import pytest
 
 from jobs.spark import java
 from jobs.spark.java import ROOT
-from jobs.spark.reach import connect, require_master, resolved
-from jobs.spark.session import start
+from jobs.spark.session import connect, require_master, resolved, start
 from jobs.spark.spark import Spark
 from storage_core.base.errors import InvalidInput, Unavailable
 from storage_core.data.steps import LOCAL_SPARK
@@ -96,7 +95,7 @@ import time
 time.sleep = lambda _: None  # before PySpark takes it for its pauses
 from concurrent.futures import ThreadPoolExecutor
 import grpc
-from jobs.spark.reach import connect, require_master
+from jobs.spark.session import connect, require_master
 from storage_core.base.errors import Unavailable
 
 calls = []

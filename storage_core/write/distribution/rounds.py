@@ -23,8 +23,8 @@ from storage_core.base.errors import CommitConflict, Fenced, TidemarkError, erro
 from storage_core.data.rows.windows import LateMetrics
 from storage_core.data.settings.layout import Region
 from storage_core.log.actions import Add
+from storage_core.log.conflicts import TokenUnused
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import TokenUnused
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import context_of
 from storage_core.write.distribution.work import (

@@ -40,7 +40,7 @@ from storage_core.data.rows.windows import LateMetrics
 from storage_core.data.settings.layout import BY_HAND_SPEC, WHOLE_TABLE, Region
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Add, Txn, read_actions, write_actions
-from storage_core.log.requirements import TxnProgress
+from storage_core.log.conflicts import TxnProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.split.context import SplitContext
 from storage_core.store.contract import ObjectStore, create_numbered

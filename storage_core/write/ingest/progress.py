@@ -46,8 +46,8 @@ from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.rows.windows import window_starts
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, RemoveTxn, Txn
+from storage_core.log.conflicts import pruning
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import pruning
 from storage_core.log.snapshot import Snapshot
 from storage_core.log.transactions import Transactions
 from storage_core.store.contract import ObjectInfo, ObjectStore

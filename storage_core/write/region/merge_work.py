@@ -38,7 +38,7 @@ from storage_core.log.actions import (
     to_json_object,
     write_actions,
 )
-from storage_core.log.requirements import MergeProgress, SameMerges
+from storage_core.log.conflicts import MergeProgress, SameMerges
 from storage_core.split.context import SplitContext
 from storage_core.split.fetch import Footers
 from storage_core.split.hidden_rows import deleted_rows, hiding

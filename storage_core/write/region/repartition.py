@@ -22,8 +22,8 @@ from storage_core.base.errors import (
     WriterFenced,
 )
 from storage_core.data.settings.layout import BY_HAND_SPEC, REGIONS_KEY, Region, RegionField, RegionSpec, specs_to_text
+from storage_core.log.conflicts import MergeProgress
 from storage_core.log.log import TransactionLog
-from storage_core.log.requirements import MergeProgress
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import ObjectStore
 from storage_core.write.region.manifest import check_epoch, commit, read_latest
