@@ -434,12 +434,15 @@ def members_of(line: str) -> Members:
 
 
 def _after_blanks(line: str, at: int) -> int:
-    return at + len(_BLANKS.match(line, at)[0])  # type: ignore[index]  # the expression matches everywhere
+    found = _BLANKS.match(line, at) if line[at] in " \t\n\r" else None
+    return at if found is None else found.end()
 
 
 def without_nulls(members: Iterable[tuple[str, str]], null_values: Collection[str]) -> Members:
     """Return the fields whose value is neither null nor a word for null."""
-    return tuple((name, text) for name, text in members if text != "null" and _plain(text) not in null_values)
+    return tuple(
+        (name, text) for name, text in members if text != "null" and not (null_values and _plain(text) in null_values)
+    )
 
 
 def _plain(text: str) -> str:

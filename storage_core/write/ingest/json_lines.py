@@ -36,8 +36,11 @@ _GROUP: Final = 256
 _FEWEST: Final = 16
 """The number of lines that are not divided further after such an error."""
 
-_MOST_FAILURES: Final = 1 / 8
-"""The number of failed parses per line so far, above which the remaining lines take the exact path."""
+_MOST_FAILURES: Final = 1 / 64
+"""The number of failed parses per line so far, above which the remaining lines take the exact path.
+
+A failed parse takes about as long as the exact path of 64 lines.
+"""
 
 _EXPONENT: Final = "[0-9][eE]"
 

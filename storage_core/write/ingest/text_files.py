@@ -13,6 +13,7 @@ import io
 import json
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -513,7 +514,7 @@ def _entries(text: str) -> Entries | str:
     """Return the names and texts of the values in a JSON object, or a description of the fault."""
     try:
         found = _DECODE(text)
-    except (ValueError, RecursionError):
+    except (ValueError, IndexError, RecursionError):
         found = None
     if not isinstance(found, tuple) or any(isinstance(value, tuple | list) for _, value in found):
         return "not a JSON object of names and values"
@@ -583,7 +584,6 @@ _WHY_NO_OBJECT = """
 """
 # The memory of one JSON value, as a number of column values that take the same memory.
 _CELLS_PER_PART = 4
-_FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
 _MARK_BYTES = 8
 
@@ -691,11 +691,9 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> tuple[Fields, Object
     reasons = table.column(0).combine_chunks()
     misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
     if pc.any(misnamed).as_py():
-        with conversion_session(CONVERSION, lines=pa.table({"line": lines.filter(misnamed)})) as connection:
-            fields = connection.sql(_FIELDS).to_arrow_table().column(0)
         misread = _Misread(names, target)
-        texts = zip(np.flatnonzero(misnamed).tolist(), lines.filter(misnamed), fields, strict=True)
-        found = [(row, *misread.find(line.as_py(), each.values)) for row, line, each in texts]
+        texts = zip(np.flatnonzero(misnamed).tolist(), lines.filter(misnamed).to_pylist(), strict=True)
+        found = [(row, *misread.find(text)) for row, text in texts]
         new = {row: members for row, reason, members in found if reason is None and members}
         named = pa.array([reason for _, reason, _ in found], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
@@ -732,37 +730,31 @@ class _Misread:
     """The check of objects that have other fields than the columns, or a field twice."""
 
     def __init__(self, names: Sequence[str], target: RowFormat) -> None:
-        self._names, self._target, self._columns = frozenset(names), target, pa.array(names, pa.string())
+        self._names, self._target = frozenset(names), target
         self._faults: dict[str, str | None] = {}
 
-    def find(self, line: str, fields: pa.StringArray) -> tuple[str | None, Members]:
+    def find(self, line: str) -> tuple[str | None, Members]:
         """Return why the object is invalid, or its new fields.
 
         The reason is the first new field that the rule does not accept, or else a field that occurs twice.
         """
-        new: Members = ()
-        known = pc.is_in(fields, value_set=self._columns)
-        if not pc.all(known).as_py():
-            first = fields[pc.index(known, False).as_py()].as_py()
-            try:
-                members = [each for each in members_of(line) if each[0] not in self._names]
-            except (ValueError, RecursionError):
-                return self._fault(first) or "the line is not valid JSON, or nests too deeply", ()
-            new = without_nulls(members, self._target.null_values)
-            if fault := next(filter(None, (self._fault(name) for name, _ in new)), None):
-                return fault, ()
-        counted = pc.value_counts(fields)
-        twice = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
-        return (None, new) if twice < 0 else (f"the field {_name(counted.field('values')[twice])} is given twice", ())
+        try:
+            members = members_of(line)
+        except (ValueError, RecursionError):
+            return "the line has other fields than the columns, and is not valid JSON or nests too deeply", ()
+        new = without_nulls((each for each in members if each[0] not in self._names), self._target.null_values)
+        if fault := next(filter(None, (self._fault(name) for name, _ in new)), None):
+            return fault, ()
+        if len({name for name, _ in members}) < len(members):
+            counts = Counter(name for name, _ in members)
+            twice = next(name for name, count in counts.items() if count > 1)
+            return f"the field {fitted(twice, _LONGEST_NAME)} is given twice", ()
+        return None, new
 
     def _fault(self, name: str) -> str | None:
         if name not in self._faults:
             self._faults[name] = self._target.drift.fault(name, self._target.schema)
         return self._faults[name]
-
-
-def _name(field: pa.StringScalar) -> str:
-    return fitted(field.as_py(), _LONGEST_NAME)
 
 
 def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:
