@@ -5,8 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import io
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,62 +16,19 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs.spark.spark import Spark
+from pipelines.alerts.receivers import AlertsDeclaration
+from pipelines.alerts.sensors import Cursor, look_for_late
+from pipelines.status import Place, State, look
+from storage_core.base.clock import SystemClock
 from storage_core.base.errors import InvalidInput
 from storage_core.change.declaration import load
-from storage_core.data.steps import Ingest, RetryQuarantine
-from storage_core.log.job_run import JobReport, run
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import run
 from storage_core.maintain.quarantine import pending_entries
 from storage_core.write.ingest.drift import json_type, members_of
+from tests.support.drifting import COLUMNS, Project
+from tests.support.receivers import Web, serving
 from tidemark import Table
-
-COLUMNS = "{id: long, n: int, f: float, x: 'decimal(5,2)', extra: string}"
-
-
-@dataclass
-class Project:
-    """A declared table and its landing location."""
-
-    root: Path
-    settings: str = "format: ndjson"
-    columns: str = COLUMNS
-
-    def declare(self, settings: str, columns: str | None = None) -> Project:
-        self.settings, self.columns = settings, columns or self.columns
-        (self.root / "landing").mkdir(exist_ok=True)
-        self.file.write_text(
-            f"name: t\nuri: {self.root}/t\ncolumns: {self.columns}\nlanding: {{uri: {self.root}/landing, {settings}}}\n"
-        )
-        return self
-
-    @property
-    def file(self) -> Path:
-        return self.root / "t.yaml"
-
-    @property
-    def uri(self) -> str:
-        return str(self.root / "t")
-
-    def land(self, name: str, *rows: Mapping[str, object] | str) -> None:
-        lines = [each if isinstance(each, str) else json.dumps(each) for each in rows]
-        (self.root / "landing" / name).write_text("".join(f"{each}\n" for each in lines))
-
-    def ingest(self) -> JobReport:
-        return run(Ingest(table_uri=self.uri, declaration=str(self.file)), Spark())
-
-    def retry(self) -> JobReport:
-        return run(RetryQuarantine(table_uri=self.uri, declaration=str(self.file)), Spark())
-
-    def rows(self, *names: str) -> list[tuple[Any, ...]]:
-        found = Table.open(self.uri).scan(["id", *names]).to_arrow().sort_by("id")
-        return [tuple(each.values()) for each in found.to_pylist()]
-
-    def types(self) -> dict[str, str]:
-        return {each.name: str(each.type) for each in Table.open(self.uri).schema}
-
-    def reasons(self) -> list[str]:
-        table = Table.open(self.uri)
-        entries = [each.entry for each in pending_entries(table.store, table.snapshot)]
-        return [str(line["reason"]) for entry in entries for line in entry.rejected]  # type: ignore[union-attr]
 
 
 @pytest.fixture
@@ -502,3 +458,33 @@ def test_a_value_has_the_narrowest_type_that_holds_it(text: str, type_: pa.DataT
 )
 def test_the_fields_of_an_object_keep_their_text(line: str, members: Sequence[tuple[str, str]]) -> None:
     assert members_of(line) == members
+
+
+# Status and alerts.
+
+
+def test_the_status_shows_drift_and_one_alert_reports_each_increase(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    place, cursor, web = Place(name="t", uri=project.uri), Cursor(), Web()
+    alerts = AlertsDeclaration.model_validate({"receivers": [{"webhook": web.url}]})
+
+    def kinds() -> list[str]:
+        nonlocal cursor
+        ticked = look_for_late([place], alerts, Cursor.of(cursor.to_text()))
+        cursor = ticked.cursor
+        return [each.kind for each in ticked.sent]
+
+    with serving(web):
+        project.land("a", {"id": 1})
+        project.ingest()
+        assert kinds() == []
+        project.land("b", {"id": 2, "city": "Rome"})
+        project.ingest()
+        assert [kinds(), kinds()] == [["drifted"], []]
+        project.land("c", {"id": 3, "zip": 1})
+        project.ingest()
+        assert [kinds(), kinds()] == [["drifted"], []]
+    found = look(place, SystemClock())
+    assert found.state is State.OK
+    assert found.drift_text == "Landed files of the last 24 hours added 2 columns. Run: tidemark history t"
+    assert "added 1 column." in web.taken[0]["text"]
