@@ -19,6 +19,7 @@ from pathlib import Path
 BENCHMARKS = (
     "ingest_and_compact",
     "landing",
+    "announced",
     "log_at_scale",
     "progress",
     "publishing",

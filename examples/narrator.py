@@ -39,7 +39,8 @@ class Narrator:
             parts.append(f"{_number(metrics['rows_out']) / seconds:,.0f} rows/s")
         requests = sum(_number(value) for name, value in metrics.items() if name.startswith("requests_"))
         parts += [f"{requests:,.0f} requests", f"{seconds:.1f} s"]
-        self._console.print(f"   [green]{escape(asset)}[/] {done}: {escape(', '.join(parts))}", soft_wrap=True)
+        did = f": {done}," if done == "nothing to do" else f" {done}:"
+        self._console.print(f"   [green]{escape(asset)}[/]{did} {escape(', '.join(parts))}", soft_wrap=True)
 
     def answer(self, question: str, call: str, rows: Sequence[Mapping[str, object]]) -> None:
         """Print a question, the call that answers it, and the answer."""

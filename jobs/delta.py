@@ -128,7 +128,7 @@ class DeltaIngest:
     @property
     def _spark(self) -> Spark:
         if not isinstance(self.job.executor, Spark):
-            raise InvalidInput(f"{self.spec.uri}: rows of a Delta table need Spark.")
+            raise InvalidInput(f"{self.spec.uri}: rows of a Delta table need Spark. Run it with a Spark master")
         return self.job.executor
 
     def plan(self) -> JobReport:

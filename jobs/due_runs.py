@@ -31,7 +31,7 @@ class TableInputs:
     Attributes:
         declaration: The declaration of the table.
         table: The table, or None if it does not exist.
-        landed: The files at the landing location of the table. Empty if the landing location is a Delta table.
+        landed: The files at the landing location of the table. Empty if the location is a Delta table or has a queue.
         clock: The clock.
     """
 
@@ -50,7 +50,7 @@ class TableInputs:
         return cls(
             declaration=declaration,
             table=Table.open(declaration.uri) if exists(declaration.uri) else None,
-            landed=discover(spec) if spec is not None and not spec.is_delta else (),
+            landed=discover(spec) if spec is not None and not spec.is_delta and spec.queue is None else (),
             clock=clock or SystemClock(),
         )
 
@@ -72,7 +72,7 @@ class TableInputs:
     @property
     def _existing(self) -> Table:
         if self.table is None:
-            raise NotFound(f"there is no table at {self.declaration.uri}")
+            raise NotFound(f"there is no table at {self.declaration.uri}. Create it with tidemark init")
         return self.table
 
 

@@ -5,31 +5,49 @@ See docs/architecture/ingestion.md, "Batch ingest".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import partial, reduce
 from operator import or_
+from typing import TYPE_CHECKING
 
 from jobs.due_runs import TableInputs
-from storage_core.base.errors import InvalidInput
+from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
 from storage_core.change.creation import GrownTable, as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.windows import EVERY_WINDOW, LateMetrics, WindowRange, by_start
 from storage_core.data.steps import Ingest, RetryQuarantine
-from storage_core.log.actions import Add
-from storage_core.log.job_run import Answer, DueRun, Item, JobReport, JobRun, Metrics, Place, Prediction, as_task
+from storage_core.log.actions import Action, Add, Txn
+from storage_core.log.job_run import (
+    NO_METRICS,
+    Answer,
+    DueRun,
+    Item,
+    JobReport,
+    JobRun,
+    Metrics,
+    Outlook,
+    Place,
+    Prediction,
+    as_task,
+    with_report,
+)
 from storage_core.log.snapshot import Snapshot
 from storage_core.maintain.quarantine import retry
 from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
 from storage_core.write.ingest.drift import NO_DRIFT, count_fields
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
-from storage_core.write.ingest.progress import pending, waiting_versions
+from storage_core.write.ingest.progress import listed_app, pending, until_listing_ms, waiting_versions
+
+if TYPE_CHECKING:
+    from storage_core.write.ingest.announcements import Announcements
 
 _DAY_SECONDS = 24 * 3600
 
@@ -84,8 +102,57 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
-    landed = survey(spec)
     windows = _windows(job.options.windows, job.before.config.window_seconds)
+    if spec.queue is None or windows is not None or job.options.dry_run:
+        return _from_landed(job, spec, _Found(survey(spec)), windows)
+    from storage_core.write.ingest.announcements import Announcements  # most landing locations have no queue
+
+    announced = Announcements(spec)
+    now_ms = job.log.clock.now_ms()
+    is_listed = until_listing_ms(job.before.txns, spec, now_ms) <= 0
+    listing = survey(spec) if is_listed else None
+    landed = announced.find(job.before, listing)
+    listed = Txn(appId=listed_app(spec), version=now_ms if is_listed else job.before.txns[listed_app(spec)])
+    found = _Found(landed, announced, listed)
+    report = _from_landed(job, spec, found, None)
+    try:
+        announced.settle(gone=found.unread["gone"], changed=found.unread["changed"])
+    except TidemarkError as error:  # the rows are in the table, and the messages come again
+        raise with_report(error, found.on(report)) from None
+    return found.on(report)
+
+
+@dataclass(slots=True)
+class _Found:
+    """The landed files of a run: those of a listing, or those that a queue announced.
+
+    Attributes:
+        listed: The record of the last listing, for a landing location with a queue.
+        unread: The files that could not be read, by the reason.
+    """
+
+    landed: Landed
+    announced: Announcements | None = None
+    listed: Txn | None = None
+    unread: Mapping[Unread, list[str]] = field(default_factory=lambda: {"gone": [], "changed": []})
+
+    def record(self, snapshot: Snapshot) -> list[Action]:
+        """Return the record of the listing, unless the snapshot has it or a newer one."""
+        is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
+        return [self.listed] if self.listed is not None and is_new else []
+
+    def on(self, report: JobReport) -> JobReport:
+        """Return the report with the messages of the queue."""
+        if self.announced is None or self.listed is None:
+            return report
+        details = {"announced": self.announced.details, "last_listed_ms": self.listed.version}
+        return replace(report, details={**report.details, **details})
+
+
+def _from_landed(
+    job: JobRun[Ingest], spec: LandingSpec, found: _Found, windows: Collection[int | None] | None
+) -> JobReport:
+    landed = found.landed
 
     def planned_at(snapshot: Snapshot) -> list[IngestWork]:
         work = plan(snapshot, spec, landed.files, windows)
@@ -93,18 +160,27 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
     return job.carry_out(
         planned_at,
-        partial(_ingested, job, spec, landed),
+        partial(_ingested, job, spec, found),
         predict=lambda work: Prediction(benefit=len(work), unit="files", bytes_in=_bytes(work), puts=1 if work else 0),
         leases=(),
         planned=lambda work: {
             "metrics": Metrics(bytes_in=_bytes(work)),
             "details": {"files": len(work)} | _not_read(landed),
         },
-        nothing=lambda _: job.report("nothing_to_do", details=_about(spec, landed)),
+        nothing=lambda _: _nothing(job, spec, found),
     )
 
 
-def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequence[IngestWork]) -> JobReport:
+def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport:
+    """Record the listing, if there was one."""
+    details = _about(spec, found.landed)
+    if record := found.record(job.before):
+        with suppress(CommitConflict):  # another run lists again
+            return job.commit(record, operation="INGEST", metrics=NO_METRICS, details=details)
+    return job.report("nothing_to_do", details=details)
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
     results = _executed(job, work, job.before)
     drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
     grown = grow(job.before, drift, spec.max_new_fields)
@@ -118,8 +194,11 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, landed: Landed, work: Sequ
     adds = [add for result in results for add in result.adds]
     grown = grown if adds else GrownTable(job.before, {}, {})
     counts = count_fields(*(file.drift.counts for file in files))
-    details = _details(results) | _about(spec, landed) | _far_times(adds, job) | grown.details
+    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job) | grown.details
     details |= {spec.drift.counted_as: counts} if counts else {}
+    for reason, names in found.unread.items():
+        names[:] = [file.file for file in files if file.unread == reason]
+    actions += found.record(job.before)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
@@ -199,7 +278,9 @@ def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None]
     if wanted.null_only:
         return {None}
     if wanted.start is None or wanted.end is None or window_seconds is None:
-        raise InvalidInput("ingest takes one --window, or both --from and --to, and the table needs windows")
+        raise InvalidInput(
+            "ingest takes one --window, or both --from and --to, and the table needs windows. Leave the others out"
+        )
     first = wanted.start - wanted.start % window_seconds
     return set(range(first, wanted.end, window_seconds))
 
@@ -259,7 +340,7 @@ def _not_read(landed: Landed) -> dict[str, object]:
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
-def due_ingest(inputs: TableInputs) -> DueRun | None:
+def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
     """Return the run that the table needs now, or None. If the table does not exist yet, landed data needs a run."""
     spec = inputs.declaration.landing_spec()
     snapshot = inputs.table.snapshot if inputs.table else None
@@ -269,8 +350,22 @@ def due_ingest(inputs: TableInputs) -> DueRun | None:
         versions = waiting_versions(spec.uri, snapshot)
         reason = f"{counted(len(versions), 'version')} of the Delta table"
         return DueRun(reason=reason, items=len(versions)) if versions else None
+    if spec.queue is not None:
+        return _due_announced(spec, snapshot, inputs.clock.now_ms())
     sizes = [file.size for file in (pending(snapshot, inputs.landed) if snapshot else inputs.landed)]
     if not sizes:
         return None
     reason = f"{counted(len(sizes), 'landed file')}, {counted(sum(sizes), 'byte')}"
     return DueRun(reason=reason, items=len(sizes), bytes=sum(sizes))
+
+
+def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | Outlook:
+    """Return the run that a landing location with a queue needs. At most one request to the queue."""
+    from storage_core.write.ingest.announcements import Queue
+
+    in_ms = 0 if snapshot is None else until_listing_ms(snapshot.txns, spec, now_ms)
+    if in_ms <= 0:
+        return DueRun(reason="a listing of the landing place")
+    if waiting := Queue.of(spec).waiting():
+        return DueRun(reason=f"{counted(waiting, 'message')} of the queue", items=waiting)
+    return Outlook(due=None, in_ms=in_ms)

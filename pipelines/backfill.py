@@ -188,9 +188,11 @@ def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d
     span = span_of(declaration)
     if span is None:
         raise InvalidInput(f"{declaration.name} has no windows to backfill. Materialize its assets, or run its jobs.")
-    first, stop, length = parse_window(start), parse_window(end), _length(chunk, span)
+    first, stop, length = parse_window(start, "--from"), parse_window(end, "--to"), _length(chunk, span)
     if any(bound % span.window_seconds for bound in (first, stop)):
-        raise InvalidInput(f"{start} and {end} must be starts of windows of {span.window_seconds} s")
+        raise InvalidInput(
+            f"{start} and {end} must be starts of windows of {span.window_seconds} s. Correct --from or --to"
+        )
     _require_within(span, first, stop, declaration.name)
     starts = range(first, stop, length)
     return [_chunk(begin, min(begin + length, stop), span) for begin in starts]
@@ -216,7 +218,10 @@ def _require_within(span: Span, first: int, stop: int, name: str) -> None:
 
 
 def _length(text: str, span: Span) -> int:
-    seconds = parse_duration(text)
+    try:
+        seconds = parse_duration(text)
+    except InvalidInput as error:
+        raise error.reworded(f"--chunk: {error.found}") from error
     if seconds <= 0 or seconds % span.window_seconds:
         raise InvalidInput(
             f"a chunk of {text!r} does not contain whole windows of {span.window_seconds} s. Use 1d or 6h."

@@ -101,7 +101,7 @@ def _other(error: Any, arguments: Sequence[str], commands: Sequence[str], contex
         takes = [each for each in context.command.params if each.param_type_name == "argument"]
         extra = error.format_message().partition("(s) (")[2].removesuffix(")")
         return f"unexpected argument {quoted(extra)}. The command takes {counted(len(takes), 'argument')}"
-    return str(error.format_message()).rstrip(".")
+    return "the arguments cannot be used"
 
 
 def _unknown_option(option: str, arguments: Sequence[str], context: Any) -> str:
@@ -110,7 +110,9 @@ def _unknown_option(option: str, arguments: Sequence[str], context: Any) -> str:
         if rest:
             return f"{option} goes after the command: tidemark {' '.join([*rest, option])}"
     known = [name for each in _options(context) for name in each.opts]
-    return f"unknown option {option}{did_you_mean(option, known)}"
+    by_word = {each.lstrip("-"): each for each in known}
+    likely = did_you_mean(option.lstrip("-"), by_word)
+    return f"unknown option {option}" + (f". Did you mean {by_word[likely.split(chr(39))[1]]!r}?" if likely else "")
 
 
 def _options(context: Any) -> list[Any]:
@@ -120,7 +122,8 @@ def _options(context: Any) -> list[Any]:
 
 
 def _subject(parameter: Any) -> str:
-    return _long(parameter) if parameter.param_type_name == "option" else str(parameter.metavar or parameter.name)
+    name = str(parameter.metavar or parameter.name).partition("|")[0]
+    return _long(parameter) if parameter.param_type_name == "option" else name
 
 
 def _long(parameter: Any) -> str:
@@ -137,7 +140,7 @@ def _bad_value(error: Any) -> str:
     found = error.__cause__.errors()[0] if hasattr(error.__cause__, "errors") else {}
     value, form = found.get("input"), parameter.type_descriptor
     if not found:
-        return f"{_subject(parameter)} is not valid. {str(error.message).rstrip('.')}"
+        return f"{_subject(parameter)} is not valid. {_advice(parameter)}"
     if form.choices:
         choices = [str(getattr(each, "value", each)) for each in form.choices]
         return choice_of(_subject(parameter), value, choices)

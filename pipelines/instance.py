@@ -21,11 +21,13 @@ from dagster import DagsterInstance
 from dagster._config.config_schema import UserConfigSchema
 from dagster._serdes import ConfigurableClassData
 from dagster_postgres import DagsterPostgresStorage
+from dagster_postgres.utils import DagsterPostgresException
+from sqlalchemy.exc import SQLAlchemyError
 
 from pipelines.history import describe_move, require_database
 from pipelines.tables import DAGSTER_HOME, LOG_LEVEL, POSTGRES, tables_folder
 from storage_core.base.errors import POSTGRES as EXTRA
-from storage_core.base.errors import InvalidInput, needs
+from storage_core.base.errors import InvalidInput, Unavailable, needs
 
 LOG = logging.getLogger(__name__)
 
@@ -150,13 +152,41 @@ def _make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InvalidInput(
-            f"{folder} cannot contain the history of Dagster ({error}). Set {DAGSTER_HOME} to a folder that "
+            f"{folder} cannot contain the history of Dagster ({error.strerror}). Set {DAGSTER_HOME} to a folder that "
             "can be created."
         ) from None
 
 
 @contextmanager
 def open_instance(folder: Path | None = None) -> Iterator[DagsterInstance]:
-    """Open the instance in this process, and close it at the end. The UI shows the runs of this instance."""
-    with DagsterInstance.from_config(str(folder or home())) as instance:
-        yield instance
+    """Open the instance in this process, and close it at the end. The UI shows the runs of this instance.
+
+    Raises `Unavailable` if the database of the history does not answer, now or inside the block.
+    """
+    place = folder or home()
+    root = logging.getLogger()
+    root.addFilter(_is_not_a_retry)
+    try:
+        with DagsterInstance.from_config(str(place)) as instance:
+            yield instance
+    except (SQLAlchemyError, DagsterPostgresException) as error:
+        raise _unreachable(place) from error
+    finally:
+        root.removeFilter(_is_not_a_retry)
+
+
+def _is_not_a_retry(record: logging.LogRecord) -> bool:
+    """Return False for Dagster's warnings about a failed connection, which contain the text of the driver."""
+    return not str(record.msg).startswith("Retrying failed database connection")
+
+
+def _unreachable(folder: Path) -> Unavailable:
+    if os.environ.get(POSTGRES):
+        return Unavailable(
+            f"the history of Dagster cannot be reached: the database of {POSTGRES} does not answer, or refuses this "
+            "user. Check that it runs, and the host, port, user and password in the variable. Then try again"
+        )
+    return Unavailable(
+        f"the history of Dagster in {folder} cannot be read or written. Check the permissions of the folder and the "
+        "free space of its disk. If its files are damaged, move the folder away: a new history begins without old runs"
+    )

@@ -153,6 +153,11 @@ class ExternalLook:
     def _landed(self) -> Owed | None:
         if self.landing is None:
             return None
+        if self.landing.queue is not None:
+            from storage_core.write.ingest.announcements import Queue
+
+            waiting = Queue.of(self.landing).waiting()
+            return Owed(count=waiting, unit="messages") if waiting else None
         self.lists += 1
         return self._versions(self.landing) if self.landing.is_delta else self._files(self.landing)
 

@@ -17,6 +17,7 @@ from typing import Any, Final, TypeVar
 
 from assets.run_tags import identifier
 from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, not_written
+from storage_core.base.text import did_you_mean
 from storage_core.change import declaration_file
 from storage_core.change.declaration import TABLES, RawLogDeclaration, TableDeclaration, load, load_raw_log
 from storage_core.data.steps import RawLogOptions
@@ -241,11 +242,25 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
     """Raise `InvalidInput` if another file has the same name or location, in any spelling."""
     # Two names that differ only in a dash would be the same name in Dagster.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
+    _take_queue(declaration, file, taken)
     for name, same in sorted(own & taken.keys()):
         value, (other, its_file) = getattr(declaration, name), taken[name, same]
         line = declaration_file.parse_yaml(file.read_bytes(), str(file)).line_of((name,))
-        raise InvalidInput(f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}")
+        raise InvalidInput(
+            f"{file}:{line}: field `{name}`: {value!r} is taken, {its_file} has {other!r}. Choose another"
+        )
     taken.update({(name, same): (getattr(declaration, name), file) for name, same in own})
+
+
+def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
+    """Raise `InvalidInput` if another file has the same queue. Each message has one receiver only."""
+    queue = declaration.landing.queue if declaration.landing else None
+    if queue is None:
+        return
+    _, its_file = taken.setdefault(("queue", queue), (declaration.name, file))
+    if its_file != file:
+        why = f"the queue of {its_file} cannot serve two tables. Make another queue, and send the events to both by SNS"
+        raise _in_field(file, "landing", InvalidInput(why))
 
 
 def _require_apart(
@@ -323,8 +338,11 @@ class DeclaredRawLogs:
         for problem in self.problems:
             if problem.file.stem == name:
                 raise InvalidInput(problem.message)
-        known = ", ".join(each.declaration.name for each in self.raw_logs) or "none"
-        raise InvalidInput(f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {known})")
+        known = [each.declaration.name for each in self.raw_logs]
+        raise InvalidInput(
+            f"{name!r} is not a raw log declared in raw_logs/*.yaml (declared: {', '.join(known) or 'none'})"
+            + (did_you_mean(name, known) or f". Declare it in raw_logs/{name}.yaml, or give another name")
+        )
 
 
 def read_raw_logs(tables: Path) -> DeclaredRawLogs:
@@ -341,7 +359,9 @@ def read_raw_logs(tables: Path) -> DeclaredRawLogs:
             declaration = load_raw_log(str(_shown(path, root)))
             name = identifier(declaration.name)
             if name in found:
-                raise InvalidInput(f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken")
+                raise InvalidInput(
+                    f"{_shown(path, root)}:1: field `name`: {declaration.name!r} is taken. Choose another name"
+                )
             below = None if root == Path.cwd() else str(root)
             options = RawLogOptions(raw_log=str(_shown(path, root)), tables=files, root=below)
             found[name] = DeclaredRawLog(declaration, options)

@@ -88,7 +88,10 @@ class DistributeTables:
         declared, broken = _tables(options.tables, root)
         known = {*declared, *broken}
         if unknown := sorted(set(raw.tables) - known):
-            raise InvalidInput(f"{options.raw_log}: {', '.join(unknown)} is not declared in tables/*.yaml")
+            raise InvalidInput(
+                f"{options.raw_log}: {', '.join(unknown)} is not declared in tables/*.yaml. "
+                "Declare it there, or remove it from `tables`"
+            )
         chosen = raw.tables or tuple(sorted(known))
         uris = tuple(require_shared(below(root, uri)) for uri in raw.uris)
         return cls(
@@ -312,6 +315,7 @@ def _planned(job: DistributeTables, terms: Terms) -> dict[str, object]:
         "waiting_chunks": {name: len(each.chunks) for name, each in plans.items() if each.chunks},
         "new_tables": new,
         **_gaps(job, held, given_up),
+        **_note(job),
     }
 
 
@@ -343,7 +347,16 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
         "left_out": dict(job.left_out),
         "damaged": [{"key": each.chunk.keys[0], "found": list(each.reasons)} for each in done.damaged.values()],
         **_gaps(job, done.held, done.given_up),
+        **_note(job),
     }
+
+
+def _note(job: DistributeTables) -> dict[str, object]:
+    """Return a note if the stores have no record, because their locations may be wrong."""
+    if job.history.unreachable or job.history.segments():
+        return {}
+    stores = ", ".join(each.uri for each in job.raw.stores)
+    return {"note": f"no record is in {stores}. If a producer has written records, correct `stores` in its declaration"}
 
 
 def _gaps(job: DistributeTables, held: Iterable[HeldChunks], given_up: Iterable[HeldChunks]) -> dict[str, object]:
@@ -388,7 +401,9 @@ def run_collect_raw(job: JobRun[CollectRaw]) -> JobReport:
     """
     options = job.options
     if options.horizon_ms is not None and options.horizon_ms < 0:
-        raise InvalidInput(f"a horizon is at least 0 ms, found {options.horizon_ms}", horizon_ms=options.horizon_ms)
+        raise InvalidInput(
+            f"a horizon is at least 0 ms, found {options.horizon_ms}. Give 0 or more", horizon_ms=options.horizon_ms
+        )
     log = DistributeTables.open(options)
     collector = RawLogCollector(
         source=log.source,

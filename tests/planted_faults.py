@@ -474,6 +474,26 @@ FAULTS = (
             "tests/unit/test_ingest_parse.py::test_a_landed_file_expands_to_one_gibibyte_or_to_two_hundred_times_its_size",
         ),
     ),
+    Fault(
+        "guarantee 8",
+        "the message of a file that changed while it was read stays in the queue",
+        "settle",
+        "left = set(changed)",
+        "left = set(gone)",
+        (
+            "tests/integration/test_announced_files.py::test_a_file_that_changes_between_the_look_and_the_read_keeps_its_message",
+        ),
+    ),
+    Fault(
+        "guarantee 8",
+        "a listing finds the files that nothing announced",
+        "until_listing_ms",
+        "listed_ms + every_ms - now_ms",
+        "listed_ms + every_ms",
+        (
+            "tests/integration/test_announced_files.py::test_a_listing_finds_what_was_never_announced_and_the_log_has_its_time",
+        ),
+    ),
     # Raw logs
     Fault(
         "guarantee 4",

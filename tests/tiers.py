@@ -37,6 +37,7 @@ LONG = {
     "kills, pauses and forks, and processes or threads that race": frozenset(
         {
             "tests/e2e/test_concurrent_appends.py",
+            "tests/integration/test_announced_files.py::test_a_run_that_stops_at_any_request_adds_each_row_once",
             "tests/e2e/test_killed_compaction.py",
             "tests/integration/test_consistency.py",
             "tests/integration/test_forked_writers.py",

@@ -13,6 +13,7 @@ import atexit
 import functools
 import logging
 import os
+import re
 import socket
 import sys
 import sysconfig
@@ -29,7 +30,7 @@ from jobs.process import handlers_kept
 from jobs.spark import java
 from jobs.spark.java import ROOT, require_java
 from storage_core.base.errors import CONNECT as CONNECT_EXTRA
-from storage_core.base.errors import PIPELINE, InvalidInput, TidemarkError, Unavailable, needs
+from storage_core.base.errors import PIPELINE, InvalidInput, NotFound, TidemarkError, Unavailable, needs
 from storage_core.base.process import scratch_folder
 from storage_core.data.steps import LOCAL_SPARK
 
@@ -173,6 +174,12 @@ def _no_server(server: str, reason: str) -> Unavailable:
 # Errors of Spark.
 
 
+_MISSING = re.compile(
+    r"(?:FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException)\b[^\n]*?[\s\"']((?:[a-z0-9]+:)?/[^\s\"']+)"
+)
+"""The first path in a message of Spark or Java about a file that does not exist."""
+
+
 def spark_errors() -> tuple[type[Exception], ...]:
     """Return the exception classes of Spark. If Spark was never imported, return only `ConnectionError`."""
     if "pyspark" not in sys.modules:
@@ -193,6 +200,10 @@ def failure_of(error: Exception) -> TidemarkError:
 
     if isinstance(error, PythonException):
         return TidemarkError(f"a task failed: {cause(error)}")
+    if missing := _MISSING.search(str(error)):
+        return NotFound(
+            f"Spark reads the file {missing[1].rstrip('.,;')}, which is missing. Restore it, then run again"
+        )
     return Unavailable(f"Spark did not run the tasks to their end: {cause(error)}")
 
 

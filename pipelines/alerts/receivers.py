@@ -45,19 +45,19 @@ def _words(given: object) -> object:
 
 def _receivers(given: object) -> object:
     if not isinstance(given, list | tuple) or not all(isinstance(each, Mapping) for each in given):
-        raise InvalidInput("receivers are a list of mappings, each with webhook, command or email")
+        raise InvalidInput("receivers are a list of mappings, each with webhook, command or email. Write such a list")
     return given
 
 
 def _address(text: str) -> str:
     if not _ADDRESS.fullmatch(text):
-        raise InvalidInput("an address is written as ann@example.com")
+        raise InvalidInput("an address is written as ann@example.com. Correct it")
     return text
 
 
 def _absolute(path: str) -> str:
     if not Path(path).is_absolute():
-        raise InvalidInput("a ca_file is an absolute path, such as /etc/ssl/mail-ca.pem")
+        raise InvalidInput("a ca_file is an absolute path, such as /etc/ssl/mail-ca.pem. Write the whole path")
     return path
 
 
@@ -74,9 +74,13 @@ def check_url(text: str) -> None:
     except ValueError:
         parts, is_sound = urlsplit(""), False
     if not is_sound or not text.isascii() or not text.isprintable() or " " in text:
-        raise InvalidInput("a webhook is a URL, https://…, or $NAME for the environment variable that contains the URL")
+        raise InvalidInput(
+            "a webhook is a URL, https://…, or $NAME for the environment variable that contains the URL. Correct it"
+        )
     if parts.username is not None and parts.scheme == "http" and not on_loopback(text):
-        raise InvalidInput("a webhook with a name and a password must be https://…, so that the password is encrypted")
+        raise InvalidInput(
+            "a webhook with a name and a password must be https://…, so that the password is encrypted. Correct it"
+        )
 
 
 class EmailDeclaration(Closed):
@@ -98,9 +102,13 @@ class EmailDeclaration(Closed):
     @model_validator(mode="after")
     def _no_password_in_the_clear(self) -> Self:
         if self.user is not None and self.security == "none":
-            raise InvalidInput("a user needs `security: starttls` or tls, so that the password is encrypted")
+            raise InvalidInput(
+                "a user needs `security: starttls` or tls, so that the password is encrypted. Correct it"
+            )
         if self.ca_file is not None and self.security == "none":
-            raise InvalidInput("a ca_file needs `security: starttls` or tls, which use certificates")
+            raise InvalidInput(
+                "a ca_file needs `security: starttls` or tls, which use certificates. Add one, or leave ca_file out"
+            )
         return self
 
 
@@ -114,7 +122,7 @@ class ReceiverDeclaration(Closed):
     @model_validator(mode="after")
     def _is_one(self) -> Self:
         if sum(each is not None for each in (self.webhook, self.command, self.email)) != 1:
-            raise InvalidInput("a receiver is one of webhook, command and email")
+            raise InvalidInput("a receiver is one of webhook, command and email. Give exactly one")
         return self
 
     @property

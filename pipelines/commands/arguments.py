@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from contextlib import chdir
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -183,6 +184,16 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
     return table
 
 
+def table_to_change(text: str) -> Table:
+    """Open the table that the text names for a command that changes rows. Its declaration is applied first.
+
+    Raises the errors of `open_table` and `declared_table`.
+    """
+    target = resolve(text)
+    with chdir(target.root):
+        return declared_table(text, target) or _existing(text, target)
+
+
 def run_here(options: RunOptions, table: Table | None = None) -> JobReport:
     """Run the step of these options in this process, and return its report.
 
@@ -202,7 +213,7 @@ def windows(window: str | None, start: str | None, end: str | None, *, everythin
         InvalidInput: The options contradict each other.
     """
     if everything and (window, start, end) != (None, None, None):
-        raise InvalidInput("give either --all or windows (--window, --from, --to), not both")
+        raise InvalidInput("give either --all or windows (--window, --from, --to), not both. Leave one of them out")
     chosen = window_range(window, start, end)
     if chosen.start is not None and chosen.end is not None and chosen.end <= chosen.start:
         raise InvalidInput(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import DryRun, Json, Uri, open_table, resolve
+from pipelines.commands.arguments import DryRun, Json, Uri, open_table, resolve, table_to_change
 from pipelines.commands.output import cell
 from pipelines.commands.upkeep import command_of
 from storage_core.base.errors import Corrupt, InvalidInput, Unavailable
@@ -235,7 +235,8 @@ def forget(
 
     Example: tidemark forget clicks --where "visitor = 'ann'"
     """
-    table, raw_logs = open_table(uri), _raw_logs(uri, raw or [], raw_table)
+    raw_logs = _raw_logs(uri, raw or [], raw_table)
+    table = open_table(uri) if report else table_to_change(uri)
     if report:
         found = _with_landed(table, uri, where, table.forget_report(where, raw_logs=raw_logs))
         _show(found, {}, paths=paths, as_json=as_json)

@@ -332,7 +332,7 @@ def tag(
         output.records(map(_about_version, table.tags()), shown, as_json=as_json, nothing="no tags")
     elif delete:
         if (version, expires) != (None, None):
-            raise InvalidInput("--delete cannot be combined with --version or --expires")
+            raise InvalidInput("--delete cannot be combined with --version or --expires. Leave one of them out")
         _show(table.untag(name), "removed", as_json=as_json)
     else:
         _show(_set(table, name, version, expires), "set", as_json=as_json)

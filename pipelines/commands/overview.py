@@ -12,7 +12,7 @@ import typer
 from pipelines.commands import output
 from pipelines.commands.arguments import Json, declared, resolve
 from pipelines.commands.output import cell, number
-from storage_core.base.errors import InvalidInput, NotFound, Unavailable
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable
 from storage_core.base.text import counted, listed
 
 if TYPE_CHECKING:
@@ -235,11 +235,12 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
     try:
         return last_failures(folder, [each.name for each in chosen.places])
     except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
-        output.warning(f"the history of Dagster in {folder} cannot be read: {error}")
+        output.warning(_unread(folder, error))
         return {}
 
 
 def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
+    from pipelines.history import history_folder
     from pipelines.status import held_back
     from storage_core.base.clock import SystemClock
 
@@ -249,8 +250,15 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
     except InvalidInput:  # the errors of upkeep.yaml and automation.yaml are printed below the tables
         return {}
     except Exception as error:  # noqa: BLE001  # as of the failures
-        output.warning(f"cannot check why maintenance waits: the history of Dagster cannot be read: {error}")
+        output.warning(f"cannot check why maintenance waits: {_unread(history_folder(root), error)}")
         return {}
+
+
+def _unread(folder: Path | None, error: Exception) -> str:
+    """Return the warning about a history that cannot be read. It has no text of a library."""
+    if isinstance(error, TidemarkError):
+        return str(error)
+    return f"the history of Dagster in {folder} cannot be read ({type(error).__name__}). See the log of Dagster"
 
 
 _COLUMNS: Final = {

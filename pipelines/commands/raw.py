@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import BARE_NAME, DryRun, Json, duration_ms, resolve, run_here
+from pipelines.commands.arguments import BARE_NAME, DryRun, Json, duration_ms, run_here
 from pipelines.commands.output import cell, instant_ms, number
 from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, Unavailable
-from storage_core.base.text import counted
+from storage_core.base.text import counted, did_you_mean
 from storage_core.data.steps import CollectRaw
 
 if TYPE_CHECKING:
@@ -91,14 +91,16 @@ def raw_stores(text: str, also: Sequence[str], optional: Sequence[str], table: s
     Raises `InvalidInput` if the raw log is declared and does not have the table.
     """
     from pipelines.tables import read_raw_logs, tables_folder
-    from storage_core.base.text import did_you_mean, names_of
+    from storage_core.base.text import names_of
     from storage_core.change.declaration_parts import below
     from storage_core.store.resolve import canonical
 
     root = tables_folder().parent
     known = _declared_raw_log(text)
     if known is None:
-        mandatory, others = [resolve(each).uri for each in (text, *also)], [*optional]
+        mandatory, others = [_location(each) for each in (text, *also)], [*optional]
+        for uri in mandatory:
+            _refuse_table(uri)
     elif also or optional:
         raise InvalidInput(f"{text} is declared with its stores. Leave --also and --optional out.")
     else:
@@ -140,8 +142,9 @@ def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_js
     about = {"writer": log.writer_id, "records": tally.acknowledged, "stores": report}
     if tally.bad:
         raise InvalidInput(
-            f"{tally.bad:,} lines are not valid rows and were skipped. The other {tally.acknowledged:,} are "
-            "acknowledged.",
+            f"{counted(tally.bad, 'line')} {'is not a valid row' if tally.bad == 1 else 'are not valid rows'}. "
+            f"{counted(tally.acknowledged, 'row')} of the other lines {'is' if tally.acknowledged == 1 else 'are'} "
+            "acknowledged. Correct these lines, then append them alone",
             rejected=tally.rejected,
         )
     if as_json:
@@ -185,7 +188,7 @@ def raw(
         _collect(uri, known, horizon_ms=duration_ms("--horizon", horizon), dry_run=dry_run, as_json=as_json)
         return
     if horizon is not None or (dry_run and not heal):
-        raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal")
+        raise InvalidInput("--horizon goes with --collect, and --dry-run with --collect or --heal. Add one of them")
     at = _at_places(uri, also or (), known)
     if heal:
         _heal(at.stores, verify=verify, dry_run=dry_run, as_json=as_json)
@@ -205,8 +208,8 @@ def _listed_segments(history: History, at: RawPlaces, *, verify: bool, as_json: 
         _show(about)
     if found is not None and (found.gaps or found.damaged):
         raise Corrupt(
-            f"the stores lack {len(found.gaps):,} stretches of records, {len(found.damaged):,} chunks are damaged in "
-            "every store",
+            f"the stores lack {counted(len(found.gaps), 'stretch', 'stretches')} of records, and every copy of "
+            f"{counted(len(found.damaged), 'chunk')} is damaged",
             advice="copy a backup of live/ into any of them, which heals both",
         )
 
@@ -253,7 +256,10 @@ def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
     while chunk := read(_READ_BYTES):
         *lines, rest = (rest + chunk).split(b"\n")
         if len(rest) > _LONGEST_LINE_BYTES:
-            raise InvalidInput(f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes")
+            raise InvalidInput(
+                f"line {number + len(lines) + 1:,} is longer than {_LONGEST_LINE_BYTES:,} bytes. "
+                "Split it into several lines"
+            )
         if lines:
             yield [*enumerate(lines, number + 1)]
             number += len(lines)
@@ -268,7 +274,7 @@ def _opened(file: str) -> Iterator[BinaryIO]:
         return
     path = Path(file)
     if not path.exists():
-        raise NotFound(f"{file}: there is no such file")
+        raise NotFound(f"{file}: there is no such file. Correct the path")
     if path.is_dir():
         raise InvalidInput(f"{file}: is a folder. Append one file.")
     with path.open("rb") as stream:
@@ -381,13 +387,38 @@ def _declared_raw_log(text: str) -> DeclaredRawLog | None:
     return known.named(text) if is_known or text in {each.file.stem for each in known.problems} else None
 
 
+def _location(text: str) -> str:
+    """Return the location of a store of a raw log. Raises `NotFound` for a word that is not a folder."""
+    from pipelines.tables import read_raw_logs, tables_folder
+    from storage_core.store.resolve import check_location
+
+    if BARE_NAME.fullmatch(text) and not Path(text).exists():
+        known = [each.declaration.name for each in read_raw_logs(tables_folder()).raw_logs]
+        raise NotFound(
+            f"{text!r} is neither a raw log declared in raw_logs/*.yaml (declared: {', '.join(known) or 'none'}) nor a "
+            f"folder here{did_you_mean(text, known) or '. Write the location of a new raw log as ./' + text}"
+        )
+    return check_location(text)
+
+
+def _refuse_table(uri: str) -> None:
+    """Raise `InvalidInput` for the location of a table. Records in it would never be distributed."""
+    from storage_core.table import exists
+
+    if exists(uri):
+        raise InvalidInput(
+            f"{uri} is a table, and --table is for a raw log. Leave --table out to append to this table, or give the "
+            "name or location of a raw log"
+        )
+
+
 def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> RawPlaces:
     """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both are given."""
     if known is None:
         from storage_core.store.resolve import open_store
         from storage_core.write.raw_log.history import require_raw_log
 
-        stores = [open_store(resolve(each).uri) for each in (text, *also)]
+        stores = [open_store(_location(each)) for each in (text, *also)]
         require_raw_log(stores)
         return RawPlaces(stores)
     if also:
@@ -401,7 +432,9 @@ def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> 
 def _collect(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None, dry_run: bool, as_json: bool) -> None:
     """Collect a declared raw log, and print the report."""
     if known is None:
-        raise InvalidInput(f"{text!r} is not a raw log declared in raw_logs/*.yaml. --collect needs a declaration.")
+        from pipelines.tables import read_raw_logs, tables_folder
+
+        known = read_raw_logs(tables_folder()).named(text)
     done = run_here(known.options(CollectRaw, horizon_ms=horizon_ms, dry_run=dry_run))
     output.report(done, as_json=as_json)
 

@@ -442,6 +442,7 @@ def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
         if not name or value is None or name in found:
             raise InvalidInput(
                 f"{option}: {quoted(each)} is not a name with a number, such as words=2, or is given twice"
+                ". Give each name once, with a number"
             )
         found[name] = value
     return found or None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from pipelines.commands import output
-from pipelines.commands.arguments import Everything, Json, Uri, open_table, resolve
+from pipelines.commands.arguments import Everything, Json, Uri, open_table, resolve, table_to_change
 from pipelines.commands.raw import (
     Also,
     KeyField,
@@ -49,6 +49,8 @@ _SUFFIXES: dict[str, Format] = {
     ".parquet": "parquet",
 }
 STDIN = "-"
+_LAND_AGAIN = ". Land the whole file again under a new name"
+"""Advice of ingestion that does not apply to a file of `append`."""
 
 File = Annotated[
     str, typer.Argument(metavar="FILE|-", help="A file of NDJSON, CSV or Parquet, or - for standard input.")
@@ -95,7 +97,7 @@ def append(
     if key or unique_by or also or optional or operation != "put":
         options = "--operation, --key, --unique-by, --also and --optional"
         raise InvalidInput(f"{options} are for a raw log. Give its table with --table.")
-    table = open_table(uri)
+    table = table_to_change(uri)
     with landed(file) as path:
         rows = rows_of(table, path, file, format_)
     _show_appended(table.append(rows), as_json=as_json)
@@ -146,7 +148,7 @@ def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.T
         )
         raise InvalidInput(
             f"{path.name}: {what}. Nothing was changed. Correct the file, then run the command again",
-            rejected=[asdict(each) for each in parsed.rejected],
+            rejected=[{**asdict(each), "reason": each.reason.removesuffix(_LAND_AGAIN)} for each in parsed.rejected],
         )
     return parsed.rows
 
@@ -172,7 +174,7 @@ def landed(file: str) -> Iterator[Path]:
             f"{file}: is a folder. Append one file, or declare the folder as a landing place and ingest."
         )
     if file != STDIN and not path.exists():
-        raise NotFound(f"{file}: there is no such file")
+        raise NotFound(f"{file}: there is no such file. Correct the path")
     from storage_core.base.process import scratch_folder
 
     with scratch_folder("append") as folder:
@@ -212,7 +214,7 @@ def delete(uri: Uri, *, where: Where, as_json: Json = False) -> None:
 
     Example: tidemark delete clicks --where "visitor = 'bot'"
     """
-    _show_changed(open_table(uri).delete(where), "deleted", as_json=as_json)
+    _show_changed(table_to_change(uri).delete(where), "deleted", as_json=as_json)
 
 
 def update(
@@ -239,7 +241,7 @@ def update(
     if len(values) < len(set_):
         raise InvalidInput("--set sets a column twice. Give each column once.")
     _show_changed(
-        open_table(uri).update(values, where, application=_application(application)), "updated", as_json=as_json
+        table_to_change(uri).update(values, where, application=_application(application)), "updated", as_json=as_json
     )
 
 
@@ -258,7 +260,7 @@ def overwrite(
 
     Example: tidemark overwrite clicks day.parquet --where "day = '2015-05-17'"
     """
-    table = open_table(uri)
+    table = table_to_change(uri)
     with landed(file) as path:
         rows = rows_of(table, path, file, format_)
     _show_changed(table.overwrite(rows, where, application=_application(application)), "replaced", as_json=as_json)
@@ -279,7 +281,7 @@ def upsert(
 
     Example: tidemark upsert clicks new_rows.ndjson --on url,visitor
     """
-    table = open_table(uri)
+    table = table_to_change(uri)
     with landed(file) as path:
         rows = rows_of(table, path, file, format_)
     _show_changed(table.upsert(rows, on=[name.strip() for name in on.split(",")]), "replaced", as_json=as_json)

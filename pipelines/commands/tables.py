@@ -83,9 +83,12 @@ def init(
         _init_declared(uri, declaration, as_json=as_json)
         return
     if uri is None or declaration is not None:
-        raise InvalidInput("--schema needs the URI of the new table, and goes without --declaration")
+        raise InvalidInput(
+            "--schema needs the URI of the new table, and goes without --declaration. "
+            "Give the URI, and leave --declaration out"
+        )
     if window is not None and time_column is None:
-        raise InvalidInput("--window needs --time-column: windows are of the time of an event")
+        raise InvalidInput("--window needs --time-column: windows are of the time of an event. Give both")
     from storage_core.table import Table
 
     table = Table.create(
@@ -169,9 +172,11 @@ def read_schema(file: Path) -> pa.Schema:
         with file.open("rb") as opened:
             data = opened.read(_LARGEST_SCHEMA_BYTES + 1)
     except OSError as error:
-        raise NotFound(f"{file}: the schema cannot be read: {error.strerror}") from error
+        raise NotFound(f"{file}: the schema cannot be read: {error.strerror}. Correct the path") from error
     if len(data) > _LARGEST_SCHEMA_BYTES:
-        raise InvalidInput(f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more")
+        raise InvalidInput(
+            f"{file}: a schema has at most {_LARGEST_SCHEMA_BYTES:,} bytes, and this file has more. Give another file"
+        )
     if _is_spark_schema(data):
         return from_schema_string(data.decode())
     return _schema_of_names(data, file)
@@ -194,7 +199,9 @@ def _schema_of_names(data: bytes, file: Path) -> pa.Schema:
 
     document = declaration_file.parse_yaml(data, str(file), "a type for each column")
     if not isinstance(document.value, dict) or not document.value:
-        raise InvalidInput(f"{file}: expected a type for each column, such as `status: int!`")
+        raise InvalidInput(
+            f"{file}: expected a type for each column, such as `status: int!`. Write each column with its type"
+        )
     found = []
     for name, value in document.value.items():
         try:
@@ -256,7 +263,7 @@ def alter(
     Example: tidemark alter logs set gc.retention=90d
     """
     if default is not None and change != "add-column":
-        raise InvalidInput("--default goes with add-column only")
+        raise InvalidInput("--default goes with add-column only. Leave it out")
     if change in ("set", "unset"):
         _settings(uri, dict(map(_assigned if change == "set" else _bare, what)), as_json=as_json)
     else:
@@ -295,13 +302,15 @@ def _assigned(text: str) -> tuple[str, str | None]:
 
 def _bare(name: str) -> tuple[str, str | None]:
     if "=" in name:
-        raise InvalidInput(f"{name!r}: unset takes only names of settings, because it restores their defaults")
+        raise InvalidInput(
+            f"{name!r}: unset takes only names of settings, because it restores their defaults. Leave the value out"
+        )
     return name, None
 
 
 def _column(uri: str, change: str, what: Sequence[str], default: str | None, *, as_json: bool) -> None:
     if len(what) != len(_WORDS[change].split()):
-        raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}")
+        raise InvalidInput(f"{change} takes {_WORDS[change]}, found {' '.join(what)}. Correct the arguments")
     table = open_table(uri)
     before = table.snapshot.metadata
     _change(table, change, what, default)

@@ -25,6 +25,7 @@ from pipelines.commands.arguments import (
     open_table,
     resolve,
     run_here,
+    table_to_change,
     windows,
 )
 from pipelines.commands.output import cell, number
@@ -147,7 +148,7 @@ def _read(of: Described, given: Mapping[str, Any]) -> object:
         return _mode([mode for mode in of.about.choices or {} if given[mode]]) or of.default
     value = given[of.name]
     if of.about.has_all and given["all_"] and value is not None:
-        raise InvalidInput(f"give either --all or {_option(of)}, not both")
+        raise InvalidInput(f"give either --all or {_option(of)}, not both. Leave one of them out")
     if of.about.is_duration:
         value = duration_ms(_option(of), value)
     if isinstance(value, list):
@@ -255,9 +256,7 @@ def publish(
 
     Example: tidemark publish clicks --format delta
     """
-    target = resolve(uri)
-    with chdir(target.root):
-        table = declared_table(uri, target) or open_table(uri)
+    table = table_to_change(uri)
     for each in (format_,) if format_ is not None else table.config.publish.published:
         _show_published(table.publish(each), as_json=as_json)
 

@@ -235,6 +235,10 @@ def _no_commit(seen: Seen, declaration: TableDeclaration) -> bool:
 
 def _nothing_landed(seen: Seen, declaration: TableDeclaration) -> bool:
     spec = declaration.landing_spec()
+    if spec is not None and spec.queue is not None:
+        from storage_core.write.ingest.announcements import Queue  # most landing locations have no queue
+
+        return not Queue.of(spec).waiting()  # `due_ms` is the time of the next listing
     return spec is None or seen.landed == _files(discover(spec))
 
 

@@ -97,15 +97,20 @@ class QueryLimits:
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for an invalid limit."""
         if isinstance(self.seconds, bool) or not isinstance(self.seconds, int | float):
-            raise InvalidInput(f"seconds of a query are a number, found {quoted(self.seconds)}", seconds=self.seconds)
+            raise InvalidInput(
+                f"seconds of a query are a number, found {quoted(self.seconds)}. Give a number of seconds",
+                seconds=self.seconds,
+            )
         if not 0 < self.seconds <= LONGEST_QUERY_SECONDS:  # NaN is also refused
             raise InvalidInput(
-                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {quoted(self.seconds)}",
+                f"a query takes more than 0 and at most {LONGEST_QUERY_SECONDS} seconds, found {quoted(self.seconds)}. "
+                "Give a number in this range",
                 seconds=self.seconds,
             )
         for name, least in (("memory_bytes", SMALLEST_MEMORY_BYTES), ("spill_bytes", 0)):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or not least <= value < 2**63:
                 raise InvalidInput(
-                    f"{name} of a query are at least {least} bytes, found {quoted(value)}", **{name: value}
+                    f"{name} of a query are at least {least} bytes, found {quoted(value)}. Give a larger number",
+                    **{name: value},
                 )

@@ -648,7 +648,7 @@ class Catalog:
     def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, Known]]:
         """Yield a connection that sees one state of the database, and the entry of the table."""
         if limit < 1:
-            raise InvalidInput(f"a page has at least 1 row, found limit={limit}", limit=limit)
+            raise InvalidInput(f"a page has at least 1 row, found limit={limit}. Give 1 or more", limit=limit)
         with self.database.read() as connection:
             yield connection, self._known(connection, table)
 

@@ -1,6 +1,7 @@
 """The database of the catalog: its connection, its transactions, and the version of its tables.
 
-The class of an error and the error code of the database determine its meaning. The text of a message never does.
+The class of an error and the error code of the database determine the class of our error. The text of the database
+only supplies names for the message, which is in our words.
 
 `prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalog"). Upgrade
 steps are additive: they add tables, columns and indexes, and change nothing else.
@@ -11,7 +12,7 @@ from __future__ import annotations
 import logging
 import re
 import sqlite3
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -150,7 +151,8 @@ BUSY_SECONDS: Final = 30
 """The seconds for which SQLite waits for another writer before it reports that the database is busy."""
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
-_SQLITE_DAMAGED: Final = frozenset({11, 26})
+_SQLITE_NOT_A_DATABASE: Final = 26
+_SQLITE_DAMAGED: Final = frozenset({11, _SQLITE_NOT_A_DATABASE})
 _SQLITE_DENIED: Final = 23
 _SQLITE_STATEMENT: Final = frozenset({1, 8, 20, _SQLITE_DENIED, 25})
 _OF_THE_CONNECTION: Final = frozenset(
@@ -245,12 +247,7 @@ class Database:
                         "CAST(column AS BLOB)",
                         place=self.place,
                     ) from error
-                advice = (
-                    ". A statement here only reads rows. Write a SELECT"
-                    if _sqlite_code(error) == _SQLITE_DENIED
-                    else ""
-                )
-                raise _refused(error, f"{self.place}: {shortened(str(error).strip())}{advice}", self.place) from error
+                raise _refused(error, self.place) from error
             finally:
                 cursor.close()
                 if is_sqlite:
@@ -382,24 +379,95 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
     from sqlalchemy.exc import DBAPIError, IntegrityError
 
     if not isinstance(error, DBAPIError):
-        return Unavailable(f"{place}: {shortened(str(error))}", place=place)
-    text = f"{place}: {shortened(str(error.orig).strip())}"
+        return Unavailable(f"{place}: no connection is free, or the database does not answer. {_LATER}", place=place)
     if isinstance(error, IntegrityError):
-        return CommitConflict(f"{text}. Another process created it meanwhile. Try again", place=place)
-    said = _refused(error.orig, text, place)
+        return CommitConflict(f"{place}: another process created the same row meanwhile. Try again", place=place)
+    said = _refused(error.orig, place)
     again = isinstance(said, Unavailable) and (_is_passing(error.orig) or error.connection_invalidated)
     return _RetryError(said) if again else said
 
 
-def _refused(cause: BaseException | None, text: str, place: str) -> TidemarkError:
+def _refused(cause: BaseException | None, place: str) -> TidemarkError:
     """Return the error for a message of the database about a statement or about the database itself."""
-    state, code = getattr(cause, "sqlstate", None), _sqlite_code(cause)
+    state, code, text = getattr(cause, "sqlstate", None), _sqlite_code(cause), str(cause)
+    if code == _SQLITE_NOT_A_DATABASE:
+        return Corrupt(
+            f"{place}: the file is not a database",
+            advice="name another file. If the catalog was here, delete the file and refresh the catalog",
+        )
     if code in _SQLITE_DAMAGED or _is_no_text(cause):
-        return Corrupt(text, advice="the catalog can be built again: delete the file, or name another, and refresh it")
+        return Corrupt(
+            f"{place}: the catalog is damaged",
+            advice="the catalog can be built again: delete the file, or name another, and refresh it",
+        )
+    if code == _SQLITE_DENIED:
+        return InvalidInput(f"{place}: {_ONLY_READS}", place=place)
     is_statement = type(cause).__name__ in _OF_THE_CALL or code in _SQLITE_STATEMENT
     if is_statement or (state is not None and state[:2] in _STATEMENT):
-        return InvalidInput(text, place=place)
-    return Unavailable(f"{text}. Try again when the database can be reached", place=place)
+        fault = _fault(text, _OF_STATEMENTS)
+        return InvalidInput(f"{place}: {fault or 'the database refuses the statement. Correct it'}", place=place)
+    fault = _fault(text, _OF_CONNECTIONS)
+    return Unavailable(f"{place}: {fault or f'the database does not answer. {_CHECK}'}. {_LATER}", place=place)
+
+
+_LATER: Final = "Try again when the database can be reached"
+_CHECK: Final = "Check that it runs, and the host and port in the URL"
+_ONLY_READS: Final = "a statement here only reads rows. Write a SELECT that changes nothing and reads only tables"
+
+_OF_STATEMENTS: Final = (
+    (r"no such column: (?P<name>\S+)", "unknown column {name}. Use a column of its table"),
+    (r"column (?P<name>\S+) does not exist", "unknown column {name}. Use a column of its table"),
+    (r"no such table: (?P<name>\S+)", "unknown table {name}. Use a table of the catalog, such as tables or splits"),
+    (r"relation (?P<name>\S+) does not exist", "unknown table {name}. Use a table of the catalog, such as splits"),
+    (r"no such function: (?P<name>\S+)", "unknown function {name}. Use a function of the database"),
+    (r"function (?P<name>[^(\s]+)\(.*\) does not exist", "no function {name} takes these arguments. Correct the call"),
+    (r"wrong number of arguments to function (?P<name>[^(\s]+)", "{name} takes another number of arguments"),
+    (r'near "(?P<name>.*?)": syntax error', "the statement is not valid SQL near {name}. Correct it there"),
+    (r'syntax error at or near "(?P<name>.*?)"', "the statement is not valid SQL near {name}. Correct it there"),
+    (r'unrecognized token: "(?P<name>.*?)"', "the statement is not valid SQL near {name}. Correct it there"),
+    (r"incomplete input|at end of input", "the statement is not valid SQL: its end is missing. Correct it"),
+    (r"(?:ambiguous column name: |column reference )(?P<name>\S+)", "{name} is in several tables. Name its table, too"),
+    (r'invalid input syntax for type (?P<type>[\w ]+): "(?P<name>.*?)"', "{name} is not a value of the type {type}"),
+    (
+        r"permission denied for (?P<type>\w+) (?P<name>\S+)",
+        "this role may not use the {type} {name}. Grant it",
+    ),
+    (r"readonly database|read-only transaction", _ONLY_READS),
+    (r"one statement at a time|multiple commands", "it is several statements. Send one at a time"),
+    (r"division by zero", "the statement divides by zero. Use nullif for the divisor"),
+    (r"too big|too large|out of range|too small|overflow", "a value is too large for its type, or for Python. Cast it"),
+    (r"binding|parameter", "the statement has a parameter without a value. Write the value into it"),
+)
+"""The faults of statements in the words of SQLite and of PostgreSQL, and in ours."""
+
+_OF_CONNECTIONS: Final = (
+    (
+        r"password authentication failed|no password supplied|pg_hba|role .* does not exist",
+        "it refuses this user. Check the user and the password in the URL",
+    ),
+    (r"database (?P<name>\S+) does not exist", "it has no database {name}. Create it, or name another in the URL"),
+    (r"resolve|translate host|Name or service", "the host is unknown. Check the host in the URL"),
+    (r"is locked", "another process writes to it now"),
+    (r"unable to open", "the file cannot be opened. Check its permissions and its folder"),
+    (r"disk is full|No space left", "the disk is full. Free some space"),
+    (
+        r"statement timeout|canceling statement",
+        "the server ended the statement, for example after its time limit",
+    ),
+)
+"""The faults of connections in the words of the drivers, and in ours."""
+
+
+def _fault(text: str, known: Sequence[tuple[str, str]]) -> str | None:
+    """Return the known fault with the names from the text of the database, or None."""
+    for pattern, said in known:
+        if found := re.search(pattern, text):
+            names = {
+                key: quoted(each.strip('"')) if key == "name" else shortened(each)
+                for key, each in found.groupdict().items()
+            }
+            return said.format(**names)
+    return None
 
 
 def _is_no_text(cause: BaseException | None) -> bool:

@@ -145,7 +145,9 @@ def relax_column(name: str) -> ColumnChange:
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
         field = _existing(schema, name)
         if name in snapshot.config.primary_key:
-            raise InvalidInput(f"column {name!r} is part of the primary key, which every row needs", column=name)
+            raise InvalidInput(
+                f"column {name!r} is part of the primary key, which every row needs. Leave it as it is", column=name
+            )
         return _with(schema, field.with_nullable(nullable=True))
 
     return ColumnChange(operation="RELAX COLUMN", column=name, make=make)

@@ -83,7 +83,9 @@ class _Placed(Closed):
         seen: dict[str, str] = {}
         for name in columns:
             if not name.isprintable() or not name.strip() or name.startswith("_"):
-                raise InvalidInput(f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`")
+                raise InvalidInput(
+                    f"{name!r} cannot name a column: it is blank, unprintable or starts with `_`. Give it another name"
+                )
             other = seen.setdefault(name.casefold(), name)
             if other is not name:
                 raise InvalidInput(f"the columns {other!r} and {name!r} differ only in case. Rename one")
@@ -167,7 +169,8 @@ class TableDeclaration(_Settings):
         default=None,
         description="`{uri: landing/clicks, format: ndjson}`. Formats: `ndjson`, `json`, `csv`, `parquet`, `avro`, "
         "`arrow`, `pattern` (with a regular expression in `pattern`), `delta` (a Delta table, with `changes: refuse`, "
-        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, and settings of the format (see below)",
+        "`skip` or `apply`). Also `time_format`, `null_values`, `suffix`, settings of the format, and `queue` with "
+        "`list_every` (see below)",
     )
     freshness: Freshness | None = Field(
         default=None,
@@ -333,7 +336,9 @@ class TableDeclaration(_Settings):
             if missing := sorted(set(lost) - set(filled)):
                 names = ", ".join(missing)
                 if landing.pattern is not None:
-                    raise InvalidInput(f"the pattern captures no group for the required columns {names}")
+                    raise InvalidInput(
+                        f"the pattern captures no group for the required columns {names}. Add a group for each of them"
+                    )
                 raise InvalidInput(f"columns lacks the required columns {names}. Name the fields of the files in order")
 
     @field_validator("partitions")
@@ -417,7 +422,10 @@ class RawLogDeclaration(Closed):
         if twice := repeated(each.uri for each in stores):
             raise InvalidInput(f"{twice[0]!r} is given twice. Give each store of a raw log once")
         if not any(each.mandatory for each in stores):
-            raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
+            raise InvalidInput(
+                "a raw log needs a mandatory store: without one nothing would be durable. "
+                "Declare a store without `mandatory: false`"
+            )
         return stores
 
     def feeds(self, table: str) -> bool:

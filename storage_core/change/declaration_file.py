@@ -72,10 +72,36 @@ def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark else 1
-        raise InvalidInput(f"{where}:{line}: not valid YAML: {error.problem}", file=where, line=line) from error
+        raise InvalidInput(f"{where}:{line}: not valid YAML: {_yaml_fault(error)}", file=where, line=line) from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        reason = str(error).splitlines()[0]
-        raise InvalidInput(f"{where}:1: not valid YAML: {reason}", file=where, line=1) from error
+        reason = str(error) if type(error) is yaml.YAMLError else "it has characters that UTF-8 or YAML does not have"
+        raise InvalidInput(f"{where}:1: not valid YAML: {reason}. Correct the file", file=where, line=1) from error
+
+
+_YAML_FAULTS: Final = (
+    ("'\\t'", "a tab is used for indentation. Use spaces"),
+    ("expected ',' or ']'", "a list begins with [ and has no end. Write ] after its last value"),
+    ("expected ',' or '}'", "a mapping begins with { and has no end. Write } after its last value"),
+    ("mapping values are not allowed", "a : does not fit here. Quote a value that has one, and check the indentation"),
+    ("could not find expected ':'", "a field has no : after its name. Write it as name: value"),
+    ("unexpected end of stream", "a quote is not closed. Close it"),
+    ("expected <block end>", "the indentation differs from the lines before. Indent fields of one mapping alike"),
+    ("expected a single document", "it has several documents. Keep one, and remove the lines ---"),
+    ("undefined alias", "a value begins with *, and no anchor & has this name. Quote the value"),
+    ("cannot start any token", "a value begins with a character that needs quotes. Quote the value"),
+    ("escape character", "a text in double quotes has a \\ that is not an escape. Use single quotes"),
+    ("but found another document", "it has several documents. Keep one, and remove the lines ---"),
+)
+"""The faults of YAML that users meet, by a part of the parser's text."""
+
+
+def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
+    """Return the fault in our words. The errors of `_refused_at` already have our words."""
+    texts = [each for each in (error.problem, error.context) if each]
+    if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError | yaml.composer.ComposerError):
+        known = (said for part, said in _YAML_FAULTS if any(part in each for each in texts))
+        return next(known, "the line does not follow the rules of YAML. Check its quotes, brackets and indentation")
+    return str(error.problem)
 
 
 class _BoundedLoader(yaml.BaseLoader):
@@ -171,7 +197,9 @@ def _refuse_repeated_keys(mapping: yaml.MappingNode, where: str) -> None:
         line = key.start_mark.line + 1
         if not isinstance(key, yaml.ScalarNode):
             raise InvalidInput(
-                f"{where}:{line}: not valid YAML: the name of a field must be text", file=where, line=line
+                f"{where}:{line}: not valid YAML: the name of a field must be text. Write it as name: value",
+                file=where,
+                line=line,
             )
         earlier = first.get(key.value)
         first[key.value] = line
@@ -205,7 +233,9 @@ def load_as(model: type[Model], path: str | Path) -> Model:
         with Path(path).open("rb") as file:
             data = file.read(MOST_BYTES + 1)
     except OSError as error:
-        raise NotFound(f"{where}: the declaration cannot be read: {error.strerror}", file=where) from error
+        raise NotFound(
+            f"{where}: the declaration cannot be read: {error.strerror}. Correct the path", file=where
+        ) from error
     return _parsed(model, data, where)
 
 
@@ -271,7 +301,7 @@ def _parsed(model: type[Model], data: bytes, where: str) -> Model:
 def _problem(error: ErrorDetails, document: LocatedYaml, where: str, model: type[Closed]) -> str:
     cause = error.get("ctx", {}).get("error")
     way = (*error["loc"], *(place_of(cause) if isinstance(cause, InvalidInput) else ()))
-    field = without_locations(".".join(map(str, way))) or "(file)"
+    field = without_locations(".".join(str(each) for each in way if each != "[key]")) or "(file)"
     return f"{where}:{document.line_of(way)}: {_what_is_wrong(error, f'field `{field}`', model)}"
 
 
@@ -308,6 +338,8 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
             return _of_a_value(field, without_locations(str(error["ctx"]["error"])))
         case "literal_error" | "enum":
             return f"{field} is {_found(found)}. Give {error['ctx']['expected'].replace(chr(39), '')}"
+        case "too_short":
+            return f"{field} is empty. Give at least one value"
         case _ if kind in _BOUNDS:
             name, advice = _BOUNDS[kind]
             return f"{field} is {_found(found)}. {advice.format(error['ctx'][name])}"
@@ -320,7 +352,9 @@ def _what_is_wrong(error: ErrorDetails, field: str, model: type[Closed]) -> str:
 def _of_a_value(field: str, text: str) -> str:
     """Return the message about a value. If the text begins with the name of the field, the name is not repeated."""
     name = field.removeprefix("field `").removesuffix("`")
-    return f"{field}{text.removeprefix(name)}" if text.startswith(f"{name} is ") else f"{field}: {text}"
+    if text.startswith(f"{name} is "):
+        return f"{field}{text.removeprefix(name)}"
+    return f"{field}: {text.removeprefix(f'{name}: ')}"
 
 
 def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:

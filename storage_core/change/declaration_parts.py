@@ -112,7 +112,10 @@ def parse_cron(given: object) -> str:
     found = {name: _numbers(part, name) for name, part in zip(_FIELDS, parts, strict=True)}
     day = min(found["day"])
     if day > max(_MONTH_DAYS[month - 1] for month in found["month"]):
-        raise InvalidInput(f"{given!r} is a cron line that never matches: none of its months has a day {day}")
+        raise InvalidInput(
+            f"{given!r} is a cron line that never matches: none of its months has a day {day}. "
+            "Give another day or month"
+        )
     return " ".join(parts)
 
 
@@ -288,6 +291,8 @@ class LandingDeclaration(Closed):
     on_type_conflict: OnTypeConflict = "quarantine"
     max_new_fields: int = MOST_NEW_FIELDS
     # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
+    queue: str | None = Field(default=None, repr=False)
+    list_every: Milliseconds | None = Field(default=None, repr=False)
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
 
     @model_validator(mode="after")
@@ -305,8 +310,9 @@ class LandingDeclaration(Closed):
 
     def spec(self) -> LandingSpec:
         """Return the record that ingestion uses. Raises `InvalidInput`."""
-        given = {name: value for name, value in self if name != "max_rejected"}
-        return LandingSpec(**{**given, "times": tuple(sorted(self.times.items()))})
+        given = {name: value for name, value in self if name not in ("max_rejected", "list_every")}
+        times = tuple(sorted(self.times.items()))
+        return LandingSpec(**{**given, "times": times, "list_every_ms": self.list_every})
 
 
 class PartitionsDeclaration(Closed):
@@ -318,11 +324,18 @@ class PartitionsDeclaration(Closed):
     def require_windows(self, seconds: int | None) -> None:
         """Raise `InvalidInput` unless both are starts of windows of this length, at most `MOST_PARTITIONS` apart."""
         if seconds is None:
-            raise InvalidInput("only a table with a window has partitions")
+            raise InvalidInput(
+                "only a table with a window has partitions. Declare a time_column and a window, or leave partitions out"
+            )
         if any(each.timestamp() % seconds for each in (self.start, self.end) if each):
-            raise InvalidInput(f"start and end must be starts of windows of {seconds} s")
+            raise InvalidInput(
+                f"start and end must be starts of windows of {seconds} s. "
+                "Write times on whole windows, such as 2026-01-01T00:00"
+            )
         if self.end and not 0 < (self.end - self.start).total_seconds() / seconds <= MOST_PARTITIONS:
-            raise InvalidInput(f"end must come after start, by at most {MOST_PARTITIONS} windows of {seconds} s")
+            raise InvalidInput(
+                f"end must come after start, by at most {MOST_PARTITIONS} windows of {seconds} s. Correct start or end"
+            )
 
 
 class _Schedule(Closed):
@@ -423,4 +436,6 @@ def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, ob
     Accept all names if the columns are unknown.
     """
     if columns is not None and (unknown := [name for name in names if name not in columns]):
-        raise InvalidInput(f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}")
+        raise InvalidInput(
+            f"{', '.join(map(repr, unknown))} is not among the columns {', '.join(columns)}. Name columns of the table"
+        )

@@ -40,7 +40,9 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
     to_schema_string(schema)  # refuses column types that the log cannot store
     folded = [name.lower() for name in schema.names]
     if not folded or len(set(folded)) != len(folded):
-        raise InvalidInput(f"a table needs columns whose names differ in more than case, found {schema.names}")
+        raise InvalidInput(
+            f"a table needs columns whose names differ in more than case, found {schema.names}. Rename columns"
+        )
     for check in CHECKS.values():
         check(schema, config)
 
@@ -88,7 +90,11 @@ def _check_key(schema: pa.Schema, config: TableConfig) -> None:
         _require_column(schema, "primary_key", name)
         if pa.types.is_nested(schema.field(name).type):
             kind = type_text(schema.field(name).type)
-            raise InvalidInput(f"primary_key names {name!r} of type {kind}, which has no order", column=name)
+            raise InvalidInput(
+                f"primary_key names {name!r} of type {kind}, which has no order. "
+                "Name columns of numbers, texts, dates or times",
+                column=name,
+            )
 
 
 def _check_time_column(schema: pa.Schema, config: TableConfig) -> None:
@@ -97,7 +103,10 @@ def _check_time_column(schema: pa.Schema, config: TableConfig) -> None:
     _require_column(schema, "time_column", config.time_column)
     if not pa.types.is_timestamp(schema.field(config.time_column).type):
         found = type_text(schema.field(config.time_column).type)
-        raise InvalidInput(f"time_column {config.time_column!r} must be a timestamp, found {found}")
+        raise InvalidInput(
+            f"time_column is {config.time_column!r}, which has the type {found}. Name a column of the type timestamp",
+            column=config.time_column,
+        )
 
 
 def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
@@ -105,11 +114,16 @@ def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
         _require_column(schema, "map_columns", name)
         if not pa.types.is_map(schema.field(name).type):
             found = type_text(schema.field(name).type)
-            raise InvalidInput(f"map_columns: the column {name!r} is not a map, its type is {found}", column=name)
+            raise InvalidInput(
+                f"map_columns: the column {name!r} is not a map, its type is {found}. Name a column of maps",
+                column=name,
+            )
     for name in config.merged_maps:
         if pa.types.is_nested(schema.field(name).type.key_type):
             raise InvalidInput(
-                f"map_columns: the keys of {name!r} have no order, so they cannot be merged", column=name
+                f"map_columns: the keys of {name!r} have no order, so they cannot be merged. "
+                "Use replace for this column",
+                column=name,
             )
         if merging(name) in schema.names:
             raise InvalidInput(
@@ -154,14 +168,16 @@ def _check_maintained(_: pa.Schema, config: TableConfig) -> None:
 
 def _check_late_data(_: pa.Schema, config: TableConfig) -> None:
     if config.late_data is not None and config.time_column is None:
-        raise InvalidInput("late_data needs a time_column: without one no row is late")
+        raise InvalidInput(
+            "late_data needs a time_column: without one no row is late. Declare a time_column, or leave late_data out"
+        )
 
 
 def _check_window(_: pa.Schema, config: TableConfig) -> None:
     if config.window_seconds is None:
         return
     if config.time_column is None:
-        raise InvalidInput("window needs a time_column")
+        raise InvalidInput("window needs a time_column. Declare a time_column, or leave window out")
     validate_duration(config.window_seconds, coarse=config.coarse_window)
     if config.primary_key and config.time_column not in config.primary_key:
         raise InvalidInput(
@@ -223,7 +239,7 @@ def _spelled_out(given: Mapping[str, object]) -> dict[str, object]:
     timed, window = given.get("time_column") is not None, given.get("window", AUTO)
     if not timed and (window not in (None, AUTO) or given.get("coarse_window")):
         found = "coarse_window" if window in (None, AUTO) else f"window={window!r}"
-        raise InvalidInput(f"{found} needs a time_column: windows divide the rows by that time")
+        raise InvalidInput(f"{found} needs a time_column: windows divide the rows by that time. Declare a time_column")
     usual = _USUAL_WINDOW if timed else None
     return {
         **{name: given[name] for name in given if name != "late_data"},
@@ -235,7 +251,9 @@ def _with_late_data(config: TableConfig, given: object) -> TableConfig:
     if isinstance(given, LateData):
         return replace(config, late_data=given)
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"late_data is a mapping with policy and acceptance_window, found {given!r}")
+        raise InvalidInput(
+            f"late_data is a mapping with policy and acceptance_window, found {given!r}. Write it as a mapping"
+        )
     return changed(config, {"late_data": {"policy": LateData().policy, **given}})
 
 

@@ -92,7 +92,10 @@ def expr(sql: str) -> Expression:
     node = plain_select(query, "expression", given=sql) or {}
     chosen = node.get("select_list") or []
     if len(chosen) != 1 or chosen[0].get("alias") or node.get("where_clause") is not None:
-        raise InvalidInput(f"{quoted(sql)} is not one expression over columns of a row", expression=sql)
+        raise InvalidInput(
+            f"{quoted(sql)} is not one expression over columns of a row. Write one expression, such as n + 1",
+            expression=sql,
+        )
     for each in nodes_of(chosen[0]):
         if each.get("class") in _MORE_THAN_A_ROW or str(each.get("function_name", "")).lower() == "unnest":
             raise refused(sql, "expression", *_ONE_ROW_FROM_ONE)
@@ -115,7 +118,9 @@ class Assignments:
                 expression could give another value.
         """
         if not isinstance(given, Mapping) or not given:
-            raise InvalidInput(f"an update sets columns to values, as in {{'seats': 4}}, found {quoted(given)}")
+            raise InvalidInput(
+                f"an update sets columns to values, as in {{'seats': 4}}, found {quoted(given)}. Give a mapping"
+            )
         unknown = [name for name in given if name not in schema.names]
         if unknown:
             raise InvalidInput(unknown_names("column", unknown, schema.names), columns=unknown)

@@ -27,7 +27,7 @@ import pyarrow as pa
 from storage_core.base.clock import random_pause_ms
 from storage_core.base.errors import CommitConflict, InvalidInput, WriterFenced
 from storage_core.base.limits import QueryLimits
-from storage_core.base.text import listed, quoted, unknown_names
+from storage_core.base.text import counted, listed, quoted, unknown_names
 from storage_core.change.finding import ByCondition, ByKeys
 from storage_core.change.statement import Assignments, Changed, Rewriter, Statement
 from storage_core.data.formats.region_manifest import RegionManifest
@@ -386,9 +386,9 @@ def _meeting(target: Target, wanted: Filter, pieces: Iterator[pa.Table]) -> Iter
         misses = np.flatnonzero(~judge.mask(rows, rows.num_rows))
         if len(misses):
             raise InvalidInput(
-                f"row {first + int(misses[0])} does not meet the condition {quoted(str(wanted.expression))} (with "
-                f"{len(misses) - 1} others). An overwrite replaces the rows that meet the condition. Widen the "
-                "condition, or leave the rows out and append them",
+                f"row {first + int(misses[0])} does not meet the condition {quoted(str(wanted.expression))} "
+                f"({counted(len(misses), 'row')} in all). An overwrite replaces the rows that meet the "
+                "condition. Widen the condition, or leave the rows out and append them",
                 row=first + int(misses[0]),
             )
         yield rows
@@ -403,12 +403,15 @@ def _key_columns(head: Snapshot, on: object) -> list[str]:
     if not names or len({*names}) < len(names):
         found = ", ".join(map(quoted, names)) or quoted(on)
         raise InvalidInput(
-            f"upsert needs columns that identify a row, each once, of {head.schema.names}, found {found}",
+            f"upsert needs columns that identify a row, each once, of {head.schema.names}, found {found}"
+            ". Give each name once",
             columns=names,
         )
     nested = [name for name in names if pa.types.is_nested(head.schema.field(name).type)]
     if nested:
-        raise InvalidInput(f"rows cannot be identified by {nested}: lists, maps and structs have no order")
+        raise InvalidInput(
+            f"rows cannot be identified by {nested}: lists, maps and structs have no order. Name other columns"
+        )
     return names
 
 

@@ -33,7 +33,7 @@ _SQL_TYPES: Final = {
 }
 """The names that DuckDB uses in its errors for types, with the names in SQL."""
 
-_TRY = "Use try_cast to get null, or leave these rows out"
+_TRY = "Use try_cast to get null, or correct the text"
 
 
 def syntax_fault(text: str) -> str:
@@ -78,7 +78,7 @@ _GENERAL: Final = {
     "Parser Error": ("it is not valid SQL", "Correct this part"),
     "Binder Error": ("a name or a type does not fit", "Correct this part"),
     "Catalog Error": ("a name is unknown", "Correct this part"),
-    "Conversion Error": ("a value cannot be converted to another type", _TRY),
+    "Conversion Error": ("a value cannot be converted to another type", "Use try_cast to get null, or another type"),
     "Invalid Input Error": ("a function refuses a value", "Check the arguments, or leave these rows out"),
     "Out of Range Error": ("a value is out of range", "Use smaller values or a larger type"),
     "Permission Error": ("it reads something that a query may not read", "Read only the given tables"),
@@ -113,8 +113,21 @@ def _types(text: str) -> str:
     return f"{listed(first)} and {last}" if first else last
 
 
+_OPERATORS: Final = {
+    "~~": "LIKE",
+    "!~~": "NOT LIKE",
+    "~~*": "ILIKE",
+    "!~~*": "NOT ILIKE",
+    "~~~": "GLOB",
+    "__between": "BETWEEN",
+    "__postfix": "!",
+    "->>": "->>",
+}
+"""The names that DuckDB uses in its errors for operators, with the words in SQL."""
+
+
 def _call(found: re.Match[str]) -> str:
-    name, types = found["name"], found["types"]
+    name, types = _OPERATORS.get(found["name"], found["name"]), found["types"]
     if not types:
         return f"no function {shortened(name)} is without arguments. Give its arguments"
     return (
@@ -136,6 +149,32 @@ def _column(found: re.Match[str]) -> str:
 def _field(found: re.Match[str]) -> str:
     has = listed(list(map(shortened, _QUOTED.findall(found.string[found.end() :]))))
     return f"the struct has no field {quoted(found['name'])}. {f'It has {has}' if has else 'Name one of its fields'}"
+
+
+_RE2_FAULTS: Final = {
+    "missing )": "a group is not closed",
+    "missing ]": "a character class is not closed",
+    "unexpected )": "a group is closed that is not open",
+    "invalid named capture group": "the name of a group has characters other than letters, digits and _",
+    "duplicate capture group name": "two groups have the same name",
+    "no argument for repetition operator": "a *, + or ? has nothing before it",
+    "bad repetition operator": "two of *, + and ? follow each other",
+    "invalid repetition size": "a number of repetitions is too large",
+    "invalid escape sequence": "a letter after \\ has no meaning",
+    "invalid character class range": "a range of characters ends before it begins",
+    "trailing \\": "it ends with \\",
+    "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not have",
+}
+"""The faults of an RE2 expression, by the beginning of RE2's own names for them."""
+
+
+def re2_fault(text: str) -> str | None:
+    """Return the fault in the text of an error of RE2, or None for a fault without a known name."""
+    return next((said for name, said in _RE2_FAULTS.items() if text.startswith(name)), None)
+
+
+def _expression(found: re.Match[str]) -> str:
+    return f"a regular expression is not valid: {re2_fault(found[0])}. Correct it at {quoted(found['part'])}"
 
 
 _Said = str | Callable[[re.Match[str]], str]
@@ -172,6 +211,13 @@ _FAULTS: Final = (
         ),
     ),
     _fault(
+        r"Unimplemented type for cast \((?P<from>.+?) -> (?P<type>.+?)\)",
+        lambda found: (
+            f"a value of the type {_sql_type(found['from'])} cannot be cast to {_sql_type(found['type'])}. Cast it to "
+            "VARCHAR first, or use a function such as to_timestamp"
+        ),
+    ),
+    _fault(
         r'(?:date|time|timestamp|interval) field value out of range: "(?P<value>.*)"',
         lambda found: f"the text {quoted(found['value'])} is not a valid date or time. {_TRY}",
     ),
@@ -186,6 +232,20 @@ _FAULTS: Final = (
             "to get null, or leave these rows out"
         ),
     ),
+    _fault(
+        r"(?:ORDER|GROUP BY) term out of range - should be between 1 and (?P<most>\d+)",
+        lambda found: (
+            f"ORDER BY or GROUP BY has the number of a column that the query does not have. Give 1 to {found['most']}"
+        ),
+    ),
+    _fault(
+        r'extract specifier "(?P<name>.*?)" not recognized',
+        lambda found: f"{quoted(found['name'])} is not a part of a date. Give one such as 'hour', 'day' or 'month'",
+    ),
+    _fault(r"LIMIT/OFFSET cannot be negative", "LIMIT or OFFSET is negative. Give 0 or more"),
+    _fault(r"Date out of range", "a date does not exist. Check the year, the month and the day"),
+    _fault(r"Map keys must be unique", "a map has a key twice. Give each key once"),
+    _fault(rf"(?:{'|'.join(map(re.escape, _RE2_FAULTS))}): (?P<part>.*)", _expression),
     _fault(r"Malformed JSON", "a text is not valid JSON. Leave these rows out with json_valid"),
     _fault(
         r"Overflow in ",

@@ -28,8 +28,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import names_of, quoted, shortened
-from storage_core.engine.faults import syntax_fault
+from storage_core.base.text import did_you_mean, names_of, quoted, shortened
+from storage_core.engine.faults import syntax_fault, unknown_function
 from storage_core.engine.session import session
 
 if TYPE_CHECKING:
@@ -269,6 +269,7 @@ _FIELDS = words("""
     text then_expr try_cast type type_expr type_info type_name union_all unpivot_names upper using_columns value
     values when_expr where_clause with_ordinality
 """)
+_EXAMPLE = "Write a condition such as status >= 500"
 _PARSER_TOO_DEEP = "Max expression depth"
 _PARSER_NO_SELECT = "Only SELECT statements"
 _PLAIN_NAME = re.compile(r"[\w $-]+")
@@ -286,7 +287,9 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
         given: The text that errors quote, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a {what} is text, found {text!r}", query=text)
+        raise InvalidInput(f"a {what} is text, found {text!r}. Give a text", query=text)
+    if not (text if given is None else given).strip():
+        raise InvalidInput(f"the {what} is empty. {'Write a SELECT' if what == 'query' else _EXAMPLE}", query=text)
     _check_size(text, what)
     row = parser().execute("SELECT json_serialize_sql(?::VARCHAR)", [text]).fetchone()
     try:
@@ -298,22 +301,27 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
             raise _too_deep(text, what)
         quoted_text = shown(text if given is None else given)
         if _PARSER_NO_SELECT in tree["error_message"]:
-            raise InvalidInput(
-                f"a {what} is one SELECT statement, found {quoted_text}. To change rows call append, upsert, update, "
-                "overwrite or delete",
-                query=text,
-            )
+            raise _several(what, quoted_text, text)
         where = syntax_fault(tree["error_message"])
         advice = "Correct it there" if where else "Correct it"
         if what == "condition":
-            advice = "Write a condition such as status >= 500"
+            advice = _EXAMPLE
         raise InvalidInput(f"the {what} {quoted_text} is not valid SQL{where}. {advice}", query=text)
     statements = tree["statements"]
     if len(statements) != 1:
-        found = f"found {len(statements)} in {shown(text)}"
-        raise InvalidInput(f"a {what} is one SELECT statement, {found}", query=text)
+        raise _several(what, shown(text if given is None else given), text)
     node: Node = statements[0]["node"]
     return node
+
+
+def _several(what: str, found: str, text: str) -> InvalidInput:
+    """Return the error for a text that is several statements, or a statement that is not a SELECT."""
+    if what == "query":
+        form = "one SELECT statement"
+        advice = "To change rows, use append, upsert, update, overwrite or delete"
+    else:
+        form, advice = "one expression over the columns", "Write it without ; and without other statements"
+    return InvalidInput(f"the {what} {found} is not {form}. {advice}", query=text)
 
 
 def text_of(expression: Node) -> str:
@@ -330,11 +338,13 @@ def parser() -> duckdb.DuckDBPyConnection:
     return _parser(os.getpid()).cursor()
 
 
-def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query") -> None:
+def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query", given: str | None = None) -> None:
     """Raise `InvalidInput` unless every part of the tree is known and it reads only valid tables.
 
-    The valid tables are `tables` and the query's own common tables.
+    The valid tables are `tables` and the query's own common tables. Errors quote `given` in place of `text`, as the
+    errors of `parse` do.
     """
+    text = text if given is None else given
     nodes = list(nodes_of(tree))
     parts = sum(str(node.get("type")) in _PARTS for node in nodes)
     if parts > MOST_PARTS:
@@ -387,14 +397,14 @@ def _objection(node: Node, common: set[str], tables: Collection[str], text: str)
         raise _parameter_without_value(text, [str(node["identifier"])])
     unknown = node.keys() - _FIELDS
     if unknown:
-        return f"a query may not hold {', '.join(sorted(unknown))}"
+        return _part(min(unknown))
     kind, class_ = node.get("type"), node.get("class")
     if class_ is not None:
-        return _expression_objection(node, str(class_))
+        return _expression_objection(node, str(class_), text)
     if not isinstance(kind, str):
         return None
     if kind not in _KINDS:
-        return f"a query may not hold {kind}"
+        return _part(kind)
     match kind:
         case "BASE_TABLE":
             path = [str(each).lower() for each in node["qualified_name"]["path"]]
@@ -403,11 +413,15 @@ def _objection(node: Node, common: set[str], tables: Collection[str], text: str)
                 raise unknown_table(name, tables, text)
         case "TABLE_FUNCTION":
             name = str(node["function"]["function_name"]).lower()
-            return None if name in TABLE_FUNCTIONS else f"the table function {name} is not allowed. {_reading(tables)}"
+            if name in TABLE_FUNCTIONS:
+                return None
+            _require_function(name, text)
+            return f"the table function {name} is not allowed. {_reading(tables)}"
         case "SHOW_REF":
-            return "a query may describe queries only" if node["query"] is None else None
+            return "it may describe queries only. Write DESCRIBE SELECT …" if node["query"] is None else None
         case "PIVOT":
-            return "the values of a pivot are written out" if node["pivots"] and _from_type(node) else None
+            is_open = node["pivots"] and _from_type(node)
+            return "the values of a pivot must be written out. Write IN (…)" if is_open else None
     return None
 
 
@@ -439,21 +453,43 @@ def _from_type(pivot: Node) -> bool:
     return any(each.get("pivot_enum") or each.get("subquery") for each in pivot["pivots"])
 
 
-def _expression_objection(node: Node, class_: str) -> str | None:
+def _part(name: str) -> str:
+    """Return the objection to a part of SQL that is not known. `name` is the parser's name of the part."""
+    return f"it contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
+
+
+def _expression_objection(node: Node, class_: str, text: str) -> str | None:
     if class_ not in _CLASSES:
-        return f"a query may not hold {class_.lower().replace('_', ' ')}"
+        return _part(class_)
     if "function_name" in node:
         name = str(node["function_name"]).lower()
         if name not in _CALLED or node.get("export_state"):
-            return f"the function {name} is not allowed in a query"
+            _require_function(name, text)
+            return f"the function {name} is not allowed. Use functions that only compute a value from their arguments"
     if len(node.get("column_names") or ()) > MOST_NAMES:
         return f"a column is named by at most {MOST_NAMES} names with dots between them"
     if class_ == "TYPE" and str(node["type_name"]).upper() not in TYPES:
-        return f"the type {node['type_name']} is not allowed in a query"
+        name = str(node["type_name"])
+        likely = did_you_mean(name, sorted(TYPES)) or ". Use a type such as VARCHAR, BIGINT or TIMESTAMP"
+        return f"the type {shortened(name)} is not allowed{likely}"
     return None
 
 
 _CALLED = frozenset(map(str.lower, NAMED | TABLE_FUNCTIONS))
+
+
+def _require_function(name: str, text: str) -> None:
+    """Raise `InvalidInput` if DuckDB has no function with this name in lower case."""
+    if name not in _functions():
+        likely = did_you_mean(name, sorted(_CALLED - OPERATORS))
+        raise InvalidInput(f"unknown function {quoted(name)}{likely}" if likely else unknown_function(name), query=text)
+
+
+@functools.cache
+def _functions() -> frozenset[str]:
+    """Return the names of all functions that DuckDB has, in lower case."""
+    found = parser().execute("SELECT DISTINCT function_name FROM duckdb_functions()").fetchall()
+    return frozenset(str(name).lower() for (name,) in found)
 
 
 def _check_size(text: str, what: str) -> None:
@@ -463,7 +499,9 @@ def _check_size(text: str, what: str) -> None:
     try:
         coded = text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidInput(f"a {what} is text of whole characters: {error}", query=text) from error
+        raise InvalidInput(
+            f"the {what} holds a character that UTF-8 does not have. Write it in UTF-8", query=text
+        ) from error
     import duckdb
 
     words, depth = duckdb.tokenize(text), 0
@@ -568,6 +606,7 @@ def _has_value_without_table(name: str) -> bool:
 
 # Python values as constants of DuckDB, written by DuckDB itself.
 
+_CONSTANTS = "Give a number, a text, a boolean, a date, a time, bytes, None, or a list or mapping of these"
 _MOST_BITS = 4096
 """The maximum number of bits of an integer. The time to write an integer grows with the square of its length."""
 
@@ -594,11 +633,26 @@ def _refused(value: object, what: str) -> Iterator[None]:
     import duckdb
 
     if isinstance(value, int) and value.bit_length() > _MOST_BITS:
-        raise InvalidInput(f"{what} an integer of {value.bit_length():,} bits. None holds so many")
+        raise InvalidInput(f"{what} an integer of {value.bit_length():,} bits. Give one of at most {_MOST_BITS:,} bits")
     try:
         yield
+    except InvalidInput:
+        raise
     except (ArithmeticError, RuntimeError, TypeError, ValueError, duckdb.Error) as error:
-        raise InvalidInput(f"{what} {quoted(value)}: {shortened(str(error))}") from error
+        raise InvalidInput(f"{what} {_described(value)}") from error
+
+
+def _described(value: object) -> str:
+    """Return the value that DuckDB has no literal for, and what to give instead."""
+    match value:
+        case int():
+            return f"{quoted(value)}. Give one of at most 127 bits"
+        case str():
+            return f"{quoted(value)}. Give text that UTF-8 can encode"
+        case list() | tuple() | dict():
+            return f"{quoted(value)}, because one of them has no form in SQL. {_CONSTANTS}"
+        case _:
+            return f"a value of the type {shortened(type(value).__name__)}. {_CONSTANTS}"
 
 
 # Values for the parameters of a query (`?`, `$1` or `$name`), written as DuckDB's own literals in its text.
@@ -644,4 +698,6 @@ def _by_name(parameters: object) -> dict[str, object]:
         return {str(name): value for name, value in parameters.items()}
     if isinstance(parameters, Sequence) and not isinstance(parameters, str | bytes):
         return {str(number): value for number, value in enumerate(parameters, 1)}
-    raise InvalidInput(f"parameters are a list of values, or values by name, found {quoted(parameters)}")
+    raise InvalidInput(
+        f"parameters are a list of values, or values by name, found {quoted(parameters)}. Give one of these"
+    )

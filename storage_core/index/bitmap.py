@@ -122,7 +122,8 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if not _indexable(kind):
             raise InvalidInput(
                 f"index {definition.name!r}: a bitmap needs a boolean, integer, decimal, string, date or timestamp "
-                f"column, {column!r} is {type_text(kind)}"
+                f"column, {column!r} is {type_text(kind)}. "
+                "Name another column"
             )
     if definition.options:
         unknown = min(definition.options)

@@ -34,7 +34,7 @@ def reading(what: str) -> Iterator[None]:
             raise
         if refusal_in(str(error)):
             raise _unavailable(what, error) from error
-        raise Corrupt(f"{what}: tantivy cannot read the files: {error}", advice=REBUILD) from error
+        raise Corrupt(f"{what}: the files of the segment cannot be read", advice=REBUILD) from error
 
 
 @contextmanager

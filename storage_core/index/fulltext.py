@@ -75,7 +75,9 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
             raise InvalidInput(f"index {definition.name!r}: {what}")
         if not pa.types.is_string(kind := schema.field(column).type):
             found = f"{column!r} is {type_text(kind)}"
-            raise InvalidInput(f"index {definition.name!r}: full text needs string columns, {found}")
+            raise InvalidInput(
+                f"index {definition.name!r}: full text needs string columns, {found}. Name other columns"
+            )
     text_files.validate_tokenizers(definition)
 
 

@@ -91,7 +91,9 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
         if column not in schema.names:
             raise InvalidInput(unknown_names("column", [column], schema.names, where=f"index {definition.name!r}"))
     if len(set(definition.columns)) < len(definition.columns):
-        raise InvalidInput(f"index {definition.name!r}: a column is named twice in {list(definition.columns)}")
+        raise InvalidInput(
+            f"index {definition.name!r}: a column is named twice in {list(definition.columns)}. Name each column once"
+        )
     match definition.kind:
         case "fulltext":
             fulltext.validate(definition, schema)

@@ -12,7 +12,16 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 
-from storage_core.base.errors import DELTA, InvalidInput, NotFound, TidemarkError, needs
+from storage_core.base.errors import (
+    DELTA,
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    needs,
+    raise_refused,
+    refusal_in,
+)
 from storage_core.data.formats.keys import DELTA_PREFIX
 from storage_core.data.rows.incoming import reader_of
 from storage_core.interop.import_files import Stream
@@ -112,6 +121,9 @@ def _as_delta_rs_reads(line: bytes) -> bytes:
 _UNREAD = frozenset({"typeWidening", "typeWidening-preview", "vacuumProtocolCheck"})
 """Reader features of Delta that Spark supports and delta-rs does not."""
 
+_VECTOR_FILE = re.compile(r"deletion_vector_[0-9a-f-]{36}\.bin")
+_RESTORE = "Restore it, or import another version with --version"
+
 _SESSION = {"datafusion.execution.parquet.coerce_int96": "us"}
 """The unit of INT96 times. Delta uses microseconds. The default, nanoseconds, overflows before 1677 and after 2262."""
 
@@ -148,7 +160,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
         stream: Any = QueryBuilder(_SESSION).register("source", table).execute("SELECT * FROM source")
         columns = pa.schema(table.schema())
     except TableNotFoundError as error:
-        raise NotFound(f"{place}: a Delta table does not exist here ({error})") from error
+        raise NotFound(f"{place}: there is no Delta table here. Check the location") from error
     except InvalidInput:
         raise
     except (DeltaError, OSError, ValueError) as error:
@@ -162,7 +174,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
                 features=unread,
             ) from error
         at = "" if version is None else f" at version {version}"
-        raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {error}") from error
+        raise InvalidInput(f"{place}: the Delta table cannot be read{at}: {_fault_of_log(error, version)}") from error
     reader = reader_of(stream)
     stream = pa.RecordBatchReader.from_batches(reader.schema, _batches(reader, table, place))
     found = Stream.of(stream, f"{place} at version {table.version()}", identity=f"delta:{place}")
@@ -171,18 +183,35 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
     return Stream(found.name, found.identity, f"{table.metadata().id}@{table.version()}", schema, found.reader)
 
 
+def _fault_of_log(error: Exception, version: int | None) -> str:
+    """Return the fault of a Delta log that delta-rs cannot open, and what to do. The text of delta-rs is not shown."""
+    if refused := refusal_in(str(error)):
+        return f"{refused.strerror}. Check the location and its permissions"
+    if version is not None and "version" in str(error).lower():
+        return "its log does not have this version. Give a version that it has, or leave --version out"
+    return "a file of its log is missing or damaged. Restore the log, or import another version with --version"
+
+
 def _batches(reader: pa.RecordBatchReader, table: DeltaTable, place: str) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of the reader. Raises `NotFound` if a data file is missing. Other errors pass unchanged."""
+    """Yield the batches of the reader. Raises `NotFound` for a missing file, and `Corrupt` for a damaged file."""
     try:
         yield from reader
     except Exception as error:  # delta-rs may raise any error
         if (name := _missing_file(table, place)) is not None:
             raise NotFound(
-                f"{place}: the data file {name} is missing. Restore it, or import another version with --version",
+                f"{place}: the data file {name} is missing. {_RESTORE}",
                 uri=place,
                 file=name,
             ) from error
-        raise
+        vector = _VECTOR_FILE.search(str(error))
+        if vector is not None:
+            raise NotFound(
+                f"{place}: the deletion vector {vector[0]} is missing or damaged. {_RESTORE}", uri=place, file=vector[0]
+            ) from error
+        raise_refused(place, error)
+        raise Corrupt(
+            f"{place}: a data file or a deletion vector of the Delta table is damaged", advice=_RESTORE, uri=place
+        ) from error
 
 
 def _missing_file(table: DeltaTable, place: str) -> str | None:

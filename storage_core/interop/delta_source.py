@@ -316,7 +316,10 @@ class DeltaLog:
             found = deltalake.DeltaTable(place, version=version, storage_options=options)
             metadata, protocol, text = found.metadata(), found.protocol(), found.schema().to_json()
         except (DeltaError, OSError, ValueError) as error:
-            raise NotFound(f"{place}: version {version} of the Delta table cannot be opened: {error}") from error
+            raise NotFound(
+                f"{place}: version {version} of the Delta table cannot be opened. Its log lacks a file, or a file is "
+                "damaged. Restore the log, or land the table again from a version that opens"
+            ) from error
         schema = DeltaSchema(
             text=text,
             partition_columns=tuple(metadata.partition_columns),
@@ -497,7 +500,7 @@ def next_group(
     newest = log.newest
     where = log.store.uri
     if newest is None and reached is None:
-        raise NotFound(f"{where}: a Delta table does not exist here: its _delta_log has no version")
+        raise NotFound(f"{where}: a Delta table does not exist here: its _delta_log has no version. Check the location")
     if reached is None:
         return _snapshot(log, newest or 0)
     if newest is None:

@@ -14,13 +14,13 @@ from functools import partial
 
 import pyarrow as pa
 
-from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable, unsound
+from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, unavailable, unsound
 from storage_core.data.formats.keys import DELTA_PREFIX, short_hash
 from storage_core.data.rows.incoming import ArrowStream, pieces_of, reader_of
 from storage_core.interop.union import Union, as_held, fitted, require_fits
 from storage_core.store.contract import ObjectInfo, Unnamed
 from storage_core.store.meter import prefetch
-from storage_core.store.resolve import open_store
+from storage_core.store.resolve import is_missing, open_store
 from storage_core.write.ingest.landing import MOST_NAMES, LandedFile, open_bytes, printable_name
 from storage_core.write.ingest.parquet_files import Int96Columns, footer_of, sound_batches
 
@@ -167,6 +167,8 @@ def folder_of(uri: str) -> Folder:
         One LIST per 1,000 objects. One HEAD and one or two GETs per file, eight files at a time.
     """
     store = open_store(uri)
+    if is_missing(uri):
+        raise NotFound(f"{store.uri}: there is no such file or folder. Correct the location")
     if next(iter(store.list(DELTA_PREFIX)), None) is not None:
         raise InvalidInput(
             f"{store.uri}: is a Delta table. Import it as a Delta table, because the files alone do not show which "
@@ -174,7 +176,10 @@ def folder_of(uri: str) -> Folder:
         )
     landed = folder_files(uri)
     if not landed.files:
-        raise InvalidInput(f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}")
+        raise InvalidInput(
+            f"{store.uri}: no file below it has a name that ends in {', '.join(SUFFIXES)}. "
+            "Correct the location, or rename the files"
+        )
     known: dict[Int96Columns, Int96Columns] = {}  # most files have equal columns and share one object
     footers = []
     for each in prefetch(_footer, landed.files, _AT_ONCE):
@@ -192,7 +197,7 @@ def _footer(file: LandedFile) -> Footer:
         with open_bytes(file) as stream:
             found, rows = footer_of(file.path, stream)
     except OSError as error:
-        raise Unavailable(f"{_where(file)}: {error}", file=file.path) from error
+        raise unavailable(_where(file), error) from error
     except TidemarkError as error:
         text = f"{_where(file)}: {error.found}"
         if "logical_type" in error.context:  # the file is valid
@@ -223,7 +228,7 @@ def _rows(footer: Footer, schema: pa.Schema) -> Iterator[pa.Table]:
                 yield fitted(pa.Table.from_batches([batch]), schema)
                 read += batch.num_rows
     except OSError as error:
-        raise Unavailable(f"{where}: {error}", file=where) from error
+        raise unavailable(where, error) from error
     except TidemarkError as error:
         if isinstance(error, InvalidInput):  # the error is about one row of the batch
             raise error.reworded(f"{where}: {error.found} (rows are counted from row {read})", file=where) from error

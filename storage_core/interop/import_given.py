@@ -223,7 +223,7 @@ def answer_of(query: str, database: Path | None = None, *, name: str | None = No
 
     place = "" if database is None else str(database.resolve())
     if database is not None and not database.is_file():
-        raise InvalidInput(f"{database}: the DuckDB database does not exist")
+        raise InvalidInput(f"{database}: the DuckDB database does not exist. Correct the path")
     with scratch_folder("import") as folder:
         try:
             with of_the_caller(database, folder=folder, memory_bytes=MEMORY_BYTES) as connection:

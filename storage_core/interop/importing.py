@@ -63,7 +63,7 @@ def import_rows(
         The requests of the source, one PUT per split, and a commit.
     """
     if name is not None and (not name or not name.isprintable()):
-        raise InvalidInput(f"the name of an import must be printable text, found {quoted(name)}")
+        raise InvalidInput(f"the name of an import must be printable text, found {quoted(name)}. Give another name")
     snapshot = None if log.exists() else _made(log, make, source)
     if snapshot is None:
         snapshot = log.snapshot(unfinished=True)

@@ -643,7 +643,8 @@ def require_writable(head: Snapshot) -> None:
         raise Unsupported(f"the table needs {', '.join(needed)} to be written. Upgrade Tidemark", features=needed)
     if not is_ours(protocol):
         raise Unsupported(
-            f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}): it can be read, not written"
+            f"the table was not created by Tidemark (no writer feature {OWN_FEATURE!r}): it can be read, not written. "
+            "Import it into a new table to write"
         )
     if head.timestamp >= MAX_TIME_MS:
         raise Corrupt(

@@ -398,9 +398,11 @@ def read_prices(text: str) -> Prices:
     try:
         prices = Prices(**found)
     except TypeError:
-        raise InvalidInput(f"there are the prices put, get and storage, found {', '.join(found)}") from None
+        raise InvalidInput(
+            f"there are the prices put, get and storage, found {', '.join(found)}. Give these three"
+        ) from None
     if not all(0 <= each < math.inf for each in found.values()):
-        raise InvalidInput(f"{text!r}: a price is a number, and not below zero")
+        raise InvalidInput(f"{text!r}: a price is a number, and not below zero. Correct the price")
     return prices
 
 
@@ -942,7 +944,11 @@ class JobRun(Generic[Options]):
 def require_shared(uri: str) -> str:
     """Return the URI of a location that Spark tasks can read. Raises `InvalidInput` for a table in process memory."""
     if uri.startswith("memory:"):
-        raise InvalidInput(f"{uri}: a store in memory is visible to one process only, and not to Spark tasks", uri=uri)
+        raise InvalidInput(
+            f"{uri}: a store in memory is visible to one process only, and not to Spark tasks. "
+            "Use a folder or a bucket",
+            uri=uri,
+        )
     return uri
 
 

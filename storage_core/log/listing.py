@@ -386,7 +386,7 @@ def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
                     f"{store.uri}: lies in the folder of the table {outer}. Choose a location outside of it"
                 )
     for info in islice(store.list(""), PAGE_KEYS):
-        if is_new and (own := parse(info.key)) is not None and own.kind is KeyKind.SPLIT:
+        if is_new and (own := parse(info.key)) is not None and own.kind is KeyKind.SPLIT and not has_log(store):
             raise InvalidInput(
                 f"{store.uri}: contains the split {info.key} of a table whose log is lost. Put the folder {LOG_PREFIX} "
                 "back from a backup, or choose another location",

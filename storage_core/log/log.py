@@ -156,10 +156,10 @@ class TransactionLog:
 
     def _at(self, version: int | None, timestamp_ms: int | None) -> Snapshot:
         if version is not None and timestamp_ms is not None:
-            raise InvalidInput("name a version or a timestamp, not both")
+            raise InvalidInput("name a version or a timestamp, not both. Leave one of them out")
         if version is not None:
             if version < 0:
-                raise InvalidInput(f"version {version}: versions start at 0")
+                raise InvalidInput(f"version {version}: versions start at 0. Give 0 or more")
             return open_version(self.store, version, self.cached)
         if timestamp_ms is not None:
             return open_timestamp(self.store, timestamp_ms, self.cached)
@@ -409,11 +409,14 @@ def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag |
     _replace(log, partial(_replaced, name, before, after))
 
 
+_VERSION = "Give a version number, a time such as 2015-05-17T10:00 or a tag"
+
+
 def _no_tag(log: TransactionLog, name: str, tags: Tags, now_ms: int) -> NotFound:
     why = "the tag has expired" if name in tags.by_name else "there is no such tag"
     known = ", ".join(each.name for each in tags.live(now_ms)) or "none"
     like = did_you_mean(name, (each.name for each in tags.live(now_ms)))
-    return NotFound(f"{name!r}: {why}. Tags of {log.store.uri}: {known}{like}", tag=name)
+    return NotFound(f"{name!r}: {why}. Tags of {log.store.uri}: {known}{like or f'. {_VERSION}'}", tag=name)
 
 
 def _replaced(name: str, before: Tag | None, after: Tag | None, tags: Mapping[str, Tag]) -> Mapping[str, Tag]:

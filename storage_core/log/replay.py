@@ -92,7 +92,9 @@ def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CA
     if found.version != version:
         found = _without_gap(store, found)
         raise NotFound(
-            f"{store.uri}: version {version} does not exist. The newest is {found.version}", newest=found.version
+            f"{store.uri}: version {version} does not exist. The newest is {found.version}. Give this or an "
+            "older version",
+            newest=found.version,
         )
     return found
 
@@ -325,7 +327,8 @@ def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wante
 def _nothing_to_start_from(store: ObjectStore, listing: LogListing, at: int | None) -> NotFound | Corrupt:
     if listing.newest < 0:
         return NotFound(
-            f"{store.uri}: there is no table here. Look at the place, or make one by `tidemark init` or Table.create",
+            f"{store.uri}: there is no table here. Check the location, or create a table with `tidemark init` or "
+            "Table.create",
             uri=store.uri,
         )
     if at is not None and at < listing.newest:

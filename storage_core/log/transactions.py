@@ -15,7 +15,8 @@ generations, index segments, translations and skips.
 
 from __future__ import annotations
 
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Collection, ItemsView, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, assert_never
 
@@ -101,6 +102,20 @@ class Transactions(Mapping[str, int]):
                 found[app_id] = txn
         return found
 
+    def about(self, subjects: Subjects) -> dict[str, Txn]:
+        """Return the transactions about these subjects. Only objects that may contain one are read.
+
+        Cost: at most one GET per object, once. Time for the entries of these objects, not for all entries.
+        """
+        found = {} if self.listed is None else self.listed.about(subjects)
+        for app_id, txn in self._recent.items():
+            if subjects.has(app_id):
+                if txn is None:
+                    found.pop(app_id, None)
+                else:
+                    found[app_id] = txn
+        return found
+
     def __getitem__(self, app_id: str) -> int:
         if self._all is not None:
             return self._all[app_id]
@@ -147,6 +162,36 @@ def kind_of(app_id: str) -> str:
     return kind if colon else ""
 
 
+class Subjects:
+    """The subjects of some transactions.
+
+    A transaction about a subject has the appId `<kind>:<subject>` or `<kind>:<subject>@…`.
+    """
+
+    def __init__(self, kinds: Collection[str], subjects: Collection[str]) -> None:
+        self._kinds = frozenset(kinds)
+        self._subjects = frozenset(subjects)
+        self._ordered = sorted(self._subjects)
+
+    def has(self, app_id: str) -> bool:
+        """Return whether the transaction is about one of the subjects."""
+        kind, _, rest = app_id.partition(":")
+        return kind in self._kinds and rest.partition("@")[0] in self._subjects
+
+    def may_be_within(self, bounds: Mapping[str, Sequence[str]]) -> bool:
+        """Return False if no such transaction is within these bounds of appIds by kind."""
+        if ANY_KIND in bounds:
+            return True
+        return any(self._is_within(*bounds[kind]) for kind in self._kinds if kind in bounds)
+
+    def _is_within(self, least: str, most: str) -> bool:
+        low, high = (each.partition(":")[2] for each in (least, most))
+        if bisect_left(self._ordered, low) < bisect_right(self._ordered, high):
+            return True
+        # Transactions about a subject below `low` can be above `low` only if `low` begins with the subject.
+        return any(low[:length] in self._subjects for length in range(len(low)))
+
+
 class TransactionsPart:
     """The transactions of one object, which is read at first use. `info` is available without a read."""
 
@@ -180,6 +225,10 @@ class TransactionsPart:
         kinds = self.info.kinds
         bounds = kinds.get(kind_of(app_id)) or kinds.get(ANY_KIND)
         return bounds is not None and bounds[0] <= app_id <= bounds[1]
+
+    def may_be_about(self, subjects: Subjects) -> bool:
+        """Return False if the object contains no transaction about these subjects."""
+        return subjects.may_be_within(self.info.kinds)
 
     def may_hold_kind(self, kind: str) -> bool:
         """Return False if the object contains no transaction of the kind."""
@@ -228,6 +277,13 @@ class ListedTransactions:
             for app_id, txn in found.items()
             if txn is not None and (kind is None or kind_of(app_id) == kind)
         }
+
+    def about(self, subjects: Subjects) -> dict[str, Txn]:
+        """Return the transactions about these subjects. Reads the parts that may contain them, in parallel."""
+        found: dict[str, Txn | None] = {}
+        for recorded in self._read(part for part in self.parts if part.may_be_about(subjects)):
+            found |= {app_id: txn for app_id, txn in recorded.items() if subjects.has(app_id)}
+        return {app_id: txn for app_id, txn in found.items() if txn is not None}
 
     def _read(self, parts: Iterable[TransactionsPart]) -> list[Recorded]:
         if self._recovered:

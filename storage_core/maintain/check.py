@@ -258,7 +258,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     metered = MeteredStore(store)
     listing = list_table(metered)
     if not listing.parsed:
-        raise NotFound(f"{store.uri}: no table and no object of a table exists here", uri=store.uri)
+        raise NotFound(f"{store.uri}: no table and no object of a table exists here. Check the location", uri=store.uri)
     log = check_log(metered, listing)
     findings = [*log.findings]
     if log.is_ours:

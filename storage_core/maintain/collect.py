@@ -680,5 +680,5 @@ def _prune(
 
 def _horizon(requested_ms: int | None, configured_ms: int) -> Horizon:
     if requested_ms is not None and requested_ms < 0:
-        raise InvalidInput(f"a horizon is at least 0 ms, found {requested_ms}", horizon_ms=requested_ms)
+        raise InvalidInput(f"a horizon is at least 0 ms, found {requested_ms}. Give 0 or more", horizon_ms=requested_ms)
     return Horizon(requested_ms=configured_ms if requested_ms is None else requested_ms, configured_ms=configured_ms)

@@ -146,7 +146,9 @@ def set_tag(
     if lasts is not None:
         expires_at_ms = now_ms + lasts // dt.timedelta(milliseconds=1)
     if expires_at_ms is not None and expires_at_ms <= now_ms:
-        raise InvalidInput(f"the tag {name!r} would expire at {expires_at_ms} ms, which has passed", tag=name)
+        raise InvalidInput(
+            f"the tag {name!r} would expire at {expires_at_ms} ms, which has passed. Give a later time", tag=name
+        )
     needed = _needed(log, target)
     tag = Tag(name=name, version=target.version, created_at_ms=now_ms, expires_at_ms=expires_at_ms, id=log.ids.uuid())
     before = read_tags(log.store).by_name.get(name)

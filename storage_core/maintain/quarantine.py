@@ -12,6 +12,9 @@ retry commits the rows and the receipt together, and every retry advances the sa
 retries that were planned on the same version only one commits, and no line is added twice. A `clear` commits only the
 receipt. Afterwards, objects without pending lines are marked for the collector.
 
+**Pruning.** Every listing reads the receipts. So the collector's job folds them into one if there are many. The folded
+receipt has only the lines that a stored object still contains. The names of deleted objects are pruned, too.
+
 **New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
 entries contain a line, the entry with the largest number is valid.
 """
@@ -37,12 +40,12 @@ from storage_core.base.text import fitted
 from storage_core.change.creation import GrownTable, grow
 from storage_core.data.formats import arrow_files
 from storage_core.data.formats.arrow_files import DoneLines, Entry, QuarantinedRows, Receipt, RejectedLines
-from storage_core.data.formats.keys import parse, quarantine_key
+from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
 from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateRule
 from storage_core.data.steps import RetryQuarantine
-from storage_core.log.actions import Action, Add, Txn
-from storage_core.log.conflicts import TxnProgress
+from storage_core.log.actions import Action, Add, RemoveTxn, Txn
+from storage_core.log.conflicts import TxnProgress, pruning
 from storage_core.log.job_run import JobReport, JobRun, Metrics, Prediction
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
@@ -69,6 +72,7 @@ from storage_core.write.late_rows import (
     LATE,
     RECEIPTS,
     REWRITTEN,
+    SHARED,
     SharedEntries,
     commit_app,
     entry_keys,
@@ -301,6 +305,76 @@ def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int,
         _mark(log, [*unneeded, *(key for key, lines in left.items() if not lines)])
         return count, snapshot
     raise AssertionError("unreachable")
+
+
+MOST_RECEIPTS: Final = 8
+"""The most receipts that `prune` leaves. A listing of the quarantine sends one GET per receipt."""
+
+
+def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[[], None] = lambda: None) -> int:
+    """Fold the receipts if there are many, and prune the names of objects that the collector has deleted.
+
+    Return the number of transactions that were removed. A receipt that no transaction names any more is marked for the
+    collector when it is older than the horizon. Until then, a retry may be about to name it.
+
+    Args:
+        require_held: called before the commit. It raises if the caller has lost its lease.
+
+    Raises:
+        CommitConflict: Other commits were first in every attempt.
+
+    Cost:
+        For a table with such transactions, one LIST per 1,000 objects of the quarantine. To fold, one GET per receipt
+        and per object of the quarantine, one PUT and one commit.
+    """
+    for attempt in range(1, _ATTEMPTS + 1):
+        head = log.snapshot()
+        receipts = [app for app in head.txns.every("quarantine") if app != RETRIES]
+        names = [*head.txns.every("quarantined")]
+        if not receipts and not names:
+            return 0
+        # Listed after the snapshot. An object of a name was durable before its commit, so now the collector deleted it.
+        stored = {info.key: info for info in log.store.list(QUARANTINE_PREFIX)}
+        gone = [app for app in names if quarantine_key(SHARED, app.partition(":")[2]) not in stored]
+        folded = receipts if len(receipts) > MOST_RECEIPTS else []
+        if dry_run:
+            return len(gone) + len(folded)
+        try:
+            if gone or folded:
+                require_held()
+                actions, requirements = _folded(log, head, stored) if folded else ([], [])
+                removed = [RemoveTxn(appId=app) for app in (*gone, *folded)]
+                head = log.commit(
+                    head, [*actions, *removed, pruning(head)], operation="PRUNE QUARANTINE", requirements=requirements
+                ).snapshot
+        except CommitConflict:
+            if attempt == _ATTEMPTS:
+                raise
+            continue
+        before_ms = log.clock.now_ms() - head.config.gc_horizon_ms
+        old = [key for key, info in stored.items() if is_receipt(key) and info.last_modified_ms < before_ms]
+        ids = {key: parsed.id for key in old if (parsed := parse(key)) is not None}
+        _mark(log, [key for key, receipt_id in ids.items() if receipt_app(receipt_id or "") not in head.txns])
+        return len(gone) + len(folded)
+    raise AssertionError("unreachable")
+
+
+def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple[list[Action], Sequence[TxnProgress]]:
+    """Write one receipt with the lines of all receipts that stored objects still contain.
+
+    An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
+    without a content is a file that was rejected as a whole. A later run may store the same entry again.
+    """
+    present: dict[Unit, set[int]] = {}
+    for key in stored:
+        with suppress(NotFound):
+            for each in (_whole(key, entry) for entry in read_object(log.store, key)):
+                present.setdefault(each.unit, set()).update(each.lines)
+    leaving = _Leaving(log.store, head)
+    for unit, lines in done_lines(log.store, head).items():
+        leaving.add(unit, lines if unit[2] == "" else lines & present.get(unit, set()))
+    actions, requirement = leaving.write(log.clock.now_ms())
+    return actions, [requirement]
 
 
 def _mark(log: TransactionLog, keys: Sequence[str]) -> None:

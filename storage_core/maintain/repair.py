@@ -392,7 +392,7 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     _require_new_place(source, target)
     listing = list_whole_table(source)
     if not listing.parsed:
-        raise NotFound(f"{source.uri}: no object of a table exists here to repair", uri=source.uri)
+        raise NotFound(f"{source.uri}: no object of a table exists here to repair. Check the location", uri=source.uri)
     written = None if dry_run else target
     work = _Repair(source, written, listing, Transfer(source, written, listing), clock=clock, ids=ids)
     outcome = work.run(target.uri)
@@ -410,7 +410,8 @@ def _require_new_place(source: ObjectStore, target: ObjectStore) -> None:
     ours, theirs = source.uri, target.uri
     if ours == theirs or ours.startswith(theirs + "/") or ours in locations_above(theirs):
         raise InvalidInput(
-            f"{target.uri}: a repair writes into a new location, apart from {source.uri}", uri=target.uri
+            f"{target.uri}: a repair writes into a new location, apart from {source.uri}. Choose another location",
+            uri=target.uri,
         )
     found = next(iter(target.list("")), None)
     if found is not None:

@@ -43,7 +43,8 @@ def _candidates_only(job: JobRun[Collect]) -> dict[str, object]:
 
 def _collected(job: JobRun[Collect]) -> JobReport:
     found, metrics, details = _both_passes(job)
-    done = found.deleted or found.pruned or details.get("pruned_files") or details.get("pruned_transactions")
+    pruned = ("pruned_files", "pruned_transactions", "pruned_quarantine")
+    done = found.deleted or found.pruned or any(details.get(name) for name in pruned)
     status: Status = "committed" if done else "nothing_to_do"
     return job.report(status, metrics=metrics, details=details, benefit=found.bytes)
 
@@ -64,10 +65,24 @@ def _both_passes(job: JobRun[Collect]) -> tuple[CollectionReport, Metrics, dict[
 
 
 def _prune(job: JobRun[Collect]) -> dict[str, object]:
-    """Return the number of pruned files, for a table with a landing location.
+    """Prune transactions, and return the numbers: of landed files that are gone, and of the quarantine.
 
-    If the landing location does not answer, nothing is pruned and the collection continues.
+    If the landing location does not answer, no file is pruned and the collection continues.
     """
+    return _prune_quarantine(job) | _prune_files(job)
+
+
+def _prune_quarantine(job: JobRun[Collect]) -> dict[str, object]:
+    txns = job.before.txns
+    if not any(txns.every(kind) for kind in ("quarantine", "quarantined")):
+        return {}
+    from storage_core.maintain.quarantine import prune  # imports ingest, which most collections do not need
+
+    done = prune(job.log, dry_run=job.options.dry_run, require_held=job.require_held)
+    return {"pruned_quarantine": done}
+
+
+def _prune_files(job: JobRun[Collect]) -> dict[str, object]:
     spec = landing_of(job.before.metadata.configuration)
     if spec is None or spec.is_delta:
         return {}

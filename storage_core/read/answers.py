@@ -37,7 +37,7 @@ It is small because rows may be wide, and each batch is in memory as a whole.
 def require_rows(batch_rows: object) -> None:
     """Raise `InvalidInput` unless `batch_rows` is a positive number of rows."""
     if not isinstance(batch_rows, int) or batch_rows < 1:
-        raise InvalidInput(f"a batch has at least one row, found batch_rows={quoted(batch_rows)}")
+        raise InvalidInput(f"a batch has at least one row, found batch_rows={quoted(batch_rows)}. Give 1 or more")
 
 
 def parts(batches: Iterable[pa.RecordBatch], most: int) -> Generator[pa.RecordBatch]:

@@ -91,7 +91,10 @@ def changes(
     """
     clash = [each.name for each in _LABELS if each.name in after.schema.names]
     if clash:
-        raise InvalidInput(f"the table has the column {clash[0]!r}, which changes need for themselves", column=clash[0])
+        raise InvalidInput(
+            f"the table has the column {clash[0]!r}, which changes need for themselves. Rename the column",
+            column=clash[0],
+        )
     if after.version < before.version:
         raise InvalidInput(
             f"version {after.version} is older than version {before.version}, and changes go forward. Swap the two"

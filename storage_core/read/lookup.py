@@ -243,7 +243,9 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         InvalidInput: The table has no primary key, or a key does not fit its columns.
     """
     if isinstance(keys, str | bytes | Mapping) or not isinstance(keys, Sequence):
-        raise InvalidInput(f"get_many takes a list of keys, found {keys!r}", keys=keys)
+        raise InvalidInput(
+            f"get_many takes a list of keys, found {keys!r}. Give a list, or use get for one key", keys=keys
+        )
     columns = snapshot.config.primary_key
     if not columns:
         raise InvalidInput(

@@ -129,7 +129,7 @@ class Analysis:
     def __str__(self) -> str:
         """Return the cost as a line of text."""
         asked = ", ".join(f"{number:,} {kind.upper()}" for kind, number in self.requests.items() if number)
-        done = f"{asked or 'no request'} in {counted(self.waves, 'wave')}, {counted(self.bytes, 'byte')}"
+        done = f"{asked or 'no request'} in {counted(self.waves, 'round trip')}, {counted(self.bytes, 'byte')}"
         hits = "" if self.cache is None else "; cache: " + ", ".join(f"{name} {n:,}" for name, n in self.cache.items())
         return f"{counted(self.rows, 'row')} in {self.seconds:.3f} s: {done}{hits}"
 

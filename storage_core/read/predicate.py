@@ -277,7 +277,7 @@ class Column:
             InvalidInput: `values` is not a list, or has more than `MOST_CLAUSES` values.
         """
         if isinstance(values, str) or not isinstance(values, Iterable):
-            raise InvalidInput(f"isin takes a list of values, found {quoted(values)}")
+            raise InvalidInput(f"isin takes a list of values, found {quoted(values)}. Give a list")
         column = _column(self._name)
         chosen = tuple(islice(values, MOST_CLAUSES + 1))
         if len(chosen) > MOST_CLAUSES:

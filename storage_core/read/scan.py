@@ -207,7 +207,9 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
     if columns is None:
         return None
     if isinstance(columns, str) or not isinstance(columns, Iterable):
-        raise InvalidInput(f"columns are a list of names of {schema.names}, found {columns!r}", columns=columns)
+        raise InvalidInput(
+            f"columns are a list of names of {schema.names}, found {columns!r}. Give a list", columns=columns
+        )
     names = tuple(columns)
     unknown = [name for name in names if name not in schema.names]
     if unknown:
@@ -226,7 +228,10 @@ def wanted_filter(given: object) -> Filter | None:
         return from_sql(given)
     if given is None or isinstance(given, Filter):
         return given
-    raise InvalidInput(f"a filter is a SQL condition or an expression of col(…), as in col('n') > 5, found {given!r}")
+    raise InvalidInput(
+        f"a filter is a SQL condition or an expression of col(…), as in col('n') > 5, found {given!r}"
+        ". Give one of these"
+    )
 
 
 def require_condition(wanted: Filter | None, schema: pa.Schema) -> None:

@@ -453,7 +453,10 @@ def explain(
 def other_names(tables: object) -> list[str]:
     """Return the names of the tables of a query other than `t`. Raises `InvalidInput` for an invalid name."""
     if not isinstance(tables, Mapping):
-        raise InvalidInput(f"tables are given by name, as in tables={{'p': planes}}, found {quoted(tables)}")
+        raise InvalidInput(
+            f"tables are given by name, as in tables={{'p': planes}}, found {quoted(tables)}"
+            ". Give a mapping of names to tables"
+        )
     taken = {TABLE}
     for name in tables:
         if not isinstance(name, str) or not is_table_name(name) or name.lower() in taken:

@@ -100,7 +100,11 @@ def _from_sql(text: str) -> Filter:
     query = f"SELECT * FROM {TABLE} WHERE {text}"  # noqa: S608  # parsed only, to be checked below
     where = (plain_select(query, "condition", given=text) or {}).get("where_clause")
     if where is None or any(each.get("class") == "SUBQUERY" for each in nodes_of(where)):
-        raise InvalidInput(f"the condition {text!r} is not one condition over columns of the table", filter=text)
+        raise InvalidInput(
+            f"the condition {text!r} is not one condition over columns of the table. "
+            "Write one condition, such as status >= 500",
+            filter=text,
+        )
     predicate, unchecked = predicate_of(where, Names(TABLE)), [*_unchecked(where)]
     # DuckDB writes a part of the condition differently than the user has written the whole condition.
     texts = [text.strip()] if unchecked == [where] else dict.fromkeys(map(text_of, unchecked))
@@ -132,7 +136,7 @@ def plain_select(query: str, what: str, *, given: str | None = None) -> Node | N
     Raises `InvalidInput` as `parse` and `check` do.
     """
     node = parse(query, what, given=given)
-    check(node, query, tables=[TABLE], what=what)
+    check(node, query, tables=[TABLE], what=what, given=given)
     extra = [key for key in ("group_expressions", "modifiers", "having", "qualify", "sample") if node.get(key)]
     source = node.get("from_table") or {}
     is_plain = source.get("type") == "BASE_TABLE" and not (source["column_name_alias"] or source.get("alias"))

@@ -109,10 +109,10 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
 
 
 def _of_the_future(log: TransactionLog) -> str:
-    """Return advice for an error message if the newest version has a time in the future, else an empty text."""
+    """Return advice for an error message. It differs if the newest version has a time in the future."""
     head = log.snapshot()
     if head.timestamp <= log.clock.now_ms():
-        return ""
+        return ". Give a later time, or one of these versions"
     return (
         f". Version {head.version} has the time {_shown(head.timestamp)}, which the clock of this machine has not "
         "reached. A commit was made with a wrong clock, and later versions are never earlier. Name a version by its "

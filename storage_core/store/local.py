@@ -222,6 +222,11 @@ def remove_abandoned(root: Path, now_ms: int) -> int:
     return removed
 
 
+def not_a_folder(root: Path) -> InvalidInput:
+    """Return the error for the location of a store at which there is a file."""
+    return InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root))
+
+
 def _open_root(root: Path, key: str, *, create: bool) -> int:
     try:
         return os.open(root, _FOLDER)
@@ -229,7 +234,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
         if not create:
             raise NotFound(f"{key}: no such object, because {root} does not exist", key=key) from error
     except NotADirectoryError as error:
-        raise InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root)) from error
+        raise not_a_folder(root) from error
     except OSError as error:
         raise explained(error, None, str(root), key or str(root)) from error
     root.mkdir(parents=True, exist_ok=True)
@@ -327,7 +332,7 @@ def explained(error: OSError, folder: int | None, name: str, key: str) -> Tidema
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
         return NotFound(f"{key}: no such object", key=key)
     if error.errno == errno.ENAMETOOLONG:
-        return InvalidInput(f"{key}: longer than this file system allows", key=key)
+        return InvalidInput(f"{key}: longer than this file system allows. Use a shorter name", key=key)
     return unavailable(key, error)
 
 
@@ -443,7 +448,9 @@ class LocalStore:
                     case _:
                         assert_never(mode)
         except NotFound as error:
-            raise InvalidInput(f"{key}: an object has the name of one of its folders", key=key) from error
+            raise InvalidInput(
+                f"{key}: an object has the name of one of its folders. Rename one of them", key=key
+            ) from error
         except NotWritten:
             raise
         except Unavailable as error:

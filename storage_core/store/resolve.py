@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -23,7 +24,7 @@ from urllib.parse import unquote_to_bytes
 
 from storage_core.base.errors import InvalidInput, NotFound, TidemarkError, Unavailable, Unsupported
 from storage_core.store.contract import Committed, IfAbsent, IfMatch, ObjectStore, OutcomeUnknown, Place, PutMode
-from storage_core.store.local import LocalStore
+from storage_core.store.local import LocalStore, not_a_folder
 from storage_core.store.memory import MemoryStore
 from storage_core.store.s3_location import FROM_THE_ENVIRONMENT, USERINFO, parse_s3_uri
 
@@ -131,7 +132,9 @@ def _completed(uri: str) -> str:
 def scheme_of(uri: str) -> str | None:
     """Return `file`, `memory` or `s3`, or None for a plain path. Raises `InvalidInput` for any other scheme."""
     if len(uri) > _MOST_CHARACTERS:
-        raise InvalidInput(f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}")
+        raise InvalidInput(
+            f"a location has at most {_MOST_CHARACTERS} characters, this one has {len(uri)}. Use a shorter one"
+        )
     bare = uri.strip()
     found = _SCHEME.match(bare)
     if found is not None and bare != uri:
@@ -201,7 +204,9 @@ def _local_store(path: Path) -> LocalStore:
 
 def _plain_path(path: str) -> Path:
     if not path or _UNWRITABLE.search(path):
-        raise InvalidInput("the empty path, and one with control characters, names no folder")
+        raise InvalidInput(
+            "the empty path, and one with control characters, names no folder. Give the path of a folder"
+        )
     if USERINFO.search(path):
         raise InvalidInput(f"the path name:…@… may contain credentials. {FROM_THE_ENVIRONMENT}. {_EXPECTED}")
     return Path(path)
@@ -212,22 +217,28 @@ def _file_path(uri: str) -> Path:
     if host.lower() not in ("", "localhost") or not slash or any(each in path for each in "?#"):
         raise InvalidInput(
             "file://…: expected file:/// and an absolute path on this machine, with %3F for ? and %23 for #"
+            ". Write it in this form"
         )
     if _ESCAPE.search(path):
-        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25")
+        raise InvalidInput("file://…: a % that no two hexadecimal digits follow is written %25. Correct it")
     try:
         segments = [unquote_to_bytes(each).decode() for each in path.split("/")]
     except UnicodeDecodeError as error:
-        raise InvalidInput("file://…: its escapes are not UTF-8") from error
+        raise InvalidInput("file://…: its escapes are not UTF-8. Write them in UTF-8") from error
     if any("/" in each or each in (".", "..") or _UNWRITABLE.search(each) for each in segments):
-        raise InvalidInput("file://…: an escaped '/' or control character, '.' or '..' in it names no folder")
+        raise InvalidInput(
+            "file://…: an escaped '/' or control character, '.' or '..' in it names no folder. Write another path"
+        )
     return _plain_path("/" + "/".join(segments))
 
 
 def _memory_name(uri: str) -> str:
     name = uri.split("://", 1)[1].removesuffix("/")
     if not _MEMORY_NAME.fullmatch(name) or any(each in (".", "..") for each in name.split("/")):
-        raise InvalidInput("memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts")
+        raise InvalidInput(
+            "memory://…: expected a name of letters, digits, '.', '_', '-', with '/' between its parts"
+            ". Use another name"
+        )
     return name
 
 
@@ -312,10 +323,15 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
 
     Probes the store once per process and URI, with a key that `new_key` returns.
 
-    Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`, and
-    `Unsupported`.
+    Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`,
+    `Unsupported`, and `InvalidInput` if there is a file at the location of a local store.
     """
     if not _is_remote(store):
+        if store.uri.startswith("file://"):
+            root = _file_path(store.uri)
+            with suppress(OSError):  # the first request reports it
+                if not stat.S_ISDIR(root.stat().st_mode):
+                    raise not_a_folder(root)
         return
     with _PROVEN_LOCK:
         if store.uri in _PROVEN:

@@ -446,7 +446,11 @@ class S3Store:
     def _name(self, key: str) -> str:
         name = self._location.object_key(check_key(key))
         if len(name.encode()) > _MOST_NAME_BYTES:
-            raise InvalidInput(f"{key}: with the prefix of {self.uri} longer than {_MOST_NAME_BYTES} bytes", key=key)
+            raise InvalidInput(
+                f"{key}: with the prefix of {self.uri} longer than {_MOST_NAME_BYTES} bytes. "
+                "Use a shorter prefix or name",
+                key=key,
+            )
         return name
 
     def _place(self, key: str) -> dict[str, Any]:

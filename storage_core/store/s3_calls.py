@@ -461,8 +461,7 @@ class S3Calls:
     def _botocore(self) -> Any:
         """Return the session that both clients share. So the credentials are looked up only once."""
         if self._session is None:
-            _keep_requests_out_of_logs()
-            self._session = _session()
+            self._session = new_session()
         return self._session
 
     def _connect(self) -> Any:
@@ -508,12 +507,14 @@ def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
     context.get("s3_redirect", {})["redirected"] = True
 
 
-def _session() -> Any:
-    """Return a new session, which looks up its own credentials.
+def new_session() -> Any:
+    """Return a new session of botocore, which looks up its own credentials, and logs no request.
 
-    The descriptions of the API are read once per process.
+    The descriptions of an API are read once per process.
     """
     from botocore.session import Session
+
+    _keep_requests_out_of_logs()
 
     session = Session()
     session.register_component("data_loader", _descriptions())
@@ -522,7 +523,7 @@ def _session() -> Any:
 
 @cache
 def _descriptions() -> Any:
-    """Return boto3's descriptions of the S3 API, which take a tenth of a second to parse and never change."""
+    """Return boto3's descriptions of its APIs, which take a tenth of a second to parse and never change."""
     from botocore.loaders import create_loader
 
     return create_loader()

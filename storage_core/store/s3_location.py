@@ -121,7 +121,9 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
         raise InvalidInput("expected s3://bucket/prefix with a bucket name of 3 to 63 of a-z 0-9 . - in the URI")
     prefix = prefix.removesuffix("/")
     if "#" in rest or path.endswith("//") or (prefix and not is_safe_key(prefix)):
-        raise InvalidInput(f"s3://{bucket}/…: the prefix contains '#', or a segment that is '.', '..' or empty")
+        raise InvalidInput(
+            f"s3://{bucket}/…: the prefix contains '#', or a segment that is '.', '..' or empty. Choose another prefix"
+        )
     given = _parameters(bucket, query)
     endpoint = _chosen(given, "endpoint", environment, _ENDPOINT_VARIABLES)
     region = _chosen(given, "region", environment, _REGION_VARIABLES)
@@ -179,14 +181,14 @@ def _endpoint(text: str, place: str) -> str:
 
 def _region(text: str, place: str) -> str:
     if not _REGION.fullmatch(text):
-        raise InvalidInput(f"{place}: expected the name of a region, such as eu-central-1")
+        raise InvalidInput(f"{place}: expected the name of a region, such as eu-central-1. Correct the region")
     return text
 
 
 def _path_style(text: str, place: str) -> bool:
     found = _BOOLEANS.get(text.lower())
     if found is None:
-        raise InvalidInput(f"{place}: expected true or false")
+        raise InvalidInput(f"{place}: expected true or false. Write one of them")
     return found
 
 

@@ -38,6 +38,20 @@ def test_the_small_benchmark_of_ingest_and_compaction_prints_one_metric_per_line
         assert any(metric["name"].startswith(step) and metric["against"] == "plain Spark" for metric in metrics)
 
 
+@pytest.mark.spark
+def test_the_small_benchmark_of_landing_prints_driver_and_spark_beside_their_peers() -> None:
+    metrics = {metric["name"]: metric for metric in _metrics("landing")}
+    for input_ in ("ndjson files", "ndjson files, dirty", "csv files", "csv files, dirty", "parquet files"):
+        kind, _, dirty = input_.partition(", ")
+        name = f"6 {kind}, 6,000 rows{', 1 % bad lines' if dirty else ''}"
+        for where, against in (("driver", "DuckDB + delta-rs"), ("warm Spark", "plain Spark")):
+            for time in ("processor", "wall"):
+                assert metrics[f"{name}, {where}, {time}"]["against"].startswith(against)
+            assert metrics[f"{name}, {where}, splits"]["holds"]
+            assert metrics[f"{name}, {where}, PUTs into the table"]["value"] == 3 + bool(dirty)
+    assert "6 ndjson files, 6,000 rows, cold Spark, processor" in metrics
+
+
 def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> None:
     metrics = _metrics("log_at_scale")
     assert {metric["against"] for metric in metrics} == {"delta-rs", "JSON checkpoint", "50 ms", "writing all of it"}
@@ -49,6 +63,13 @@ def test_the_small_benchmark_of_progress_prints_what_opening_costs_against_a_you
     metrics = _metrics("progress")
     compared = {metric["unit"] for metric in metrics if metric["against"] == "after 10"}
     assert compared == {"requests", "bytes", "ms"}
+
+
+def test_the_small_benchmark_of_announced_files_finds_each_file_once_with_two_requests() -> None:
+    """The benchmark fails if a file is not in the table exactly once."""
+    counted = {metric["name"]: metric["value"] for metric in _metrics("announced") if metric["unit"] == "requests"}
+    assert (counted["requests per file, head"], counted["requests per file, get"]) == (1, 1)
+    assert counted["its LISTs"] == 1
 
 
 def test_the_small_benchmark_of_publishing_prints_what_a_commit_costs_against_a_young_table() -> None:

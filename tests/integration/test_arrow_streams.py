@@ -152,7 +152,7 @@ class NoStream:
 
 
 def test_what_gives_no_stream_is_an_error_with_a_type(tmp_path: Path) -> None:
-    with pytest.raises(tm.errors.InvalidInput, match="NoStream cannot be read: closed"):
+    with pytest.raises(tm.errors.InvalidInput, match=r"NoStream broke off with RuntimeError: closed\. Correct"):
         a_table(tmp_path, "append").append(NoStream())
 
 

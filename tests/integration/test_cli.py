@@ -951,7 +951,7 @@ def test_describe_shows_the_newest_windows_and_how_many_more_there_are(place: Pa
         (["sql", "s3://key:secret@bucket/table", "select 1"], "Credentials come from the environment"),
         (["search", "events", "x", "--index", "nope"], "nope"),
         (["search", "events", "x", "--index", "text", "--limit", "0"], "Give 1 or more"),
-        (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "Syntax Error"),
+        (["search", "events", "can't", "--index", "text", "--syntax", "strict"], "not a valid query"),
         (["search", "events", "x", "--index", "text", "--syntax", "no"], "syntax is 'no'. Give lenient or strict"),
         (["search", "events", "x"], "--index"),
         (["get", "events", "1"], "get needs a primary key, and this table has none"),

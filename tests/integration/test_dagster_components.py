@@ -213,7 +213,7 @@ def test_assets_have_the_owners_and_tags_of_their_declaration() -> None:
         ({"columns": None}, "field `columns`: is missing. Add it"),
         (
             {"columns": {True: "int"}, "primary_key": "on"},
-            "field `primary_key`: primary_key: unknown column 'on'. The table has True",
+            "field `primary_key`: unknown column 'on'. The table has True",
         ),
         ({"uri": object()}, "a declaration has text, numbers, lists and mappings"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,17 @@ def test_each_command_refuses_such_a_home_and_writes_nothing(
     assert contents(place) == before
     monkeypatch.setenv("DAGSTER_HOME", str(place / "elsewhere"))
     assert main(["status"]) == 0, "another home is not concerned"
+
+
+def test_a_database_that_does_not_answer_is_named_without_its_url_or_the_text_of_a_driver(
+    place: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    del place
+    monkeypatch.setenv(POSTGRES, "postgresql://user:s3cret@127.0.0.1:1/x")
+    assert main(["backfill", "--table", "people", "--from", "2026-01-01", "--to", "2026-01-02"]) == 5
+    said = capfd.readouterr().err
+    assert "tidemark: unavailable: the history of Dagster cannot be reached: the database of" in said
+    assert not re.search("s3cret|psycopg|sqlalche|Retrying|Traceback", said)
 
 
 def test_a_move_from_files_to_postgresql_is_announced_once(

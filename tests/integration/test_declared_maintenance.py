@@ -89,6 +89,29 @@ def test_each_maintenance_command_applies_the_file_and_a_location_has_its_own_se
     assert versions_kept_ms(name) == 77 * DAY_MS
 
 
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["append", "{}", "rows.ndjson"],
+        ["overwrite", "{}", "rows.ndjson", "--where", "n = 1"],
+        ["upsert", "{}", "rows.ndjson", "--on", "time"],
+        ["update", "{}", "--where", "n = 1", "--set", "n = 1"],
+        ["delete", "{}", "--where", "n = 7"],
+        ["forget", "{}", "--where", "n = 7"],
+    ],
+    ids=lambda command: command[0],
+)
+def test_each_change_of_rows_applies_the_file_and_a_location_has_its_own_settings(run: Run, command: list[str]) -> None:
+    Path("rows.ndjson").write_text('{"time": "2026-01-01T00:00:00Z", "n": 1}\n')
+    Path("tables/clicks.yaml").write_text(f"{CLICKS}gc: {{retention: 77d}}\n")
+    assert run(*(each.format("./warehouse/clicks") for each in command))[0] == 0
+    if command[0] == "forget":
+        assert run(*(each.format("clicks") for each in command), "--report")[0] == 0
+    assert versions_kept_ms("clicks") != 77 * DAY_MS
+    assert run(*(each.format("clicks") for each in command))[0] == 0
+    assert versions_kept_ms("clicks") == 77 * DAY_MS
+
+
 def test_no_command_of_a_table_is_left_out() -> None:
     """An ingest and a distribution apply the declarations themselves."""
     assert {*COMMANDS} - {*CHANGING} == {"ingest", "distribute"}

@@ -106,6 +106,41 @@ def test_a_table_whose_log_is_lost_is_not_made_again(capfd: pytest.CaptureFixtur
     assert not Path("warehouse/visits/_transaction_log").exists()
 
 
+def test_a_table_with_rows_is_not_created_again() -> None:
+    with pytest.raises(InvalidInput, match=r"a table is here already\. Open it, or choose another location"):
+        Table.create("warehouse/visits", SCHEMA)
+
+
+@pytest.mark.parametrize("place", ["./warehouse/visits", "./rows.ndjson", "visits", "nolog"])
+def test_rows_for_a_raw_log_are_not_written_to_another_place(place: str, capfd: pytest.CaptureFixture[str]) -> None:
+    said = _err(capfd, "append", place, "rows.ndjson", "--table", "visits")
+    faults = {
+        "./warehouse/visits": "./warehouse/visits is a table, and --table is for a raw log. Leave --table out",
+        "./rows.ndjson": "rows.ndjson is not a folder. Give the location of a folder",
+    }
+    assert (
+        faults.get(place, f"{place!r} is neither a raw log declared in raw_logs/*.yaml (declared: none) nor a") in said
+    )
+    assert not Path("warehouse/visits/live").exists()
+
+
+def test_a_distribution_without_records_notes_where_it_looked(capfd: pytest.CaptureFixture[str]) -> None:
+    Path("raw_logs").mkdir()
+    Path("raw_logs/events.yaml").write_text("name: events\nstores: [raw/events]\ntables: [visits]\n")
+    for more in ([], ["--dry-run"]):
+        capfd.readouterr()
+        assert main(["distribute", "events", *more]) == 0
+        assert "note: no record is in raw/events. If a producer has written" in capfd.readouterr().out
+    assert "(declared: events). Did you mean 'events'?" in _err(capfd, "distribute", "event")
+    assert "Declare it in raw_logs/other.yaml, or give another name" in _err(capfd, "distribute", "other")
+
+
+def test_an_import_of_a_missing_folder_says_that_it_is_missing(capfd: pytest.CaptureFixture[str]) -> None:
+    assert "nowhere: there is no such file or folder. Correct the location" in _err(
+        capfd, "import", "./warehouse/new", "./nowhere"
+    )
+
+
 def test_options_of_a_new_table_need_a_schema(capfd: pytest.CaptureFixture[str]) -> None:
     assert "an option needs --schema: --time-column, --index" in _err(
         capfd, "init", "visits", "--time-column", "time", "--index", "words:fulltext:page"

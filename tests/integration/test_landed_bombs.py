@@ -211,7 +211,7 @@ CASES = {
     "Parquet of 5,000 other columns": _file("parquet", _many_columns, "its columns are not those of the table"),
     "Parquet, deep": _file("parquet", _deep_schema, "not a whole Parquet file"),
     "Parquet with a pickle for a type": Case("parquet", _pickled_type, 2),
-    "Parquet with a footer of 4 GB": _file("parquet", lambda: _footer(2**32 - 1), "its footer has"),
+    "Parquet with a footer of 4 GB": _file("parquet", lambda: _footer(2**32 - 1), "its footer is damaged"),
     "Parquet with a deep footer": _file(
         "parquet", lambda: _footer(60_000, b"\x1c" * 60_000), "not a whole Parquet file"
     ),

@@ -119,7 +119,8 @@ def test_wrong_arguments_are_refused_before_anything_is_written(run: Run, argume
 
 
 def test_a_store_that_cannot_be_written_says_how_far_the_rows_are_acknowledged(run: Run, tmp_path: Path) -> None:
-    (tmp_path / "b").write_text("no folder")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "live").write_text("no folder")
     code, said, _ = run("append", "./a", "-", "--table", "t", "--also", "./b", stdin=b'{"id": 1}\n')
     assert (code, said["error"]) == (5, "outcome_unknown")
     assert said["message"].startswith("0 rows of the lines up to 0 are acknowledged. Then: ")

@@ -50,6 +50,13 @@ QUERIES = [
     ("select regexp_matches(page, '(') from t", "a function refuses a value. Check the arguments"),
     ("select [1, 2]::int[3] from t", "a value cannot be converted to another type near '::int[3]'"),
     ("select struct_extract({'a': 1}, 'b') from t", "the struct has no field 'b'. It has a"),
+    ("select lenght(page) from t", "unknown function 'lenght'. Did you mean 'length'?"),
+    ("select * from lenght(1)", "unknown function 'lenght'. Did you mean 'length'?"),
+    ("select read_text('/x') from t", "the function read_text is not allowed. Use functions that only compute a value"),
+    ("select cast(page as strng) from t", "the type strng is not allowed. Did you mean 'STRING'?"),
+    ("select status::date from t", "a value of the type INTEGER cannot be cast to DATE. Cast it to VARCHAR first"),
+    ("select 1 from t; select 2", "is not one SELECT statement. To change rows, use append, upsert, update"),
+    ("drop table t", "the query 'drop table t' is not one SELECT statement. To change rows, use append"),
 ]
 
 
@@ -85,6 +92,15 @@ CONDITIONS = [
     ("cast(page as int) = 7", "the text '/shop' is not a value of the type INTEGER (column 'page'). Use try_cast"),
     ("count(*) > 1", "the condition contains an aggregate. Leave it out"),
     ("page + 1 = 2", "no function + takes VARCHAR and INTEGER. Cast an argument"),
+    (
+        "true; drop table t",
+        "the condition 'true; drop table t' is not one expression over the columns. Write it without",
+    ),
+    ("lenght(page) > 1", "unknown function 'lenght'. Did you mean 'length'?"),
+    (
+        "read_text(page) = 'a'",
+        "the condition \"read_text(page) = 'a'\" is refused: the function read_text is not allowed.",
+    ),
 ]
 
 

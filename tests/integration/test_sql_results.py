@@ -212,7 +212,7 @@ def test_a_query_with_parameters_is_answered(
         ("select ?", {"a": 1}, "needs a value for the parameter 1. Pass it"),
         ("select ?", "a", "parameters are a list of values, or values by name"),
         ("select ?", 1, "parameters are a list of values, or values by name"),
-        ("select ?", [object()], "parameter 1 cannot be <object"),
+        ("select ?", [object()], "parameter 1 cannot be a value of the type object. Give a number, a text"),
         ("select ?", [2**5000], "parameter 1 cannot be an integer of 5,001 bits"),
         ("select ?", [2**200], "parameter 1 cannot be a whole number of 201 bits"),
         ("select ?", ["\ud800"], "parameter 1 cannot be"),

@@ -226,7 +226,7 @@ def test_rows_appended_to_a_keyed_table_are_seen_at_once_and_wait_for_a_merge(tm
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"time_column": "path"}, "must be a timestamp"),
+        ({"time_column": "path"}, "time_column is 'path', which has the type"),
         ({"time_column": "timestamp", "window": "24h"}, "coarse"),
         ({"time_column": "timestamp", "window": 700}, "700"),
         ({"time_column": "timestamp", "sort_schema": "status__s|timestamp/V2"}, "status"),

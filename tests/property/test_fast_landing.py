@@ -5,6 +5,7 @@ The exact path is the same code without `cast_text` and `read_plain`.
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import tempfile
@@ -217,6 +218,22 @@ def test_the_columns_for_new_fields_hold_every_value(
                 assert not isinstance(value, int) or value == int(text), "a long keeps every digit"
 
 
+@settings(max_examples=scaled(25), deadline=None)
+@given(files=st.lists(lines, min_size=1, max_size=4), nulls=null_values)
+def test_lines_of_several_files_become_the_rows_and_rejections_of_each_file(
+    files: list[list[str]], nulls: tuple[str, ...]
+) -> None:
+    target = RowFormat(SCHEMA, "t", null_values=nulls)
+    data = ["\n".join(each).encode("utf-8", "surrogatepass") + b"\n\xff\n" for each in files]
+    blocks = [(f"{number}", block) for number, each in enumerate(data) for block in convert.read_lines(BytesIO(each))]
+    for number, found in enumerate(text_files.json_rows(blocks, target)):
+        stream = BytesIO(data[number])
+        (alone,) = text_files.ndjson_blocks(f"{number}", stream, target, block_bytes=BLOCK_BYTES)
+        _assert_equal(found, alone)
+        assert found.numbers.tolist() == alone.numbers.tolist()
+        assert {line.file for line in found.rejected} == {f"{number}"}
+
+
 def test_plain_lines_take_the_fast_path() -> None:
     lines = [
         '{"l":1}',
@@ -280,6 +297,37 @@ def test_a_batch_writes_the_rows_of_its_files_and_few_splits(
         if pending == collected == 2**30:
             assert len(splits) == len({second // HOUR for seconds in files for second in seconds})
         assert batch.plan(after, spec, discover(spec)) == []
+
+
+def test_files_that_cannot_be_read_together_are_rejected_or_read_alone(tmp_path: Path) -> None:
+    (tmp_path / "landing").mkdir()
+    lines = [f'{{"id": {number}}}' for number in range(10)]
+    whole = gzip.compress("\n".join(["bad", *lines[2:4], *["\n" * 2**20] * 20, "bad"]).encode())
+    contents = {
+        "a.ndjson": "\n".join([*lines[:2], "bad"]).encode(),
+        "b.ndjson.gz": whole,
+        "c.ndjson.gz": whole[: len(whole) // 2],
+        "d.ndjson": b"\n".join([b"\xff", *(each.encode() for each in lines[4:])]),
+        "e.ndjson": b"",
+    }
+    for name, data in contents.items():
+        (tmp_path / "landing" / name).write_bytes(data)
+    log = TransactionLog(LocalStore(tmp_path / "table"), ids=SeededIds(1))
+    log.create(Metadata(id="t", schemaString=to_schema_string(pa.schema([("id", pa.int64())])), configuration={}))
+    snapshot = log.snapshot()
+    works = batch.plan(snapshot, spec := LandingSpec(uri=str(tmp_path / "landing"), format="ndjson"), discover(spec))
+    result = batch.execute_batch(log.store, works, context=context_of(snapshot), ids=SeededIds(2), now_ms=1)
+    log.commit(snapshot, result.actions, operation="INGEST")
+    (add,) = log.snapshot().splits.values()
+    assert sorted(read_split(log.store, add, ["id"]).column("id").to_pylist()) == list(range(10))
+    numbers = [(each["source"], each["line"]) for each in rejected_lines(log.store)]
+    assert sorted(numbers, key=str) == [
+        ("a.ndjson", 3),
+        ("b.ndjson.gz", 1),
+        ("b.ndjson.gz", 4 + 20 * 2**20 + 20),
+        ("c.ndjson.gz", None),
+        ("d.ndjson", 1),
+    ]
 
 
 def test_a_file_that_changes_during_the_read_has_no_row_in_a_shared_split(

@@ -103,7 +103,7 @@ class Month:
             (self.project.root / "landing" / name).write_text(self.files[name])
 
     def rows(self) -> list[Line]:
-        return Table.open(self.project.uri).scan().to_arrow().to_pylist()
+        return [*Table.open(self.project.uri).scan().to_arrow().to_pylist()]
 
     def check(self) -> None:
         """Check that each line is in the table or in quarantine, and in one of them only."""

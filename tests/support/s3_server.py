@@ -66,14 +66,20 @@ Step = HttpFault | Answer
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """One request as received: method, path and query, undecoded."""
+    """One request as received: method, path and query, undecoded. `action` is the name of a request to a queue."""
 
     method: str
     target: str
+    action: str = ""
 
     @property
     def kind(self) -> str:
-        """`get`, `put`, `list`, `head` or `delete`. For a multipart upload: `create`, `part`, `complete` or `abort`."""
+        """`get`, `put`, `list`, `head` or `delete`. For a multipart upload: `create`, `part`, `complete` or `abort`.
+
+        For a queue, the name of the action, such as `ReceiveMessage`.
+        """
+        if self.action:
+            return self.action
         query = parse_qs(urlsplit(self.target).query, keep_blank_values=True)
         match self.method:
             case "GET" if "list-type" in query:
@@ -106,6 +112,12 @@ class Front:
         self._scripts: list[_Script] = []
         self._seen: list[Seen] = []
         self._ignored: tuple[str, ...] = ()
+        self._stop: tuple[int, bool] | None = None
+
+    def stop_after(self, number: int, *, applied: bool = False) -> None:
+        """Refuse every request after this number of further requests. Apply the first refused one if `applied`."""
+        with self._lock:
+            self._stop = (len(self._seen) + number, applied)
 
     def on(self, kind: str, part: str, *steps: Step) -> None:
         """Apply these steps, in order, to the next requests of this kind (`Seen.kind`) whose target contains `part`."""
@@ -122,6 +134,7 @@ class Front:
             self._scripts.clear()
             self._seen.clear()
             self._ignored = ()
+            self._stop = None
 
     @property
     def seen(self) -> tuple[Seen, ...]:
@@ -143,6 +156,8 @@ class Front:
         """Record the request. Return the oldest step that matches it, and use it up."""
         with self._lock:
             self._seen.append(seen)
+            if self._stop is not None and len(self._seen) > self._stop[0]:
+                return Answer(403, "AccessDenied", applied=self._stop[1] and len(self._seen) == self._stop[0] + 1)
             for script in self._scripts:
                 if script.kind == seen.kind and script.part in seen.target and script.steps:
                     return script.steps.pop(0)
@@ -213,7 +228,8 @@ class _Server:
     def reply(self, request: MotoRequestHandler) -> _Reply:
         for name in self.front.ignored:
             del request.headers[name]
-        step = self.front.next_step(Seen(request.command, request.path))
+        action = request.headers.get("X-Amz-Target", "").rpartition(".")[2]
+        step = self.front.next_step(Seen(request.command, request.path, action))
         match step:
             case None:
                 return _Reply(self._apply(request))

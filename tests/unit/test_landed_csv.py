@@ -56,6 +56,12 @@ def test_records_in_other_dialects_become_rows(
     assert rows(found) == wanted
 
 
+@pytest.mark.parametrize("sign", [";", "\t", "|"])
+def test_a_header_with_another_delimiter_names_the_setting(tmp_path: Path, sign: str) -> None:
+    (found,) = reasons(parsed(tmp_path, f"a{sign}s\n1{sign}x\n"))
+    assert f"Declare `delimiter: {json.dumps(sign)}` in `landing`. Land the whole file again" in found[1]
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_records_have_their_numbers_in_every_dialect(tmp_path: Path, header: bool) -> None:
     text = "1;x\n\nbad;'y;z'\n3;x;y\n4;'x\ny'\n5\n6;x\n7;'x\ny;z\n"

@@ -33,10 +33,14 @@ def test_arrow_data_stays_as_it_is() -> None:
     ("row", "message"),
     [
         ({"wings": 2}, "unknown column 'wings'"),
-        ({"key": 1}, "column 'key': a value does not fit the type string"),
-        ({"seats": "many"}, "column 'seats'"),
-        ({"seats": 2**31}, "column 'seats'"),
-        ({"seats": 2**70}, "column 'seats'"),
+        (
+            {"key": 1},
+            r"^column 'key': a value does not fit the type string \(row 1\): 1 is of the type int\. Convert it first$",
+        ),
+        ({"key": "\ud800"}, r"'\\ud800' has characters that UTF-8 does not have\. Leave them out$"),
+        ({"seats": "many"}, r"^column 'seats': .*\(row 1\): 'many' is of the type str\. Convert it first$"),
+        ({"seats": 2**31}, r"2147483648 is out of its range\. Use a column of a larger type$"),
+        ({"seats": 2**70}, r"a whole number of 71 bits is out of its range\. Use a column of a larger type$"),
     ],
 )
 def test_what_does_not_fit_is_refused_by_name(row: dict[str, object], message: str) -> None:

@@ -90,7 +90,7 @@ def test_a_table_with_neither_has_no_order() -> None:
         (TableConfig(time_column="at", sort_schema="host|timestamp/V2"), "'host'"),
         (TableConfig(time_column="at", sort_schema="tags|timestamp/V2"), "no order"),
         (TableConfig(time_column="at", sort_schema="at|timestamp/V2"), "'at' twice"),
-        (TableConfig(time_column="path"), "must be a timestamp"),
+        (TableConfig(time_column="path"), "time_column is 'path', which has the type"),
         (TableConfig(time_column="missing"), "'missing'"),
         (TableConfig(sort_schema="path|timestamp/V2"), "no time column"),
         (TableConfig(primary_key=("nope",)), "'nope'"),

@@ -14,9 +14,9 @@ import pytest
 
 from jobs.spark import java
 from jobs.spark.java import ROOT
-from jobs.spark.session import connect, require_master, resolved, start
+from jobs.spark.session import connect, failure_of, require_master, resolved, start
 from jobs.spark.spark import Spark
-from storage_core.base.errors import InvalidInput, Unavailable
+from storage_core.base.errors import InvalidInput, NotFound, Unavailable
 from storage_core.data.steps import LOCAL_SPARK
 
 SERVER = "sc://spark.example:15002"
@@ -174,3 +174,18 @@ def test_the_java_that_the_setup_brought_along_is_taken_where_there_is_no_other(
     (tmp_path / "java").mkdir()
     java.require_java()
     assert os.environ["JAVA_HOME"] == str(java.java_home()) == str(tmp_path / "java")
+
+
+@pytest.mark.parametrize(
+    ("text", "file"),
+    [
+        ("[FAILED_READ_FILE.FILE_NOT_EXIST] Error while reading file file:///lake/dv.bin. File", "file:///lake/dv.bin"),
+        ("java.io.FileNotFoundException: File file:/lake/dv.bin does not exist", "file:/lake/dv.bin"),
+        ("java.nio.file.NoSuchFileException: /lake/dv.bin", "/lake/dv.bin"),
+    ],
+)
+def test_a_file_that_spark_misses_is_named_without_the_text_of_java(text: str, file: str) -> None:
+    errors = pytest.importorskip("pyspark.errors")
+    found = failure_of(errors.PySparkException(f"An error occurred\n: {text}"))
+    assert isinstance(found, NotFound)
+    assert str(found) == f"Spark reads the file {file}, which is missing. Restore it, then run again"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import counted, unknown_names
+from storage_core.base.text import counted, quoted, unknown_names
 from storage_core.data.rows import columns, times
 from storage_core.data.rows.incoming import require_each_once
 from storage_core.data.rows.values import Change, leaf_types, with_changed_leaves
@@ -121,9 +122,19 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
             ) from error
         raise InvalidInput(
             f"column {field.name!r}: a value of type {type_text(column.type)} does not fit {type_text(field.type)} "
-            f"exactly: {error}",
+            f"exactly{_first_unfit(column, field.type)}. Convert it before writing",
             column=field.name,
         ) from error
+
+
+def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
+    """Return the first value that Arrow does not cast, as text for a message. Empty if no single value is the cause."""
+    for value in pc.unique(column) if not pa.types.is_nested(column.type) else ():
+        try:
+            value.cast(type_)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            return f": {quoted(str(value))}"
+    return ""
 
 
 def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:

@@ -183,8 +183,7 @@ def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") ->
 
     Raises:
         TypeError: A value has the wrong type. The error names the value.
-        ValueError: A value or field does not fit. The error names the value or field. Errors of Arrow are also raised.
-        OverflowError: A number is too large. The error names the number.
+        ValueError: A value or field does not fit. The error names the value or field.
     """
     with suppress(_NumpyFoundError):
         return _array(with_times(values, type_), type_, path)
@@ -202,17 +201,40 @@ def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
         for name, child, below in _children(values, type_, path):
             refuse_text(below, child, f"{path}.{name}")
             _array(below, child, f"{path}.{name}")
-        return pa.array(values, type_)
+        return _in_arrow(values, type_)
     if has_numpy_values({*map(type, values)}):
         raise _NumpyFoundError
     if pa.types.is_decimal(type_):
         values = _scaled(values, type_)
-    array = pa.array(values, type_)
+    array = _in_arrow(values, type_)
     if not _surely_kept(values, array):
         for given, kept in zip(values, array.to_pylist(), strict=True):
             if given is not None and not _is_same(given, kept, type_):
                 raise ValueError(f"{given!r} would become {kept!r}")
     return array
+
+
+def _in_arrow(values: Sequence[object], type_: pa.DataType) -> pa.Array:
+    """Return Arrow's array of the values. Raises `ValueError`, which names the first value that Arrow refuses."""
+    try:
+        return pa.array(values, type_)
+    except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
+        if of_the_system(error):
+            raise
+        raise ValueError(_refusal(values, type_)) from error
+
+
+def _refusal(values: Sequence[object], type_: pa.DataType) -> str:
+    for each in values:
+        try:
+            pa.array([each], type_)
+        except UnicodeEncodeError:
+            return f"{quoted(each)} has characters that UTF-8 does not have. Leave them out"
+        except (pa.ArrowException, TypeError, ValueError, OverflowError):
+            if isinstance(each, _NUMBERS) and (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
+                return f"{quoted(each)} is out of its range. Use a column of a larger type"
+            return f"{quoted(each)} is of the type {type(each).__name__}. Convert it first"
+    return "the values are of several types. Convert them to one type first"
 
 
 def _require_lists(values: Sequence[object]) -> None:
@@ -296,7 +318,10 @@ def _fields(value: Mapping[object, object] | list[Any], known: set[str], path: s
 
     Arrow would drop unknown fields silently.
     """
-    given = value if isinstance(value, Mapping) else dict(value)
+    try:
+        given = value if isinstance(value, Mapping) else dict(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{quoted(value)} is not a mapping of fields to values") from error
     if not given.keys() <= known:
         unknown = next(name for name in given if name not in known)
         raise ValueError(f"the struct has no field {f'{path}.{unknown}'.lstrip('.')!r}. It has {sorted(known)}")
@@ -306,8 +331,9 @@ def _fields(value: Mapping[object, object] | list[Any], known: set[str], path: s
 
 
 def _pairs(value: object) -> list[tuple[object, object]]:
-    items = value.items() if isinstance(value, Mapping) else value
-    return [(key, item) for key, item in items] if isinstance(items, list | tuple | type({}.items())) else []
+    items: Any = value.items() if isinstance(value, Mapping) else value
+    pairs = [*items] if isinstance(items, list | tuple | type({}.items())) else []
+    return [(each[0], each[1]) for each in pairs if isinstance(each, list | tuple) and len(each) == 2]
 
 
 # Data frames.
@@ -509,6 +535,10 @@ def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Tab
     return pa.concat_tables([reader.schema.empty_table(), *batches])
 
 
+_LIBRARIES: Final = frozenset({"_duckdb", "duckdb", "polars", "pyarrow", "pandas", "numpy", "deltalake"})
+"""Packages whose texts of errors are not shown. The texts of errors of the caller's own code are shown."""
+
+
 def _broken(rows: object, error: Exception) -> TidemarkError:
     """Return the error for a broken stream.
 
@@ -524,7 +554,11 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
     for each in chain:
         if isinstance(each, TidemarkError):
             return each.reworded(each.found)  # a copy, so that the caller can raise it from its own cause
-    return unavailable(what, error) if of_the_system(error) else InvalidInput(f"{what} cannot be read: {error}")
+    if of_the_system(error):
+        return unavailable(what, error)
+    is_own = type(error).__module__.partition(".")[0] not in _LIBRARIES
+    said = f": {shortened(str(error))}" if is_own and str(error) else ""
+    return InvalidInput(f"{what} broke off with {type(error).__name__}{said}. Correct the source of the rows")
 
 
 def require_each_once(names: Sequence[str]) -> None:
@@ -551,7 +585,7 @@ def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
         row, found = _first_misfit(values, field) or (None, error)
         where = "" if row is None else f" (row {row})"
         raise InvalidInput(
-            f"column {field.name!r}: a value does not fit the type {type_text(field.type)}: {found}{where}",
+            f"column {field.name!r}: a value does not fit the type {type_text(field.type)}{where}: {found}",
             column=field.name,
             row=row,
         ) from error

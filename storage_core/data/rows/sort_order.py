@@ -135,7 +135,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
         InvalidInput: The text is invalid. The error quotes the text and describes the fault.
     """
     if not isinstance(text, str):
-        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}")
+        raise InvalidInput(f"a sort schema is text such as service|timestamp/V2, found {text!r}. Give a text")
     try:
         named, nulls_first = _split_nulls(text)
         name, rest = _split_name(named)
@@ -185,7 +185,7 @@ def _split_name(text: str) -> tuple[str | None, str]:
     if "=" in rest:
         raise InvalidInput("it has more than one '='. Write '=' only after the schema name")
     if not name:
-        raise InvalidInput("the name before '=' is empty")
+        raise InvalidInput("the name before '=' is empty. Write NAME=COLUMNS|TIME/V2")
     return name, rest
 
 
@@ -256,11 +256,11 @@ def _column(token: str) -> SortColumn:
         case [named, long_type, colon_direction]:
             pass
         case _:
-            raise InvalidInput(f"column {token!r} has more than name, type and direction")
+            raise InvalidInput(f"column {token!r} has more than name, type and direction. Remove the rest")
     full_name, direction = _split_direction(token, named, colon_direction)
     name, type_ = _split_type(token, full_name, long_type)
     if not name:
-        raise InvalidInput("a column has no name")
+        raise InvalidInput("a column has no name. Write a name between the signs")
     return SortColumn(
         name=name,
         type=type_ or _default_type(name),
@@ -302,7 +302,7 @@ def _split_type(token: str, full_name: str, long_type: str | None) -> tuple[str,
 def _check(columns: tuple[SortColumn, ...]) -> None:
     names = [column.name for column in columns]
     if twice := sorted(repeated(names)):
-        raise InvalidInput(f"the columns {twice} occur more than once")
+        raise InvalidInput(f"the columns {twice} occur more than once. Name each column once")
     stamps = [i for i, name in enumerate(names) if name in TIMESTAMP_NAMES]
     if len(stamps) != 1:
         raise InvalidInput(
@@ -313,7 +313,9 @@ def _check(columns: tuple[SortColumn, ...]) -> None:
         raise InvalidInput(f"the column {stamp.name!r} is ordered newest first and holds instants. Leave it bare")
     behind = names[stamps[0] + 1 :]
     if behind not in ([], [TIEBREAKER]):
-        raise InvalidInput(f"{behind} come after the timestamp, where only {TIEBREAKER!r} may stand")
+        raise InvalidInput(
+            f"{behind} come after the timestamp, where only {TIEBREAKER!r} may stand. Move them before the timestamp"
+        )
     if SERIES in names:
         tags = names[names.index(SERIES) + 1 : stamps[0]]
         if tags:
@@ -419,7 +421,9 @@ def _bind_sort_schema(text: str, time_column: str, schema: pa.Schema) -> SortOrd
         _check_orderable(field)
         _check_type(column, field, text)
         if name in names:
-            raise InvalidInput(f"the sort schema {text!r} orders by {name!r} twice: it is the timestamp", column=name)
+            raise InvalidInput(
+                f"the sort schema {text!r} orders by {name!r} twice: it is the timestamp. Name it once", column=name
+            )
         names[name] = column
     compared = set(parsed.compared)
     order = tuple(

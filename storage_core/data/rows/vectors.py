@@ -118,7 +118,9 @@ def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
         raise InvalidInput(f"column {name!r} is a vector and has the type {kind}, expected array<float>", column=name)
     if type(dimensions) is not int or not _is_size(dimensions):
         raise InvalidInput(
-            f"column {name!r} is a vector of {quoted(dimensions)} numbers, expected 1 to {MOST_DIMENSIONS}", column=name
+            f"column {name!r} is a vector of {quoted(dimensions)} numbers, expected 1 to {MOST_DIMENSIONS}"
+            ". Give a number in this range",
+            column=name,
         )
     return vector_type(dimensions)
 

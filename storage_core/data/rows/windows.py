@@ -38,7 +38,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import unknown_names
+from storage_core.base.text import quoted, unknown_names
 from storage_core.data.rows.bound_text import next_after_prefix, text_of_bound
 from storage_core.data.rows.codes import bound_keys, codes
 from storage_core.data.rows.hashes import iceberg_hashes
@@ -114,15 +114,15 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
     If no argument is given, return `EVERY_WINDOW`.
     """
     if window is not None and (start is not None or end is not None):
-        raise InvalidInput("give either --window or --from/--to, not both")
+        raise InvalidInput("give either --window or --from/--to, not both. Leave one of them out")
     if window == NULL_WINDOW:
         return WindowRange(null_only=True)
     if window is not None:
-        first = parse_window(window)
+        first = parse_window(window, "--window")
         return WindowRange(first, first + 1)
     return WindowRange(
-        None if start is None else parse_window(start),
-        None if end is None else parse_window(end),
+        None if start is None else parse_window(start, "--from"),
+        None if end is None else parse_window(end, "--to"),
     )
 
 
@@ -140,10 +140,10 @@ def window_name(window: int | None) -> str:
     return start.replace(tzinfo=None).isoformat(timespec="seconds" if start.second else "minutes")
 
 
-def parse_window(text: str) -> int:
+def parse_window(text: str, where: str = "") -> int:
     """Return the start of a window in seconds since the epoch.
 
-    The text is a UTC time (`2015-05-17T10:00`) or seconds.
+    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`, the option that has the text.
     """
     try:
         return int(text)
@@ -152,7 +152,9 @@ def parse_window(text: str) -> int:
     try:
         instant = dt.datetime.fromisoformat(text)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time. Write it as 2015-05-17T10:00 (UTC)") from error
+        raise InvalidInput(
+            f"{f'{where}: ' if where else ''}{quoted(text)} is not a time. Write it as 2015-05-17T10:00 (UTC)"
+        ) from error
     return int((instant if instant.tzinfo else instant.replace(tzinfo=dt.UTC)).timestamp())
 
 
@@ -197,7 +199,7 @@ def window_starts(array: pa.ChunkedArray | pa.Array, duration: int) -> pa.Int64A
     """
     column = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
     if not pa.types.is_timestamp(column.type):
-        raise InvalidInput(f"windows need a timestamp column, found {column.type}")
+        raise InvalidInput(f"windows need a timestamp column, found {column.type}. Name a column of timestamps")
     ticks_per_window = duration * _TICKS_PER_SECOND[column.type.unit]
     ticks = column.cast(pa.int64()).combine_chunks()
     if isinstance(ticks, pa.ChunkedArray):  # true for a column without chunks

@@ -10,7 +10,7 @@ from typing import Final, Literal, cast, get_args
 
 from storage_core.base.arguments import checked_fields
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import choice_of, quoted
+from storage_core.base.text import choice_of, did_you_mean, quoted
 from storage_core.data.settings.setting import (
     NAMES_SCHEMA,
     Form,
@@ -53,14 +53,19 @@ class IndexDefinition:
         if self.kind != "primary_key":
             return
         if not primary_key:
-            raise InvalidInput(f"index {self.name!r}: kind primary_key needs a table with a primary_key")
+            raise InvalidInput(
+                f"index {self.name!r}: kind primary_key needs a table with a primary_key. "
+                "Declare a primary_key, or another kind"
+            )
         if self.columns != tuple(primary_key):
             wanted = f"Name the columns of the table's primary_key in this order: {list(primary_key)}"
             raise InvalidInput(
                 f"index {self.name!r}: columns of kind primary_key: found {list(self.columns)}. {wanted}"
             )
         if self.options:
-            raise InvalidInput(f"index {self.name!r}: kind primary_key has no options, found {sorted(self.options)}")
+            raise InvalidInput(
+                f"index {self.name!r}: kind primary_key has no options, found {sorted(self.options)}. Leave them out"
+            )
 
     @property
     def key(self) -> str:
@@ -151,7 +156,7 @@ def beside_kind(index: Mapping[str, object]) -> Mapping[str, object]:
     if not isinstance(options, Mapping):
         return index
     if twice := sorted(own.keys() & options.keys()):
-        raise InvalidInput(f"index {index.get('name')!r}: the option {twice[0]!r} is given twice")
+        raise InvalidInput(f"index {index.get('name')!r}: the option {twice[0]!r} is given twice. Give it once")
     return {**{name: value for name, value in index.items() if name not in own}, "options": {**options, **own}}
 
 
@@ -193,7 +198,10 @@ def _read(given: object) -> tuple[IndexDefinition, ...]:
     """Return the definitions in a list of records or mappings, or in the JSON text of a list."""
     given = from_json(given, "indexes are a JSON list of name, kind, columns and maybe options")
     if not isinstance(given, list | tuple):
-        raise InvalidInput(f"a list of definitions is wanted, found {quoted(given)}")
+        raise InvalidInput(
+            f"a list of definitions is wanted, found {quoted(given)}"
+            ". Write a list with a name, a kind and columns for each index"
+        )
     return tuple(each_of(_definition, given))
 
 
@@ -202,15 +210,17 @@ def _definition(index: object) -> IndexDefinition:
     if isinstance(index, IndexDefinition):
         return index
     if not isinstance(index, Mapping):
-        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}")
+        raise InvalidInput(f"an index is a mapping with name, kind and columns, found {index!r}. Write it as a mapping")
     given = beside_kind(index)
-    if lacking := [each for each in ("name", "kind", "columns") if each not in given]:
-        raise InvalidInput(f"the index {dict(index)} lacks {lacking[0]!r}. Give name, kind and columns")
+    known = ("name", "kind", "columns", "options")
+    if unknown := [each for each in given if each not in known]:
+        likely = did_you_mean(unknown[0], known) or ". Give name, kind, columns and options"
+        raise InvalidInput(f"index {quoted(given.get('name', ''))}: unknown entry {quoted(unknown[0])}{likely}")
+    if lacking := [each for each in known[:3] if each not in given]:
+        raise InvalidInput(f"index {quoted(given.get('name', ''))} lacks {lacking[0]!r}. Give name, kind and columns")
     name, columns, options = str(given["name"]), given["columns"], given.get("options", {})
-    if unknown := [each for each in given if each not in ("name", "kind", "columns", "options")]:
-        raise InvalidInput(f"index {name!r}: unknown entry {unknown[0]!r}. Give name, kind, columns and options")
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
-        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping")
+        raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping. Correct them")
     texts = {str(key): str(value) for key, value in options.items()}
     kind = cast("IndexKind", str(given["kind"]))  # the record checks the kind
     return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)

@@ -115,7 +115,9 @@ def parse_duration(value: str | int) -> int:
     """
     seconds, rest = divmod(parse_milliseconds(value), 1000)
     if rest:
-        raise InvalidInput(f"{value!r} is not a whole number of seconds")
+        raise InvalidInput(
+            f"{value!r} is not a whole number of seconds. Write whole seconds, or a number with ms, s, m, h or d"
+        )
     return seconds
 
 
@@ -154,7 +156,9 @@ def parse_instant(text: str) -> datetime:
     try:
         return datetime.strptime(text, INSTANT_FORMAT).replace(tzinfo=UTC)
     except ValueError as error:
-        raise InvalidInput(f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds)") from error
+        raise InvalidInput(
+            f"{text!r} is not a time like 2015-05-17T00:00 (UTC, no zone, no seconds). Write it in this form"
+        ) from error
 
 
 def parse_seconds(given: str | int | datetime) -> int:
@@ -197,7 +201,7 @@ def parse_flag(given: object) -> bool:
 def parse_text(given: object) -> str:
     """Return the text. Raises `InvalidInput` for a value that is not a text."""
     if not isinstance(given, str):
-        raise InvalidInput(f"{given!r} is not text")
+        raise InvalidInput(f"{given!r} is not text. Write a text")
     return given
 
 
@@ -213,7 +217,7 @@ def parse_columns(given: object) -> tuple[str, ...]:
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
-        raise InvalidInput(f"{given!r} is not a list of names")
+        raise InvalidInput(f"{given!r} is not a list of names. Write a list, such as [a, b]")
     return tuple(given)
 
 

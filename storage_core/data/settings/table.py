@@ -192,11 +192,9 @@ class Publish:
         """
         wanted = _by_format(given)
         if unknown := sorted(set(wanted) - {*FORMATS}):
-            raise InvalidInput(
-                f"unknown format {quoted(unknown[0])}. The formats of a mirror are {' and '.join(FORMATS)}"
-            )
+            raise InvalidInput(choice_of("publish", unknown[0], FORMATS))
         if options := wanted.get("iceberg"):
-            raise InvalidInput(f"iceberg has no options, found {quoted(options)}")
+            raise InvalidInput(f"iceberg has no options, found {quoted(options)}. Leave them out")
         return Publish(delta=_vectors(wanted["delta"]) if "delta" in wanted else None, iceberg="iceberg" in wanted)
 
     @property
@@ -244,7 +242,9 @@ def _by_format(given: object) -> dict[str, object]:
         return dict(given)
     if isinstance(given, list | tuple):
         return {name: options for each in given for name, options in _by_format(each).items()}
-    raise InvalidInput(f"expected a format, such as delta, or a mapping of it, found {quoted(given)}")
+    raise InvalidInput(
+        f"expected a format, such as delta, or a mapping of it, found {quoted(given)}. Write delta or iceberg"
+    )
 
 
 def _vectors(options: object) -> ShownVectors:
@@ -345,7 +345,9 @@ def _shown(raw_log: FeedingRawLog) -> dict[str, object]:
 def raw_logs_of(given: object, read: Callable[[object], FeedingRawLog] = FeedingRawLog.of) -> tuple[FeedingRawLog, ...]:
     """Return the raw logs in a list, each read by `read`. Raises `InvalidInput`."""
     if not isinstance(given, list | tuple):
-        raise InvalidInput(f"raw_logs are a list of mappings with name, table and stores, found {quoted(given)}")
+        raise InvalidInput(
+            f"raw_logs are a list of mappings with name, table and stores, found {quoted(given)}. Write such a list"
+        )
     found = tuple(each_of(read, given))
     if twice := repeated(each.name for each in found):
         raise InvalidInput(f"raw log {twice[0]!r} is given twice. Give each once")
@@ -375,7 +377,7 @@ def _lacking(given: object, known: Collection[str]) -> str:
 
 def _texts(name: str, given: object) -> tuple[str, ...]:
     if not isinstance(given, list | tuple):
-        raise InvalidInput(f"{name} of a raw log is a list of places, found {quoted(given)}")
+        raise InvalidInput(f"{name} of a raw log is a list of places, found {quoted(given)}. Write a list")
     return tuple(given)
 
 
@@ -423,7 +425,7 @@ CheckpointCompression = Literal["zstd", "snappy", "none"]
 
 def _read_modes(given: object) -> Mapping[str, str]:
     if not isinstance(given, Mapping):
-        raise InvalidInput(f"{given!r} is not a mapping of columns, such as {{attrs: merge}}")
+        raise InvalidInput(f"{given!r} is not a mapping of columns, such as {{attrs: merge}}. Write a mapping")
     for name, mode in given.items():
         if mode not in get_args(MapMode):
             raise InvalidInput(choice_of(f"map column {name!r}", mode, get_args(MapMode)), at=(name,))
@@ -672,7 +674,7 @@ class TableConfig:
 
 def _distinct(what: str, names: tuple[str, ...]) -> None:
     if doubled := sorted(repeated(names)):
-        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}")
+        raise InvalidInput(f"{what} named twice: {', '.join(doubled)}. Name each once")
 
 
 _ENTRIES: Final = settings_of(TableConfig)

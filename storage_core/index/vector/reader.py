@@ -309,7 +309,7 @@ class Reader:
         try:
             wanted = np.asarray(query, np.float32)
         except (TypeError, ValueError) as error:
-            raise InvalidInput(f"the query is not a list of numbers: {error}") from error
+            raise InvalidInput("the query is not a list of numbers. Give a list or an array of numbers") from error
         if wanted.shape != (self.head.dimensions,) or not np.isfinite(wanted).all():
             raise InvalidInput(
                 f"the query has the shape {wanted.shape}, or contains NaN or infinity. Give {self.head.dimensions} "

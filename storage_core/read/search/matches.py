@@ -292,7 +292,7 @@ def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, 
         if isinstance(by, str) and by in definition.columns:
             return definition, by
     known = ", ".join(dict.fromkeys(column for each in defined for column in each.columns)) or "none"
-    raise InvalidInput(f"facets are of a column with a bitmap index ({known}), found {quoted(by)}")
+    raise InvalidInput(f"facets are of a column with a bitmap index ({known}), found {quoted(by)}. Name such a column")
 
 
 class _Facets:

@@ -302,7 +302,10 @@ def with_snippets(
         raise InvalidInput(f"snippets is {quoted(wanted)}. Give true or false")
     definition = _text_index(snapshot, index, query)
     if definition.kind != "fulltext" or not isinstance(query, str):
-        raise InvalidInput(f"snippets need a full-text index, but index {definition.name!r} is {definition.kind}")
+        raise InvalidInput(
+            f"snippets need a full-text index, but index {definition.name!r} is {definition.kind}. "
+            "Name a full-text index, or leave snippets out"
+        )
     parsed = fulltext.parse(query, definition, syntax=syntax)
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
     found = search(tuple(dict.fromkeys([*names, *definition.columns])))
@@ -318,5 +321,9 @@ def _text_index(snapshot: Snapshot, index: object, query: object) -> IndexDefini
     named = [each for each in snapshot.config.indexes if each.name in names_of(index)]
     texts = [each for each in named if each.kind == "fulltext"] if len(named) > 1 else named
     if len(texts) != 1:
-        raise InvalidInput(f"snippets need one full-text index, but {quoted(index)} has {len(texts)}", index=index)
+        raise InvalidInput(
+            f"snippets need one full-text index, but {quoted(index)} has {len(texts)}. "
+            "Name one of its columns alone in an index",
+            index=index,
+        )
     return texts[0]

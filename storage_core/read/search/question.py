@@ -79,7 +79,10 @@ def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
         raise InvalidInput(f"weights are {quoted(given)}. Give a number for the name of an index")
     known = dict(given or {})
     if foreign := [each for each in known if each not in indexes]:
-        raise InvalidInput(f"a weight is given for {quoted(foreign[0])}, but this search uses {', '.join(indexes)}")
+        raise InvalidInput(
+            f"a weight is given for {quoted(foreign[0])}, but this search uses {', '.join(indexes)}. "
+            "Leave it out, or search this index, too"
+        )
     weights = [_weight(each, known.get(each, 1.0)) for each in indexes]
     if not any(weights):
         raise InvalidInput("every weight is 0. At least one index must rank the rows")
@@ -141,7 +144,9 @@ class _Column:
 
     def __init__(self, name: str, definition: IndexDefinition, schema: pa.Schema) -> None:
         if name not in definition.columns:
-            raise _refused(definition, f"column {name!r} is not one of {', '.join(definition.columns)}")
+            raise _refused(
+                definition, f"column {name!r} is not one of {', '.join(definition.columns)}. Name one of these"
+            )
         self._name = name
         self._definition = definition
         self._kind = schema.field(name).type
@@ -335,10 +340,13 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
         raise InvalidInput(f"index is {quoted(index)}. Give the name of one index")
     definition = segments.definition_of(snapshot, index)
     if definition.kind == "primary_key":
-        raise InvalidInput(f"index {index!r} is of the primary key: get and merges use it, no search does", index=index)
+        raise InvalidInput(
+            f"index {index!r} is of the primary key: get and merges use it, no search does. Name another index",
+            index=index,
+        )
     if (definition.kind == "vector") is not by_vector:
         what = "a vector, not a query" if definition.kind == "vector" else "a query, not a vector"
-        raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}", index=index)
+        raise InvalidInput(f"index {index!r} ({definition.kind}) takes {what}. Name another index", index=index)
     return definition
 
 
@@ -357,15 +365,24 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
     """Return the question for an index with this definition. Raises `InvalidInput`."""
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
-        raise InvalidInput("one index takes a query or a vector, found both")
+        raise InvalidInput(
+            "one index takes a query or a vector, found both. Leave one of them out, or name two indexes"
+        )
     if nprobe is not None and definition.kind != "vector":
-        raise InvalidInput(f"nprobe is for searches by vector, and index {definition.name!r} is {definition.kind}")
+        raise InvalidInput(
+            f"nprobe is for searches by vector, and index {definition.name!r} is {definition.kind}. Leave nprobe out"
+        )
     if boosts and definition.kind != "fulltext":
-        raise InvalidInput(f"boosts are for full text, and index {definition.name!r} is {definition.kind}")
+        raise InvalidInput(
+            f"boosts are for full text, and index {definition.name!r} is {definition.kind}. Leave the boosts out"
+        )
     match definition.kind:
         case "fulltext":
             if not isinstance(query, str):
-                raise InvalidInput(f"full-text index {definition.name!r} takes a query as text, found {query!r}")
+                raise InvalidInput(
+                    f"full-text index {definition.name!r} takes a query as text, found {query!r}"
+                    ". Give words to search for"
+                )
             return fulltext.parse(query, definition, syntax=given.syntax, boosts=boosts)
         case "bitmap":
             return parse_bitmap_query(query, definition, snapshot.schema)
@@ -420,7 +437,9 @@ def _vector_query(given: object, definition: IndexDefinition, snapshot: Snapshot
             f"index {definition.name!r}: the vector has {found}. Give {dimensions}, as column {column!r} has"
         )
     if not np.isfinite(wanted).all():
-        raise InvalidInput(f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits")
+        raise InvalidInput(
+            f"index {definition.name!r}: a number of the vector is NaN, infinite or beyond 32 bits. Give finite numbers"
+        )
     if options.metric == "cosine" and not wanted.any():
         raise InvalidInput(
             f"index {definition.name!r}: the vector is zero, which has no direction. The metric cosine needs another "
@@ -437,19 +456,26 @@ def _numbers(given: object, index: str) -> Floats:
     except (TypeError, ValueError) as error:
         raise InvalidInput(f"index {index!r}: the vector is not a list of numbers. Write [0.1, 0.2]") from error
     if found.dtype.kind not in "fiu" or not found.ndim:
-        raise InvalidInput(f"index {index!r}: a vector is a list or an array of numbers, found {quoted(given)}")
+        raise InvalidInput(f"index {index!r}: {_not_numbers(given)}. Write [0.1, 0.2]")
     with np.errstate(over="ignore"):
         wanted: Floats = found.astype(np.float32)
     return wanted
 
 
+def _not_numbers(given: object) -> str:
+    odd = [each for each in given if not isinstance(each, int | float)] if isinstance(given, list | tuple) else []
+    if odd:
+        return f"the vector contains {quoted(odd[0])}, which is not a number"
+    return f"a vector is a list or an array of numbers, found {quoted(given)}"
+
+
 def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusion) -> SearchRequest:
     if given.query is None and given.vector is None:
-        raise InvalidInput("a search needs a query, a vector, or both, found neither")
+        raise InvalidInput("a search needs a query, a vector, or both, found neither. Give one of them")
     definitions = _definitions(snapshot, given.index, query=given.query, vector=given.vector)
     texts = [each for each in definitions if each.kind == "fulltext"]
     if given.nprobe is not None and len(texts) == len(definitions):
-        raise InvalidInput("nprobe is for searches by vector, and this search uses no vector index")
+        raise InvalidInput("nprobe is for searches by vector, and this search uses no vector index. Leave nprobe out")
     boosts = given.boosts or {}
     if foreign := [each for each in boosts if not any(each in text.columns for text in texts)]:
         found = ", ".join(column for text in texts for column in text.columns)
@@ -490,5 +516,8 @@ def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: ob
                 f"a {what} is given, and none of {names} takes one. Name one more index, or leave out the names"
             )
         if given is None and fitting:
-            raise InvalidInput(f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given", index=fitting[0])
+            raise InvalidInput(
+                f"index {fitting[0]!r} ({kind}) takes a {what}, and none is given. Give one, or leave this index out",
+                index=fitting[0],
+            )
     return definitions

@@ -84,7 +84,10 @@ class Order:
         if self.column not in schema.names:
             raise InvalidInput(unknown_names("column", [self.column], schema.names, where="order_by"))
         if pa.types.is_nested(kind := schema.field(self.column).type):
-            raise InvalidInput(f"order_by is {self.column!r}, which is {type_text(kind)}: its values have no order")
+            raise InvalidInput(
+                f"order_by is {self.column!r}, which is {type_text(kind)}: its values have no order. "
+                "Name another column"
+            )
 
 
 def refuse_scores(of_scores: Mapping[str, object]) -> None:

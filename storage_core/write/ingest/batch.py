@@ -16,21 +16,28 @@ file that cannot be read to its end gives no rows, but one rejection without a l
 
 from __future__ import annotations
 
-import gzip
 import json
 import logging
-import zlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any, BinaryIO, assert_never
+from itertools import islice
+from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory
+from storage_core.base.errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+    out_of_memory,
+    unavailable,
+)
 from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
@@ -43,9 +50,11 @@ from storage_core.write.ingest.arrow_blocks import arrow_blocks
 from storage_core.write.ingest.avro_blocks import avro_blocks
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
+    LineBlock,
     Parsed,
     RejectedLine,
     RowFormat,
+    read_lines,
     shared_session,
     tally,
 )
@@ -58,6 +67,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
+    fetched_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -71,13 +81,12 @@ from storage_core.write.ingest.progress import (
     content_app,
     file_app,
     is_outside,
-    pending,
     progress,
     rejected_app,
     replaced_app,
     window_app,
 )
-from storage_core.write.ingest.text_files import csv_blocks, ndjson_blocks, pattern_blocks
+from storage_core.write.ingest.text_files import csv_blocks, json_rows, ndjson_blocks, pattern_blocks
 from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
 
 
@@ -130,27 +139,37 @@ def parse_blocks(
     """
     import duckdb
 
-    spec.check_time_format()
-    times = spec.times_of(landed)
-    drift = spec.drift.settled() if settled else spec.drift
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift)
+    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero, settled=settled)
     try:
         yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
-    except (Corrupt, EOFError, zlib.error, gzip.BadGzipFile) as error:
-        found = error.found if isinstance(error, Corrupt) else error
-        reason = f"the file cannot be used: {found}. Land the whole file again under a new name"
+    except Corrupt as error:
+        reason = f"the file cannot be used: {error.found}. Land the whole file again under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
     except (OSError, MemoryError, duckdb.Error) as error:
         if out_of_memory(error):
-            problem = (str(error).splitlines() or ["MemoryError"])[0]
             raise Unavailable(
-                f"{landed.uri}/{landed.path}: too large for the available memory ({problem}). Give the task more "
-                "memory, or land the file in pieces",
+                f"{landed.uri}/{landed.path}: too large for the available memory. Give the task more memory, or land "
+                "the file in pieces",
                 file=landed.path,
             ) from error
         if not isinstance(error, OSError):
             raise
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
+
+
+def _row_format(
+    landed: LandedFile,
+    spec: LandingSpec,
+    schema: pa.Schema,
+    time_column: str | None,
+    *,
+    nonzero: Collection[str],
+    settled: bool,
+) -> RowFormat:
+    spec.check_time_format()
+    times = spec.times_of(landed)
+    drift = spec.drift.settled() if settled else spec.drift
+    return RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift)
 
 
 _TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
@@ -253,6 +272,9 @@ class IngestWork:
         )
 
 
+Unread = Literal["gone", "changed"]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
@@ -271,9 +293,11 @@ class IngestResult:
       `rows_in` only.
     - `drift`: the new fields. If the file needs other columns, the result has nothing else. The file is then executed
       again with these columns and `settled`.
+    - `unread`: why the file was not read now. Nothing is recorded for it.
     """
 
     file: str
+    unread: Unread | None = None
     adds: tuple[Add, ...] = ()
     txns: tuple[Txn, ...] = ()
     rows_in: int = 0
@@ -321,7 +345,7 @@ class IngestResult:
 
 
 _PLAIN_FIELDS = (
-    *("file", "rows_in", "rows_out", "bytes_in", "windows"),
+    *("file", "unread", "rows_in", "rows_out", "bytes_in", "windows"),
     *("rejected_before", "rows_rejected", "quarantine_keys"),
 )
 
@@ -414,8 +438,9 @@ def plan(
         raise InvalidInput(
             "the table has no windows. Ingest its landed files as a whole", windows=sorted(map(str, windows))
         )
-    listed = pending(snapshot, files)
+    listed = list(files)
     known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
+    listed = [file for file in listed if not known[file.path].is_settled(file)]
     wanted = None if windows is None else tuple(sorted(set(windows), key=by_start))
     items = [_work(file, spec, known[file.path], wanted) for file in listed]
     return [item for item in items if item.windows is None or set(item.windows) - set(item.done)]
@@ -445,6 +470,12 @@ MOST_COLLECTED_BYTES = 256 * 2**20
 
 MOST_HELD_BYTES = 16 * 2**20
 """The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
+
+MOST_TOGETHER = 1_000
+"""The most small files that are read together."""
+
+MOST_TOGETHER_BYTES = 8 * 2**20
+"""The most bytes of small files that are read together, and of the text of each of them."""
 
 MOST_PENDING_BYTES = 64 * 2**20
 """The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
@@ -500,13 +531,14 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one or two per landed block, one HEAD per file, and one PUT per split. A window
-        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
-        rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetched_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window gets one split, and more if its rows exceed
+        the size of a split or the memory. Quarantine adds one PUT for all rejected lines of the batch, and one for all
+        late rows. Above 16 MiB, it adds more PUTs.
     """
     collected = CollectedRows(store, context, ids, now_ms)
     with shared_session():
-        files = [_executed(collected, work, block_bytes) for work in works]
+        files = [each for group in _groups(works) for each in _executed_group(collected, group, block_bytes)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -517,7 +549,72 @@ def execute_batch(
     return BatchResult(files=tuple(files), shared=tuple(collected.adds), shared_keys=keys)
 
 
-def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> IngestResult:
+Ahead = tuple[Sequence[Parsed], ContentHash]
+"""The blocks of a file that was read together with other files, and the hash of its content."""
+
+
+def _groups(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+    """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
+    found: list[list[IngestWork]] = []
+    room = 0
+    for work in works:
+        if not found or work.landed.size > room or len(found[-1]) == MOST_TOGETHER:
+            found.append([])
+            room = MOST_TOGETHER_BYTES
+        found[-1].append(work)
+        room -= work.landed.size
+    return found
+
+
+def _executed_group(collected: CollectedRows, works: Sequence[IngestWork], block_bytes: int) -> list[IngestResult]:
+    with fetched_ahead([work.landed for work in works]):
+        ahead = _read_together(collected.context, works) if len(works) > 1 else {}
+        return [_executed(collected, work, block_bytes, ahead.pop(work.landed.path, None)) for work in works]
+
+
+def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
+    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
+
+    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
+    """
+    import duckdb
+
+    spec = works[0].spec
+    if spec.format != "ndjson" or spec.year is not None or any(work.spec != spec for work in works):
+        return {}
+    read: dict[str, tuple[list[LineBlock], ContentHash]] = {}
+    for work in works:
+        is_new = work.ingested_size is None and not (work.contents or work.pruned or work.whole)
+        content = ContentHash()
+        if is_new and (found := _lines_of(work, content)) is not None:
+            read[work.landed.path] = found, content
+    nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
+    try:
+        first, time_column = works[0], context.time_column
+        target = _row_format(first.landed, spec, context.schema, time_column, nonzero=nonzero, settled=first.settled)
+        rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
+    except (TidemarkError, MemoryError, duckdb.Error):
+        return {}
+    left = iter(rows)
+    return {path: ([*islice(left, len(blocks))], content) for path, (blocks, content) in read.items()}
+
+
+def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
+    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
+    found, room = [], MOST_TOGETHER_BYTES
+    try:
+        with open_text(work.landed, content, work.spec.encoding) as stream:
+            for block in read_lines(stream, MOST_TOGETHER_BYTES):
+                found.append(block)
+                room -= block.text.nbytes
+                if room < 0:
+                    return None
+    except (TidemarkError, OSError, MemoryError):
+        return None
+    return found
+
+
+def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int, ahead: Ahead | None) -> IngestResult:
     landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
@@ -533,33 +630,35 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
             result = _came_back(landed, content, collected.now_ms)
         else:
             known = work.contents[0] if work.contents else None
-            result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
+            result = run.result(known) if work.whole else _read(run, work, ahead, block_bytes=block_bytes)
     except NotFound as error:
-        return _not_now(landed, f"the file is gone: {error}")
+        return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
-        return _not_now(landed, "the file changed while it was read")
+        return _not_now(landed, "changed", "the file changed while it was read")
     run.hand_over()
     return result
 
 
-def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
-    """Read all blocks of a file.
+def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int) -> IngestResult:
+    """Read all blocks of a file, unless they were read ahead.
 
     If rows of the file were ingested before, the file must still have the same content.
     """
     landed, context = work.landed, run.context
     content = None if work.contents else ContentHash()
-    blocks = parse_blocks(
+    blocks: Iterable[Parsed] = parse_blocks(
         landed,
         work.spec,
         context.schema,
         context.time_column,
-        nonzero=TableConfig.from_configuration(context.configuration).nonzero_vectors,
+        nonzero=run.collected.config.nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
         settled=work.settled,
     )
     drift = NO_DRIFT
+    if ahead is not None:
+        blocks, content = ahead
     for block in blocks:
         if block.unreadable:
             run.forget()
@@ -591,6 +690,7 @@ class CollectedRows:
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
         self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
+        self.config = TableConfig.from_configuration(context.configuration)
         self.adds: list[Add] = []
         self.quarantine = SharedEntries(store)
         self._parts: dict[Window, list[pa.Table]] = {}
@@ -634,7 +734,7 @@ class _Run:
 
     def __init__(self, collected: CollectedRows, work: IngestWork) -> None:
         self.collected, self._work, self.context = collected, work, collected.context
-        self._config = TableConfig.from_configuration(self.context.configuration)
+        self._config = collected.config
         self._late_filter = LateRowFilter(
             collected.store,
             LateRule.of(self._config),
@@ -685,7 +785,7 @@ class _Run:
         landed, shared = self._work.landed, self.collected.quarantine
         known = as_hex(content or 0)
         if self._lines:
-            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+            shared.add(_entry_of(self._lines, landed, content=known, header=self._header))
         if self._late:
             rows = pa.concat_tables([rows for rows, _, _ in self._late])
             shared.add(
@@ -797,9 +897,9 @@ def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
     return IngestResult(file=landed.path, txns=txns, bytes_in=landed.size)
 
 
-def _not_now(landed: LandedFile, reason: str) -> IngestResult:
+def _not_now(landed: LandedFile, unread: Unread, reason: str) -> IngestResult:
     """Return an empty result that records nothing, so the next run checks the file again."""
-    return IngestResult(file=landed.path, rejected={reason: 1})
+    return IngestResult(file=landed.path, unread=unread, rejected={reason: 1})
 
 
 def _reject_file(collected: CollectedRows, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
@@ -826,7 +926,7 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]
-    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    entry = _entry_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
     keys: tuple[str, ...] = ()
     is_new = True
     if apps:
@@ -846,10 +946,10 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     )
 
 
-def _lines_of(
+def _entry_of(
     rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
 ) -> RejectedLines:
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return RejectedLines(
         source=landed.path,
         size=landed.size,

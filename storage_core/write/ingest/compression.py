@@ -113,11 +113,18 @@ class _Gzip(_Text):
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
         import gzip
+        import zlib
 
         self._stream = gzip.GzipFile(fileobj=file)
+        self._errors = (zlib.error, gzip.BadGzipFile)
 
     def _next(self, most: int) -> bytes:
-        return self._stream.read1(most)
+        try:
+            return self._stream.read1(most)
+        except EOFError as error:
+            raise _truncated(Codec.GZIP) from error
+        except self._errors as error:
+            raise _damaged(Codec.GZIP) from error
 
 
 class _Decoder(Protocol):

@@ -20,7 +20,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, BinaryIO, Literal
 
 import numpy as np
@@ -389,11 +389,10 @@ def _converted(raw: pa.Table, target: RowFormat) -> Converted:
         except duckdb.Error as error:
             if out_of_memory(error):  # the format is not the cause
                 raise
-            problem = str(error).splitlines()[0]
-            what = "the text cannot be converted"
+            what = "a text of the file cannot be converted to the type of its column. Correct the file"
             if target.time_format is not None:
-                what = f"time_format {target.time_format!r} cannot be used"
-            raise InvalidInput(f"{what}: {problem}") from error
+                what += f", or check that its times have the form of time_format {target.time_format!r}"
+            raise InvalidInput(what) from error
     last = table.num_columns - 1  # selected by position, because a column of the table may have any name
     return Converted(table.remove_column(last), table.column(last).combine_chunks())
 
@@ -543,6 +542,10 @@ class RejectedLine:
     text: str
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
+    def to_object(self) -> dict[str, object]:
+        """Return the line as an object of a quarantine entry, which has the name of the file."""
+        return {"line": self.line, "reason": self.reason, "text": self.text, "encoding": self.encoding}
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
@@ -655,5 +658,5 @@ def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Seque
     They are durable when this returns. The call is idempotent, because the same rejections are the same object. Raises
     the errors of `late_rows.keep`. One PUT.
     """
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return keep(store, RejectedLines(source=source, size=size, rejected=lines))

@@ -4,7 +4,7 @@ A landing location is read through the object store contract. So local directori
 Landed files are immutable: after a file is ingested, new rows must come under a new name. This module never writes or
 deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
 
-- `discover` and `survey` list the files.
+- `discover` and `survey` list the files. A queue can announce them instead (`announcements`).
 - `require_text` and `require_uncompressed` detect the kind of a file by its first bytes.
 - `open_bytes` and `open_text` open a file. `Expansion` limits how far a compressed file may expand, and `ContentHash`
   hashes its bytes.
@@ -20,9 +20,10 @@ import json
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from contextvars import ContextVar
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from functools import lru_cache
 from itertools import islice
@@ -32,14 +33,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import xxhash
 
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, unsound
-from storage_core.base.text import choice_of, fitted
+from storage_core.base.errors import Corrupt, InvalidInput, NotFound, TidemarkError, unavailable, unsound
+from storage_core.base.text import choice_of, fitted, quoted
 from storage_core.data.formats.keys import LIVE_PREFIX, LOG_PREFIX, ChunkKey
 from storage_core.data.formats.keys import parse as parse_key
 from storage_core.data.formats.keys import parse_raw as parse_raw_key
+from storage_core.engine.faults import re2_fault
 from storage_core.engine.session import session
-from storage_core.store.contract import ObjectFile, ObjectInfo
-from storage_core.store.resolve import check_location, is_missing, open_store, overlap
+from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, Unnamed
+from storage_core.store.meter import prefetch
+from storage_core.store.resolve import check_location, is_missing, open_store, overlap, scheme_of
+from storage_core.store.s3_location import FROM_THE_ENVIRONMENT
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
 from storage_core.write.ingest.drift import (
     MOST_NEW_FIELDS,
@@ -264,7 +268,8 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
 _OF_DRIFT: Final = ("on_new_field", "on_type_conflict", "max_new_fields")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_DRIFT})
+_OF_QUEUE: Final = ("queue", "list_every_ms")
+_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_DRIFT})
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -319,6 +324,9 @@ class LandingSpec:
       out (`ignore`) or becomes a column (`add`), or the text column NAME gets it (`column:NAME`).
     - `on_type_conflict`: whether a value that needs a wider column is rejected (`quarantine`) or widens it (`widen`).
     - `max_new_fields`: the most columns that one run adds.
+    - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without it, every run
+      lists the location.
+    - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
     """
@@ -342,17 +350,27 @@ class LandingSpec:
     on_new_field: str = "quarantine"
     on_type_conflict: OnTypeConflict = "quarantine"
     max_new_fields: int = MOST_NEW_FIELDS
+    queue: str | None = None
+    list_every_ms: int | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
         if self.format not in get_args(LandingFormat):
             raise InvalidInput(choice_of("format", self.format, get_args(LandingFormat)))
-        if (self.pattern is None) == (self.format == "pattern"):
-            raise InvalidInput(f"format {self.format!r}: a pattern belongs to the format 'pattern', and only there")
+        if self.pattern is None and self.format == "pattern":
+            raise InvalidInput("format is 'pattern', but pattern is missing. Add one with a group for each column")
+        if self.pattern is not None and self.format != "pattern":
+            raise InvalidInput(
+                f"format is {self.format!r}, and a pattern is only for the format 'pattern'. Leave the pattern out"
+            )
         if self.format in TYPED and (self.time_format or self.null_values):
-            raise InvalidInput(f"{self.format} files carry typed values: time_format and null_values do not apply")
+            raise InvalidInput(
+                f"{self.format} files carry typed values: time_format and null_values do not apply. Leave them out"
+            )
         if self.format == "delta" and (self.time_format or self.null_values or self.suffix):
-            raise InvalidInput("a Delta table has typed values: time_format, null_values and suffix do not apply")
+            raise InvalidInput(
+                "a Delta table has typed values: time_format, null_values and suffix do not apply. Leave them out"
+            )
         if self.changes is not None and self.changes not in get_args(DeltaChanges):
             raise InvalidInput(choice_of("changes", self.changes, get_args(DeltaChanges)))
         if self.changes is not None and self.format != "delta":
@@ -365,6 +383,20 @@ class LandingSpec:
         self._check_times()
         self._check_drift()
         check_location(self.uri)
+        self._check_queue()
+
+    def _check_queue(self) -> None:
+        if self.queue is None:
+            if self.list_every_ms is not None:
+                raise InvalidInput("list_every is for a landing place with a queue. Add the queue, or leave it out")
+            return
+        if self.list_every_ms is not None and self.list_every_ms < _LEAST_LIST_EVERY_MS:
+            raise InvalidInput("list_every is shorter than 1m. Each listing adds a commit, so use at least 1m")
+        if self.is_delta:
+            raise InvalidInput("a Delta table is read by its versions. Leave out `queue`, which is for landed files")
+        if scheme_of(self.uri) != "s3":
+            raise InvalidInput("queue is for a landing place on S3. Leave it out, or land the files on s3://…")
+        check_queue(self.queue)
 
     def _check_text_settings(self) -> None:
         given = [name for name in _OF_CSV if getattr(self, name) not in (None, True, ())]
@@ -388,7 +420,7 @@ class LandingSpec:
         if self.year not in (None, *get_args(Year)):
             raise InvalidInput(f"year is {self.year!r}. Give from_arrival, or leave it out")
         if self.format == "delta" and (self.times or self.nanoseconds != "reject"):
-            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply")
+            raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
 
@@ -475,16 +507,49 @@ class LandedFile:
     etag: str | None = None
 
 
+LIST_EVERY_MS: Final = 3_600_000
+"""The time between two listings of a landing location with a queue, by default."""
+
+_LEAST_LIST_EVERY_MS: Final = 60_000
+
+_QUEUE = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9_.-]+)+", re.ASCII)
+
+
+def check_queue(url: str) -> str:
+    """Return the text if it is the URL of a standard SQS queue. The message of `InvalidInput` does not repeat it."""
+    if "@" in url or "?" in url:
+        raise InvalidInput(f"queue: the URL may contain credentials. {FROM_THE_ENVIRONMENT}. {_QUEUE_FORM}")
+    if not _QUEUE.fullmatch(url):
+        raise InvalidInput(f"queue is not the URL of an SQS queue. {_QUEUE_FORM}")
+    if url.endswith(".fifo"):
+        raise InvalidInput("queue is a FIFO queue, which stops at a message that is left. Use a standard queue")
+    return url
+
+
+_QUEUE_FORM = "Write https://sqs.REGION.amazonaws.com/ACCOUNT/NAME, as `aws sqs get-queue-url` prints it"
+
+
 def captured_columns(pattern: str) -> tuple[str, ...]:
     """Return the names of the pattern's groups in order. Raise `InvalidInput` if the pattern is not valid."""
     try:
         captured = pc.extract_regex(pa.nulls(0, pa.string()), pattern=pattern).type
     except pa.ArrowInvalid as error:
-        raise InvalidInput(f"the pattern is not an RE2 expression with named groups (?P<column>…): {error}") from error
+        raise InvalidInput(
+            f"the pattern {quoted(pattern, 200)} is not a valid RE2 expression{_re2_fault(error)}. Correct it. "
+            "Write each column as a named group (?P<column>…)"
+        ) from error
     names = tuple(captured.field(index).name for index in range(captured.num_fields))
     if not names or len(set(names)) != len(names):
-        raise InvalidInput(f"the pattern must name each of its groups once, found {list(names)}")
+        raise InvalidInput(
+            f"the pattern must name each of its groups once, found {list(names)}. Write each as (?P<column>…)"
+        )
     return names
+
+
+def _re2_fault(error: Exception) -> str:
+    """Return the fault of RE2 as the end of a sentence. Empty for a fault without a known name."""
+    fault = re2_fault(str(error).partition("expression: ")[2])
+    return "" if fault is None else f": {fault}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -539,31 +604,37 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
     because their files must not be ingested. One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
+    found = landed_of(islice(store.browse(), most), spec, store.uri)
+    return replace(found, is_missing=not found.entries and is_missing(spec.uri))
+
+
+def landed_of(present: Iterable[ObjectInfo | Unnamed], spec: LandingSpec, uri: str) -> Landed:
+    """Return these entries of the landing location at `uri` as `survey` does. No request of its own."""
     files: list[LandedFile] = []
     entries, not_read, names = 0, 0, dict[str, str]()
-    for entries, each in enumerate(islice(store.browse(), most), 1):  # noqa: B007  # the count is reported below
+    for entries, each in enumerate(present, 1):  # noqa: B007  # the count is reported below
         reason = None
         if isinstance(each, ObjectInfo):
             name = each.key
             _reject_table_or_raw_log(name)
-            if _is_wanted(name, spec.suffix) and each.size > 0:
-                files.append(LandedFile(name, each.size, store.uri, each.last_modified_ms, each.etag))
-            elif spec.suffix and _is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
+            if is_wanted(name, spec.suffix) and each.size > 0:
+                files.append(LandedFile(name, each.size, uri, each.last_modified_ms, each.etag))
+            elif spec.suffix and is_wanted(name.casefold(), spec.suffix.casefold()) and each.size > 0:
                 reason = f"its name ends in {name[-len(spec.suffix) :]}, and the suffix is {spec.suffix}"
-        elif _is_wanted(name := each.name, None if each.may_hold_more else spec.suffix):
+        elif is_wanted(name := each.name, None if each.may_hold_more else spec.suffix):
             reason = each.reason
         if reason is not None:
             not_read += 1
             if not_read <= MOST_NAMES:
                 names[printable_name(name)] = reason
     files.sort(key=lambda file: file.path)
-    return Landed(files, not_read, names, entries, is_missing=not entries and is_missing(spec.uri))
+    return Landed(files, not_read, names, entries)
 
 
 def _reject_table_or_raw_log(key: str) -> None:
     for prefix, what in ((LOG_PREFIX, "a table"), (LIVE_PREFIX, "a raw log")):
         folder, found, inside = f"/{key}".rpartition(f"/{prefix}")
-        if not found or (folder and not _is_wanted(folder[1:], None)):
+        if not found or (folder and not is_wanted(folder[1:], None)):
             continue
         parsed = parse_key(prefix + inside) if prefix == LOG_PREFIX else parse_raw_key(prefix + inside)
         if isinstance(parsed, ChunkKey) or getattr(parsed, "version", None) is not None:
@@ -571,7 +642,8 @@ def _reject_table_or_raw_log(key: str) -> None:
             raise InvalidInput(f"the landing place contains {what}{where}. {APART}")
 
 
-def _is_wanted(name: str, suffix: str | None) -> bool:
+def is_wanted(name: str, suffix: str | None) -> bool:
+    """Return whether the name has the suffix, and no part of it marks work in progress."""
     return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
@@ -587,12 +659,58 @@ def _escaped(character: str) -> str:
     return character if is_plain else character.encode("unicode_escape").decode("ascii")
 
 
+SMALL_BYTES: Final = 2**20
+"""The most bytes of a file that `fetched_ahead` reads with one request."""
+
+_FETCHED_AT_ONCE = 16
+
+_FETCHED: ContextVar[Mapping[LandedFile, Blob | TidemarkError | None] | None] = ContextVar("fetched", default=None)
+
+
+@contextmanager
+def fetched_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
+    """Within the context, this thread reads the small files of remote stores without further requests.
+
+    The files are read concurrently, each with one GET. The bytes have one ETag, so the file cannot change while it is
+    read. Other files are read as usual.
+
+    Cost: the memory of the small files.
+    """
+    stores = {uri: open_store(uri) for uri in {file.uri for file in files}}
+
+    def fetch(file: LandedFile) -> Blob | TidemarkError | None:
+        store = stores[file.uri]
+        if file.size > SMALL_BYTES or file.etag is None or store.local_path(file.path) is not None:
+            return None
+        try:
+            return store.get(file.path)
+        except TidemarkError as error:
+            return error
+
+    before = _FETCHED.set(dict(zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True)))
+    try:
+        yield
+    finally:
+        _FETCHED.reset(before)
+
+
+def _fetched(landed: LandedFile) -> Blob | None:
+    """Return the bytes of the file if they were fetched. Raise the error of the request."""
+    found = (_FETCHED.get() or {}).get(landed)
+    if isinstance(found, TidemarkError):
+        raise found
+    return found
+
+
 def is_unchanged(landed: LandedFile) -> bool:
-    """Return whether the file is still the file that was listed. Return True if this is unknown. One HEAD."""
+    """Return whether the file is still the file that was listed. Return True if this is unknown.
+
+    At most one HEAD. If the bytes of the file were fetched, their ETag decides.
+    """
     if landed.etag is None:
         return True
     try:
-        return open_store(landed.uri).head(landed.path).etag == landed.etag
+        return (_fetched(landed) or open_store(landed.uri).head(landed.path)).etag == landed.etag
     except NotFound:
         return False
 
@@ -610,7 +728,7 @@ def content_of(landed: LandedFile) -> int:
     except Corrupt as error:
         raise NotFound(f"{landed.uri}/{landed.path}: {error.found}", file=landed.path) from error
     except OSError as error:
-        raise Unavailable(f"{landed.uri}/{landed.path}: {error}", file=landed.path) from error
+        raise unavailable(f"{landed.uri}/{landed.path}", error) from error
 
 
 @contextmanager
@@ -620,10 +738,14 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
     If the `with` block ends without an error, `content` has the hash of all bytes of the file. Raises `NotFound`.
     Raises `Corrupt` if the size of the file has changed since it was listed.
     """
+    fetched = _fetched(landed)
     store = open_store(landed.uri)
-    size = store.head(landed.path).size
+    size = store.head(landed.path).size if fetched is None else len(fetched.data)
     if size != landed.size:
         raise unsound(f"changed while it was being ingested (listed with {landed.size} bytes, now {size})")
+    if fetched is not None:
+        yield from _hashed(io.BytesIO(fetched.data), content)
+        return
     path = store.local_path(landed.path)
     if path is not None:
         with open(path, "rb", opener=_open_regular) as file:  # the method of a path takes no opener
@@ -754,8 +876,9 @@ def _misread(text: str) -> tuple[str, str] | None:
         try:
             return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()
         except duckdb.Error as error:
-            problem = str(error).splitlines()[0]
-            raise InvalidInput(f"time_format {text!r} is not usable: {problem}") from error
+            raise InvalidInput(
+                f"time_format {text!r} is not usable. Write a whole time with the directives of docs/declarations.md"
+            ) from error
 
 
 def _fault(directive: str) -> str | None:

@@ -580,8 +580,10 @@ def _sized(stream: BinaryIO) -> int:
     if magic != _MAGIC:  # the head of a file that ends like a Parquet file is not read
         require_uncompressed(stream.read(HEAD_BYTES))
         stream.seek(0)
-    elif footer > min(size, _LARGEST_FOOTER):
-        raise unsound(f"its footer has {footer} bytes, {min(size, _LARGEST_FOOTER)} are the most")
+    elif footer > size:
+        raise unsound("it is not a whole Parquet file, or its footer is damaged")
+    elif footer > _LARGEST_FOOTER:
+        raise unsound(f"its footer has {footer:,} bytes. A footer may have {_LARGEST_FOOTER:,}")
     return size
 
 

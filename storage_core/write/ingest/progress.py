@@ -11,10 +11,12 @@ The progress is recorded as transactions of the table's log:
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | the file under this ETag has another content and is in quarantine |
 | `pruned:<path>@<content>` | size in bytes | the file disappeared after all rows of this content were in the table |
+| `listed:<place hash>` | time in ms | the landing location was listed at this time, and a queue announces its files |
 
 `<window>` is the start of the window in seconds, or `null`. `<etag hash>` is `landing.etag_hash(etag)`. `<content>` is
 the hash of the bytes in hexadecimal. `%` and `@` in paths are percent-encoded. So no path can be read as the window of
-another path.
+another path. `<place hash>` is the hash of the location, the suffix and the queue. So a change of these
+needs a listing.
 
 The records of a landed file are needed as long as the file exists. `prune_gone_files` removes the records of a file
 that no longer exists, after the retention period of versions (decision 0008). One transaction remains: the content
@@ -27,6 +29,7 @@ remaining rows could not be distinguished from the ingested ones.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -49,10 +52,18 @@ from storage_core.log.actions import Action, RemoveTxn, Txn
 from storage_core.log.conflicts import pruning
 from storage_core.log.log import TransactionLog
 from storage_core.log.snapshot import Snapshot
-from storage_core.log.transactions import Transactions
+from storage_core.log.transactions import Subjects, Transactions
 from storage_core.store.contract import ObjectInfo, ObjectStore
 from storage_core.store.resolve import open_store
-from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex, discover, etag_hash, from_hex
+from storage_core.write.ingest.landing import (
+    LIST_EVERY_MS,
+    LandedFile,
+    LandingSpec,
+    as_hex,
+    discover,
+    etag_hash,
+    from_hex,
+)
 
 # Rows that were ingested in windows of another duration than the current window duration (decision 0006).
 
@@ -154,9 +165,14 @@ class FileProgress:
 def progress(
     txns: Mapping[str, int], files: Iterable[LandedFile], durations: Durations = NO_WINDOWS
 ) -> dict[str, FileProgress]:
-    """Return the progress of every file by path, in one pass over the recorded transactions."""
+    """Return the progress of every file by path, in one pass over the transactions that may be about these files."""
     marked: defaultdict[str, dict[str, int]] = defaultdict(dict)
-    recorded = dict(txns.items())
+    files = list(files)
+    if isinstance(txns, Transactions):
+        subjects = Subjects((*FILE_KINDS, "pruned"), [_escaped(file.path) for file in files])
+        recorded = {app_id: txn.version for app_id, txn in txns.about(subjects).items()}
+    else:
+        recorded = dict(txns.items())
     for app_id, version in recorded.items():
         name, at, mark = app_id.rpartition("@")
         if at and name.startswith((_LANDED, _CONTENT, _REPLACED, _PRUNED)):
@@ -200,6 +216,18 @@ def replaced_app(file: LandedFile) -> str:
 def pruned_app(path: str, content: int) -> str:
     """Return the appId that records that the file disappeared after all rows of this content were in the table."""
     return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
+
+
+def listed_app(spec: LandingSpec) -> str:
+    """Return the appId that records when the landing location with its queue was last listed."""
+    return f"listed:{etag_hash(json.dumps([spec.uri, spec.suffix, spec.queue]))}"
+
+
+def until_listing_ms(txns: Mapping[str, int], spec: LandingSpec, now_ms: int) -> int:
+    """Return the ms after which a location with a queue must be listed. 0 or less: it must be listed now."""
+    listed_ms = txns.get(listed_app(spec))
+    every_ms = LIST_EVERY_MS if spec.list_every_ms is None else spec.list_every_ms
+    return 0 if listed_ms is None else listed_ms + every_ms - now_ms
 
 
 def path_of(app_id: str) -> str:

@@ -16,7 +16,9 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
+from operator import or_
 from secrets import token_hex
 from typing import Any, BinaryIO
 
@@ -48,6 +50,8 @@ from storage_core.write.ingest.convert import (
     valid_text,
 )
 from storage_core.write.ingest.drift import (
+    NO_DRIFT,
+    QUARANTINE,
     ColumnFields,
     Members,
     NewFields,
@@ -205,7 +209,7 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, m
     except StopIteration:
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     if len(columns) > most:
         raise unsound(_other_columns([each for each in columns if each not in names]))
     return columns
@@ -303,8 +307,10 @@ def _open(
             ),
         )
         names = [counter.form.name(name) for name in reader.schema.names]
-    except (pa.ArrowInvalid, UnicodeDecodeError) as error:
-        raise unsound(f"it is not a CSV file with a header ({error})") from error
+    except UnicodeDecodeError as error:
+        raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
+    except pa.ArrowInvalid as error:
+        raise unsound("its header is not a line of CSV. Check its quotes") from error
     unknown = [name for name in names if name not in target.schema.names and target.drift.new_field == "quarantine"]
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
@@ -315,7 +321,9 @@ def _open(
 
 def _other_columns(names: Sequence[str]) -> str:
     shown = ", ".join(names[:_MOST_SHOWN])
-    return f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
+    other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
+    return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
 
 
 def _batches(
@@ -332,7 +340,7 @@ def _batches(
                 held = batch.slice(start, most_rows)
     except pa.ArrowInvalid as error:
         raise unsound(
-            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed ({error})"
+            f"record {counter.records + 1}: it is too long, or a quote that opens in it is never closed"
         ) from error
     if held is not None:
         yield held, True
@@ -621,29 +629,73 @@ def ndjson_blocks(
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
     keys or a struct, and an array can be a list.
     """
-    columns = len(target.schema)
     for block in read(stream, block_bytes):
-        for piece in block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns):
-            yield _json_rows(file, piece, target)
+        for piece in _json_pieces(block, target):
+            yield from json_rows([(file, piece)], target)
 
 
-def _json_rows(file: str, block: LineBlock, target: RowFormat) -> Parsed:
-    """Return the rows of the block in order. Only the lines that are not plain take the exact path."""
-    plain = read_plain(block.text, target)
-    if plain is None:
-        return _parsed(file, block, lambda lines: _json_fields(lines, target), target)
-    rows = conform(plain.rows, target.schema)
-    numbers = block.numbers[~plain.marked]
-    if not plain.marked.any():
-        return Parsed(rows, (), numbers).and_rejected(not_text(file, block.not_text))
-    marked = LineBlock(block.numbers[plain.marked], block.text.filter(pa.array(plain.marked)), block.not_text)
-    exact = _parsed(file, marked, lambda lines: _json_fields(lines, target), target)
-    if not exact.rows.num_rows:
-        return Parsed(rows, exact.rejected, numbers, drift=exact.drift)
-    numbers = np.concatenate([numbers, exact.numbers])
+def _json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+    columns = len(target.schema)
+    if _CELLS_PER_PART * block.text.nbytes + columns * len(block.numbers) <= MOST_CELLS:
+        return iter([block])  # a part has at least one byte, so the parts need not be counted
+    return block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns)
+
+
+def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
+    """Return the rows and rejections of each block, which has lines of the named file.
+
+    Only the lines that are not plain take the exact path. The lines of all blocks take it at once, because a statement
+    of DuckDB takes milliseconds even for one line.
+    """
+    plain, rest = [], []
+    for file, block in blocks:
+        found = read_plain(block.text, target)
+        marked = np.ones(len(block.numbers), np.bool_) if found is None else found.marked
+        rows = target.schema.empty_table() if found is None else conform(found.rows, target.schema)
+        plain.append(Parsed(rows, (), block.numbers[~marked]))
+        text = block.text.filter(pa.array(marked)) if marked.any() else block.text.slice(0, 0)
+        rest.append((file, LineBlock(block.numbers[marked], text, block.not_text)))
+    # The drift of lines is that of their own file, so such lines are not read together with those of other files.
+    groups = [rest] if target.drift == QUARANTINE else [[each] for each in rest]
+    exact = chain.from_iterable(_exact_rows(each, target) for each in groups)
+    return [_in_order(*each) for each in zip(plain, exact, strict=True)]
+
+
+def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> Iterator[Parsed]:
+    """Yield the rows and rejections of each block by the exact path, which reads the lines of all blocks at once.
+
+    The lines of all blocks are numbered from 0. These numbers show to which block a row or rejection belongs.
+    """
+    ends = np.cumsum([0, *(len(block.numbers) for _, block in blocks)])
+    lines = LineBlock(
+        np.arange(ends[-1]), pa.concat_arrays([pa.array([], pa.string()), *(each.text for _, each in blocks)])
+    )
+    parts = [
+        _parsed("", each, lambda text: _json_fields(text, target), target)
+        for each in _json_pieces(lines, target)
+        if len(each.numbers)
+    ]
+    rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in parts)])
+    places = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in parts)])
+    drift = reduce(or_, (each.drift for each in parts), NO_DRIFT)
+    refused = [(line.line or 0, line) for part in parts for line in part.rejected]
+    refused_places = [place for place, _ in refused]
+    for (file, block), start, end in zip(blocks, ends[:-1], ends[1:], strict=True):
+        first, last = np.searchsorted(places, (start, end))
+        own = refused[bisect_left(refused_places, start) : bisect_left(refused_places, end)]
+        again = tuple(replace(line, file=file, line=int(block.numbers[place - start])) for place, line in own)
+        found = Parsed(rows.slice(first, last - first), again, block.numbers[places[first:last] - start], drift=drift)
+        yield found.and_rejected(not_text(file, block.not_text)) if block.not_text else found
+
+
+def _in_order(plain: Parsed, exact: Parsed) -> Parsed:
+    """Return the rows of both in the order of their lines, and the rejections of the exact path."""
+    if not (plain.rows.num_rows and exact.rows.num_rows):
+        return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected, drift=exact.drift)
+    numbers = np.concatenate([plain.numbers, exact.numbers])
     order = np.argsort(numbers, kind="stable")
-    both = pa.concat_tables([rows, exact.rows]).take(pa.array(order))
-    return Parsed(both, exact.rejected, numbers[order], drift=exact.drift)
+    rows = pa.concat_tables([plain.rows, exact.rows]).take(pa.array(order))
+    return Parsed(rows, exact.rejected, numbers[order], drift=exact.drift)
 
 
 def _parsed(

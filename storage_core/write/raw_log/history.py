@@ -51,7 +51,7 @@ def opened(stores: Sequence[Place | RawStore]) -> list[tuple[ObjectStore, bool]]
     given = [each if isinstance(each, RawStore) else RawStore(each) for each in stores]
     found = [(_open(each.place), each.mandatory) for each in given]
     if not found:
-        raise InvalidInput("a raw log needs at least one store")
+        raise InvalidInput("a raw log needs at least one store. Give one")
     for uri in repeated(store.uri for store, _ in found):
         raise InvalidInput(f"{uri} is given twice. Give each store of a raw log once", uri=uri)
     return found

@@ -50,9 +50,11 @@ class RawLimits:
         for each in fields(self):
             value = getattr(self, each.name)
             if value < (1 if each.name in ("segment_bytes", "segment_ms", "chunk_bytes") else 0):
-                raise InvalidInput(f"{each.name} must be positive, found {value}")
+                raise InvalidInput(f"{each.name} must be positive, found {value}. Give 1 or more")
         if self.chunk_bytes > 2 * MAX_RECORD_BYTES:
-            raise InvalidInput(f"chunk_bytes is at most {2 * MAX_RECORD_BYTES}, found {self.chunk_bytes}")
+            raise InvalidInput(
+                f"chunk_bytes is at most {2 * MAX_RECORD_BYTES}, found {self.chunk_bytes}. Give a smaller number"
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +100,12 @@ def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None
     if name is None:
         return None
     value = row.get(name)
+    if value is None:
+        raise InvalidInput(f"the record has no value in its {what} field {name!r}. Name another field", column=name)
     if isinstance(value, bool) or not isinstance(value, str | int):
-        raise InvalidInput(f"the {what} field {name!r} holds a text or an integer, found {value!r}", column=name)
+        raise InvalidInput(
+            f"the {what} field {name!r} holds a text or an integer, found {value!r}. Name another field", column=name
+        )
     return str(value)
 
 
@@ -116,13 +122,17 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
     """
     validate_table_name(given.table)
     if given.operation not in OPERATIONS:
-        raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}")
+        raise InvalidInput(f"expected one of {', '.join(OPERATIONS)}, found {given.operation!r}. Give one of these")
     if given.key is not None and not _is_text(given.key):
-        raise InvalidInput(f"a key is valid text, found {given.key!r}")
+        raise InvalidInput(f"a key is valid text, found {given.key!r}. Give a text that UTF-8 can encode")
     if given.key is not None and given.operation != "delete" and size_of_key(given.key) > MAX_KEY_BYTES:
-        raise InvalidInput(f"the key has {size_of_key(given.key)} bytes, at most {MAX_KEY_BYTES} are allowed")
+        raise InvalidInput(
+            f"the key has {size_of_key(given.key)} bytes, at most {MAX_KEY_BYTES} are allowed. Use a shorter key"
+        )
     if given.id is not None and not _is_id(given.id):
-        raise InvalidInput(f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {quoted(given.id)}")
+        raise InvalidInput(
+            f"an id is valid text of 1 to {MAX_ID_BYTES} bytes, found {quoted(given.id)}. Give such a text"
+        )
     record = LogRecord(
         timestamp_ms=now_ms,
         table=given.table,
@@ -132,7 +142,9 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
         unique_id=given.id,
     )
     if size_of(record) > MAX_RECORD_BYTES:
-        raise InvalidInput(f"the record has {size_of(record)} bytes, at most {MAX_RECORD_BYTES} are allowed")
+        raise InvalidInput(
+            f"the record has {size_of(record)} bytes, at most {MAX_RECORD_BYTES} are allowed. Split the record"
+        )
     return record
 
 
@@ -219,7 +231,9 @@ def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
         return _rows_of_arrow(rows)
     listed = [rows] if isinstance(rows, Mapping) else [*rows] if isinstance(rows, Iterable) else [rows]
     if not all(isinstance(each, Mapping) for each in listed):
-        raise InvalidInput(f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}")
+        raise InvalidInput(
+            f"rows are mappings of column to value, or Arrow data, found {type(rows).__name__}. Give one of these"
+        )
     return listed
 
 

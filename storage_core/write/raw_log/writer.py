@@ -548,7 +548,10 @@ class RawLog:
         new_key = partial(_probe_key, ids)
         self._mandatory = [store for store, mandatory in places if mandatory]
         if not self._mandatory:
-            raise InvalidInput("a raw log needs a mandatory store: without one nothing would be durable")
+            raise InvalidInput(
+                "a raw log needs a mandatory store: without one nothing would be durable. "
+                "Give one without mandatory=False"
+            )
         for each in self._mandatory:
             require_capable(each, new_key)
         self._optional = [

@@ -157,7 +157,10 @@ class RecordBuilder:
         self._require_key(table, "delete")
         extra = sorted(set(table.column_names) - set(self.key))
         if extra and table.num_rows:
-            raise InvalidInput(f"delete takes the key columns {list(self.key)} only, found also {extra}", columns=extra)
+            raise InvalidInput(
+                f"delete takes the key columns {list(self.key)} only, found also {extra}. Leave the others out",
+                columns=extra,
+            )
         given = conform(table.select(self.key), pa.schema([self.schema.field(name) for name in self.key]))
         return self._records(self._widened(given), Operation.DELETE, self._no_fields(given))
 
@@ -177,7 +180,8 @@ class RecordBuilder:
         missing = [name for name in self.key if name not in table.column_names]
         if missing:
             raise InvalidInput(
-                f"{verb} needs the key columns {list(self.key)}, but {missing} are missing", columns=missing
+                f"{verb} needs the key columns {list(self.key)}, but {missing} are missing. Give a value for each",
+                columns=missing,
             )
 
     def _widened(self, table: pa.Table) -> pa.Table:

@@ -283,7 +283,10 @@ def _tried(text: str, columns: list[pa.Array]) -> pa.DataType:
     except InvalidInput:
         return nulls.type  # some sample fails, so a write of a row with such a value will be refused
     if canonical(first) != canonical(second):
-        raise InvalidInput(f"the region expression {text!r} gives other values when asked again", expression=text)
+        raise InvalidInput(
+            f"the region expression {text!r} gives other values when asked again. Use functions of the row alone",
+            expression=text,
+        )
     return nulls.type
 
 
