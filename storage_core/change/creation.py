@@ -61,6 +61,7 @@ from storage_core.log.listing import require_apart
 from storage_core.log.log import TransactionLog, replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import require_durable
+from storage_core.write.ingest.changes import order_column
 from storage_core.write.ingest.drift import Drift, column_type
 from storage_core.write.ingest.landing import LANDING, LandingSpec, captured_columns, reject_overlap
 
@@ -215,6 +216,9 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         ),
         "named in `on_new_field` of the landing location. Declare another effect of new fields first": (
             spec is not None and spec.drift.column == name
+        ),
+        "named in `order_by` of the landing location. Declare another `order_by` first": (
+            spec is not None and name == order_column(spec)
         ),
         "in the sort schema. Declare another sort schema first": name in bind(config, snapshot.schema).described,
     }

@@ -416,6 +416,13 @@ def test_settings_that_do_not_apply_are_refused(project: Project, settings: str,
     assert message in str(error.value)
 
 
+def test_a_keyed_table_refuses_the_settings(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    project.file.write_text(project.file.read_text() + "primary_key: id\n")
+    with pytest.raises(InvalidInput, match="a keyed table with new fields or wider values go to quarantine"):
+        load(project.file)
+
+
 def test_the_column_for_new_fields_cannot_be_dropped(project: Project) -> None:
     project.declare("format: ndjson, on_new_field: 'column:extra'").land("a", {"id": 1})
     project.ingest()

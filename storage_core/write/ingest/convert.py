@@ -38,6 +38,7 @@ from storage_core.data.rows.vectors import NOT_FINITE, NULL_INSIDE, ZERO, is_vec
 from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.casts import Cast, Mask, cast_text
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.drift import (
     NO_DRIFT,
     QUARANTINE,
@@ -274,7 +275,8 @@ class RowFormat:
 
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
     embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
-    nanoseconds, or that have no year. `drift` has the effect of new fields.
+    nanoseconds, or that have no year. For a keyed table, `schema` has the fields of `changes`, and its `faults` reject
+    records. `drift` has the effect of new fields.
     """
 
     schema: pa.Schema
@@ -284,6 +286,7 @@ class RowFormat:
     nonzero: frozenset[str] = frozenset()
     times: LandedTimes = AS_WRITTEN
     drift: DriftRule = QUARANTINE
+    changes: ChangeFormat | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -555,6 +558,8 @@ class Parsed:
     - `unreadable`: no row of the file may be used.
     - `header`: the header of a CSV file.
     - `drift`: the new fields and wider values. Their rows are among `rows` only if the rule adds and widens no columns.
+    - `given`: the names of the fields of each patch, if the format names them per record.
+    - `skipped`: the number of records that have no effect, such as the tombstones of a Kafka topic.
     """
 
     rows: pa.Table
@@ -563,6 +568,8 @@ class Parsed:
     unreadable: bool = False
     header: str | None = None
     drift: Drift = NO_DRIFT
+    given: pa.ListArray | None = field(default=None, compare=False)
+    skipped: int = 0
 
     def and_rejected(self, more: Iterable[RejectedLine]) -> Parsed:
         """Return the same rows with more rejections, in line order."""
@@ -591,6 +598,8 @@ def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
         fields = fields.append_column(rule.column, records.new.objects())
     converted = convert(fields, target)
     reasons = converted.reasons
+    if target.changes is not None:
+        reasons = pc.coalesce(reasons, target.changes.faults(converted.rows))
     if records.new is not None:
         reasons = pc.coalesce(records.new.faults(rule, target.schema), reasons)
     fits = reasons.is_null()

@@ -194,6 +194,8 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
         columns.append(values)
         undecided |= wrong
     rows = pa.table(columns, names=filled.names)
+    if target.changes is not None:  # the exact path has the text of a record that is rejected
+        undecided |= np.asarray(target.changes.faults(rows).is_valid())
     if undecided.any():
         rows = rows.filter(pa.array(~undecided))
         read[np.flatnonzero(read)[undecided]] = False

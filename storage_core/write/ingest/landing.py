@@ -258,6 +258,9 @@ TYPED: Final = ("parquet", "avro", "arrow")
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
 
+Envelope = Literal["debezium"]
+"""The form of JSON objects that contain a change of a row (`debezium`)."""
+
 APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
 """The most names of unread files in a report. The count in the report includes all unread files."""
@@ -269,7 +272,10 @@ _READ_AHEAD_BYTES = 8 * 2**20
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
 _OF_DRIFT: Final = ("on_new_field", "on_type_conflict", "max_new_fields")
 _OF_QUEUE: Final = ("queue", "list_every_ms")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_DRIFT})
+_OF_CHANGES: Final = ("op", "order_by", "envelope")
+_ADDED: Final = frozenset(
+    {"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES, *_OF_DRIFT}
+)
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -329,6 +335,9 @@ class LandingSpec:
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
+    - `op`, `order_by`, `envelope`: only for keyed tables (`changes`). `op` is the field with the operation of a record.
+      `order_by` is the column whose value orders the records of a key. `envelope` is the form of JSON records that
+      contain a change of a row. With an envelope, `order_by` can be the path of a field of the envelope.
     """
 
     uri: str
@@ -352,6 +361,9 @@ class LandingSpec:
     max_new_fields: int = MOST_NEW_FIELDS
     queue: str | None = None
     list_every_ms: int | None = None
+    op: str | None = None
+    order_by: str | None = None
+    envelope: Envelope | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -382,6 +394,7 @@ class LandingSpec:
         self._check_text_settings()
         self._check_times()
         self._check_drift()
+        self._check_changes()
         check_location(self.uri)
         self._check_queue()
 
@@ -442,6 +455,16 @@ class LandingSpec:
     def drift(self) -> DriftRule:
         """The effect of new fields and of values that need a wider column."""
         return DriftRule.parse(self.on_new_field, self.on_type_conflict)
+
+    def _check_changes(self) -> None:
+        if self.envelope not in (None, *get_args(Envelope)):
+            raise InvalidInput(choice_of("envelope", self.envelope, get_args(Envelope)))
+        if self.envelope and self.format not in ("ndjson", "json"):
+            raise InvalidInput(f"format {self.format!r}: an envelope is a JSON object. Use ndjson or json")
+        if self.envelope and self.op:
+            raise InvalidInput("the envelope has the operation of each record. Leave out op")
+        if self.is_delta and (self.op or self.order_by):
+            raise InvalidInput("the versions of a Delta table have an order: op and order_by do not apply")
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""

@@ -33,6 +33,7 @@ from storage_core.base.process import scratch, scratch_folder
 from storage_core.base.text import fitted, shortened
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.vectors import is_vector
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     CONVERSION,
     MOST_CELLS,
@@ -592,8 +593,9 @@ _WHY_NO_OBJECT = """
 """
 # The memory of one JSON value, as a number of column values that take the same memory.
 _CELLS_PER_PART = 4
+_FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
-_MARK_BYTES = 8
+MARK_BYTES = 8
 
 
 def pattern_blocks(
@@ -630,15 +632,27 @@ def ndjson_blocks(
     keys or a struct, and an array can be a list.
     """
     for block in read(stream, block_bytes):
-        for piece in _json_pieces(block, target):
-            yield from json_rows([(file, piece)], target)
+        for piece in json_pieces(block, target):
+            (rows,) = json_rows([(file, piece)], target)
+            yield rows if target.changes is None else _with_given(rows, piece, target.changes)
 
 
-def _json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+def json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
+    """Return the lines of the block in pieces that can be parsed at once."""
     columns = len(target.schema)
     if _CELLS_PER_PART * block.text.nbytes + columns * len(block.numbers) <= MOST_CELLS:
         return iter([block])  # a part has at least one byte, so the parts need not be counted
     return block.pieces(_CELLS_PER_PART * parts_of(block.text) + columns)
+
+
+def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed:
+    """Return the rows, with the names of the fields that each patch names."""
+    patches = changes.patches(rows.rows)
+    if not len(patches):
+        return rows
+    lines = block.text.take(pa.array(np.searchsorted(block.numbers, rows.numbers[patches])))
+    with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
+        return replace(rows, given=connection.sql(_FIELDS).to_arrow_table().column(0).combine_chunks())
 
 
 def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
@@ -672,7 +686,7 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
     )
     parts = [
         _parsed("", each, lambda text: _json_fields(text, target), target)
-        for each in _json_pieces(lines, target)
+        for each in json_pieces(lines, target)
         if len(each.numbers)
     ]
     rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in parts)])
@@ -749,7 +763,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> tuple[Fields, Object
         new = {row: members for row, reason, members in found if reason is None and members}
         named = pa.array([reason for _, reason, _ in found], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
-    mark = token_hex(_MARK_BYTES)
+    mark = token_hex(MARK_BYTES)
     objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
     with conversion_session(CONVERSION, objects=objects) as connection:
         fields = connection.sql(
