@@ -129,7 +129,7 @@ class _BoundedLoader(yaml.BaseLoader):
         return node
 
     def _weigh(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
-        """Return the number of nodes below this node and its depth, from the numbers of its children."""
+        """Return the number of nodes and the depth of the tree at this node, computed from its children."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 1
         if isinstance(event, yaml.AliasEvent):

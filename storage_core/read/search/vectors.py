@@ -93,8 +93,7 @@ class Nearest:
             best.add(taken, (0.0 - distances).tolist())
 
     def rows(self, window: int) -> list[Found]:
-        """Return for each source the rows of a window among the `most` nearest, and rows as far as the last nearest
-        row.
+        """Return for each source the rows among the `most` nearest of a window, and rows as far as the last of these.
 
         Cost:
             For each source with a segment, the requests of `Source.directory`. For all other sources, and for the
