@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import re
 import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from jobs.spark.delta import JARS
 from jobs.spark.spark import Spark
 from scripts.installer import REQUIREMENTS, ROOT, CannotInstallError, find_uv, install, make_environment
 from storage_core.base.errors import Unavailable
@@ -66,6 +68,26 @@ def start_with_delta(spark: Spark, *, make: bool) -> None:
         spark.session(with_delta=True)
     except Unavailable as error:
         raise NotMeasuredError("the JARs of Delta Lake cannot be had here") from error
+
+
+def delta_jars(folder: Path, *, make: bool) -> Path:
+    """Return a folder with the JARs of Delta Lake for files on disk.
+
+    Spark downloads the JARs if necessary. Without `make`, they must already be downloaded, or the function raises
+    `NotMeasuredError`.
+    """
+    from tests.support import delta_jars as downloaded  # takes half a second
+
+    if given := os.environ.get(JARS):
+        return Path(given)
+    if make:
+        downloaded.main()
+    folder.mkdir()
+    for jar in downloaded.FOLDER.glob("io.*.jar"):
+        (folder / jar.name).symlink_to(jar)
+    if not any(folder.iterdir()):
+        raise NotMeasuredError(_LATER)
+    return folder
 
 
 def linked(files: Sequence[Path], folder: Path) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from jobs.due_runs import TableInputs
 from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
-from storage_core.change.creation import as_declared
+from storage_core.change.creation import GrownTable, as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.windows import EVERY_WINDOW, LateMetrics, WindowRange, by_start
 from storage_core.data.steps import Ingest, RetryQuarantine
@@ -41,6 +42,7 @@ from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
 from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
+from storage_core.write.ingest.drift import NO_DRIFT, count_fields
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import listed_app, pending, until_listing_ms, waiting_versions
 
@@ -100,6 +102,8 @@ def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
 
 
 def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
+    if job.before.config.kind == "keyed" and job.options.windows != EVERY_WINDOW:
+        raise InvalidInput(f"{job.uri}: files land in a keyed table as a whole. Leave the windows out.")
     windows = _windows(job.options.windows, job.before.config.window_seconds)
     if spec.queue is None or windows is not None or job.options.dry_run:
         return _from_landed(job, spec, _Found(survey(spec)), windows)
@@ -151,6 +155,11 @@ def _from_landed(
     job: JobRun[Ingest], spec: LandingSpec, found: _Found, windows: Collection[int | None] | None
 ) -> JobReport:
     landed = found.landed
+    if job.before.config.kind == "keyed":
+        from jobs.keyed_ingest import KeyedIngest  # imports regions, which append tables do not need
+
+        read, about = partial(_read_files, job, found), _about(spec, landed)
+        return KeyedIngest(job, spec, landed.files, read, _details, about, found.record).run()
 
     def planned_at(snapshot: Snapshot) -> list[IngestWork]:
         work = plan(snapshot, spec, landed.files, windows)
@@ -178,29 +187,57 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     return job.report("nothing_to_do", details=details)
 
 
-def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
-    context = context_of(job.before).to_json()
+def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot) -> list[BatchResult]:
+    """Execute the tasks of these files with the columns of `table`, and return their results in the order of the files.
+
+    Note the unread files.
+    """
+    context = context_of(table).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=size)
     results = [BatchResult.from_json(answer["result"]) for answer in answers]
+    tried = {each.landed.path for each in work}
+    for reason, names in found.unread.items():
+        unread = [file.file for result in results for file in result.files if file.unread == reason]
+        names[:] = [*(name for name in names if name not in tried), *unread]
+    return results
+
+
+def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
+    results = _read_files(job, found, work, job.before)
+    drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
+    grown = grow(job.before, drift, spec.max_new_fields)
+    waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}
+    if waiting:  # these files are read again, because no task knew what the other tasks would find
+        results = [replace(each, files=tuple(f for f in each.files if f.file not in waiting)) for each in results]
+        again = [replace(each, settled=True) for each in work if each.landed.path in waiting]
+        results += _read_files(job, found, again, grown.snapshot)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job)
-    for reason, names in found.unread.items():
-        names[:] = [file.file for file in files if file.unread == reason]
+    grown = grown if adds else GrownTable(job.before, {}, {})
+    counts = count_fields(*(file.drift.counts for file in files))
+    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job) | grown.details
+    details |= {spec.drift.counted_as: counts} if counts else {}
     actions += found.record(job.before)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
-    rejected = sum(result.rows_rejected for result in results)
+    metrics = replace(
+        Metrics.of(results),
+        rows_rejected=sum(result.rows_rejected for result in results),
+        **{spec.drift.counted_as: sum(counts.values())},
+        columns_added=len(grown.added),
+        columns_widened=len(grown.widened),
+        **late.as_mapping(),
+    )
     return job.commit(
-        actions,
+        [*grown.actions, *actions],
         operation="INGEST",
-        metrics=replace(Metrics.of(results), rows_rejected=rejected, **late.as_mapping()),
+        metrics=metrics,
         details=details,
         by_window=_by_window(adds),
         benefit=len(files),

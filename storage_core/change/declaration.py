@@ -47,6 +47,8 @@ from storage_core.data.settings.setting import Change, Setting
 from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Publish, TableConfig, with_values
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
+from storage_core.write.ingest.changes import ChangeFormat
+from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
@@ -267,10 +269,6 @@ class TableDeclaration(_Settings):
     ) -> LandingDeclaration | None:
         if landing is None or not {"columns", "time_column", "primary_key"} <= info.data.keys():
             return landing
-        if info.data["primary_key"] and landing.format != "delta":
-            raise InvalidInput(
-                "landed files are ingested into append tables only. Write a keyed table with Table.writer()"
-            )
         if info.data["primary_key"] and landing.changes not in (None, "apply"):
             raise InvalidInput(f"a keyed table applies every change by key. Leave out `changes: {landing.changes}`")
         if landing.time_format is not None and info.data["time_column"] is None:
@@ -284,7 +282,33 @@ class TableDeclaration(_Settings):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
         cls._require_timestamps(landing, info.data)
+        cls._require_text_column(landing, info.data)
+        if not landing.is_delta:
+            found = cls.model_construct(**info.data)
+            ChangeFormat.of(landing.spec(), found.schema(), TableConfig(primary_key=info.data["primary_key"]))
         return landing
+
+    @classmethod
+    def _require_text_column(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
+        """Raise `InvalidInput` unless the column that gets new fields is a text column that may be null.
+
+        A keyed table gets no new fields.
+        """
+        rule = landing.spec().drift
+        if given["primary_key"] and rule != QUARANTINE:
+            raise InvalidInput(
+                "lines of a keyed table with new fields or wider values go to quarantine. Leave out on_new_field and "
+                "on_type_conflict"
+            )
+        name = rule.column
+        if name is None:
+            return
+        require_columns([name], given["columns"])
+        column = given["columns"][name]
+        if column.type != "string" or not column.nullable or name in given["primary_key"]:
+            raise InvalidInput(
+                f"on_new_field: column {name!r} cannot get the new fields. Give it the type string, without `!`"
+            )
 
     @classmethod
     def _require_readable_maps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
@@ -315,7 +339,8 @@ class TableDeclaration(_Settings):
     @classmethod
     def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
         """Raise `InvalidInput` unless the names of the fields are columns, with all required columns."""
-        filled = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        named = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
+        filled = [each for each in named if each != landing.op]
         if filled:
             require_columns(filled, given["columns"])
             lost = [each.name for each in cls.model_construct(**given).schema() if not each.nullable]

@@ -44,8 +44,9 @@ from storage_core.data.settings.setting import (
 from storage_core.data.settings.table import SETTINGS
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.store.resolve import check_location, is_relative
+from storage_core.write.ingest.drift import MOST_NEW_FIELDS, OnTypeConflict
 from storage_core.write.ingest.landed_times import Nanoseconds, TimeUnit, Year
-from storage_core.write.ingest.landing import DeltaChanges, LandingFormat, LandingSpec
+from storage_core.write.ingest.landing import DeltaChanges, Envelope, LandingFormat, LandingSpec
 
 _TIME = r"([01]\d|2[0-3]):([0-5]\d)"
 _HOURS = re.compile(rf"{_TIME}\s*-\s*(?:{_TIME}|(24):(00))")
@@ -286,10 +287,16 @@ class LandingDeclaration(Closed):
     times: dict[str, TimeUnit] = {}
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
+    on_new_field: str = "quarantine"
+    on_type_conflict: OnTypeConflict = "quarantine"
+    max_new_fields: int = MOST_NEW_FIELDS
     # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
     queue: str | None = Field(default=None, repr=False)
     list_every: Milliseconds | None = Field(default=None, repr=False)
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
+    op: str | None = Field(default=None, repr=False)
+    order_by: str | None = Field(default=None, repr=False)
+    envelope: Envelope | None = Field(default=None, repr=False)
 
     @model_validator(mode="after")
     def _readable(self) -> Self:

@@ -399,7 +399,7 @@ class Step:
 
 
 def _lands_files(table: Declared) -> bool:
-    return table.window is not None and not (table.landing and table.landing.is_delta)
+    return table.window is not None and not table.primary_key and not (table.landing and table.landing.is_delta)
 
 
 _SPARK, _PARQUET = frozenset({"spark"}), frozenset({"spark", "parquet"})
@@ -433,7 +433,7 @@ TABLE_STEPS: Final = (
         asset="retried",
         promise="Lines of the quarantine that the present declaration accepts, each exactly once.",
         follows=("ingest",),
-        is_of=lambda table: table.landing is not None and not table.landing.is_delta and not table.primary_key,
+        is_of=lambda table: table.landing is not None and not table.landing.is_delta,
         brings_rows=True,
     ),
     Step(

@@ -71,7 +71,10 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of, prefetch
 from storage_core.write.distribution.work import WITH_IDS, log_offsets
 from storage_core.write.ingest.batch import parse_blocks
-from storage_core.write.ingest.landing import LandedFile, LandingSpec, discover
+from storage_core.write.ingest.changes import ChangeFormat
+from storage_core.write.ingest.convert import BLOCK_BYTES, read_lines
+from storage_core.write.ingest.json_elements import read_elements
+from storage_core.write.ingest.landing import LandedFile, LandingSpec, discover, open_text
 from storage_core.write.late_rows import commit_app, read_object, rewrite_object
 from storage_core.write.raw_log.history import Damage, History, RawChunkRef, read_columns, union
 from storage_core.write.raw_log.read import typed_records
@@ -301,14 +304,20 @@ def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
     Stops at the first row or line of this kind.
     """
     snapshot = judge.snapshot
-    for block in parse_blocks(file, spec, snapshot.schema, snapshot.config.time_column):
+    changes = ChangeFormat.of(spec, snapshot.schema, snapshot.config)
+    for block in parse_blocks(file, spec, snapshot.schema, snapshot.config.time_column, changes=changes):
         if block.unreadable:
             raise Corrupt(block.rejected[0].reason, file=file.path)
-        if block.rows.num_rows and judge.rows(block.rows).any():
+        if block.rows.num_rows and judge.arrived(block.rows).any():
             return True
         if any(judge.text(line.text) is not False for line in block.rejected):
             return True
-    return False
+    if spec.envelope is None:
+        return False
+    read = read_lines if spec.format == "ndjson" else read_elements
+    with open_text(file, encoding=spec.encoding) as stream:  # an envelope also has the row before the change
+        texts = (text for block in read(stream, BLOCK_BYTES) for text in block.text.to_pylist())
+        return any(judge.text(text) is not False for text in texts)
 
 
 _logger = logging.getLogger(__name__)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import base64
 import io
 import json
+import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -34,12 +35,15 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import xxhash
 
 from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.base.text import fitted
+from storage_core.change.creation import GrownTable, grow
 from storage_core.data.formats import arrow_files
 from storage_core.data.formats.arrow_files import DoneLines, Entry, QuarantinedRows, Receipt, RejectedLines
 from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
+from storage_core.data.rows.fold import conformed
 from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateRule
 from storage_core.data.steps import RetryQuarantine
@@ -52,7 +56,8 @@ from storage_core.maintain.collect import forgotten_keys, note_forgotten, read_p
 from storage_core.split.context import context_of
 from storage_core.store.contract import ObjectStore, create_derived
 from storage_core.write.append import fitting
-from storage_core.write.ingest.batch import CollectedRows, text_blocks
+from storage_core.write.ingest.batch import CollectedRows, as_records, text_blocks
+from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
     LONGEST_REASON,
@@ -62,6 +67,8 @@ from storage_core.write.ingest.convert import (
     shared_session,
     tally,
 )
+from storage_core.write.ingest.drift import NO_DRIFT, QUARANTINE, Drift
+from storage_core.write.ingest.landed_regions import CollectedRecords, IsPassed, fill_regions, offset_of
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec, as_hex
 from storage_core.write.ingest.progress import file_app, path_of
@@ -75,6 +82,7 @@ from storage_core.write.late_rows import (
     commit_app,
     entry_keys,
     is_receipt,
+    late_records,
     read_object,
 )
 
@@ -87,6 +95,15 @@ RETRIES: Final = "quarantine:retries"
 _RECEIPT: Final = "quarantine:"
 _AGAIN: Final = f"{REWRITTEN}."
 _MOST_BYTES: Final = 256 * 2**20
+_MOST_KEYED: Final = 1_000
+"""The most entries that a retry puts into a keyed table. The manifest of a region names these entries."""
+
+_OF_ENTRY: Final = "again:"
+"""The prefix of the offsets of a region that name entries of the quarantine."""
+
+_NUMBER_BITS: Final = 40
+"""The bits of such an offset below the number of the retry."""
+
 _ATTEMPTS: Final = 5
 
 MOST_OBJECTS = 1_000
@@ -390,6 +407,8 @@ class _Outcome:
     read: int = 0
     added: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    drift: Drift = NO_DRIFT
+    counted_as: str = "fields_ignored"
     not_retried: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -401,6 +420,7 @@ class _Outcome:
             "still_rejected": sum(self.reasons.values()),
             "rejected_reasons": dict(self.reasons),
             "not_retried": dict(self.not_retried),
+            **({self.counted_as: dict(self.drift.counts)} if self.drift.counts else {}),
         }
 
 
@@ -418,15 +438,14 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
     in quarantine with their new reason. A run reads about 256 MiB of entries, and another run continues.
 
+    In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
+    records that the table holds, unless the landing location declares `order_by`.
+
     Raises:
-        InvalidInput: The table has a primary key, or its format cannot be read with its columns.
+        InvalidInput: The format cannot be read with the columns of the table.
         CommitConflict: Other processes changed the quarantine in every attempt.
+        Fenced: Another process claimed a region of a keyed table. Try again.
     """
-    if job.before.config.primary_key:
-        raise InvalidInput(
-            f"{job.uri}: the table has a primary key, and a retry adds rows only to tables without one. Write the rows "
-            "of the quarantine again with `tidemark append`."
-        )
     return job.carry_out(
         partial(_plan, job),
         lambda found: _retried(job, spec, found),
@@ -449,13 +468,20 @@ class _Plan:
 def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
     found: list[PendingEntry] = []
     others, unneeded, size = Counter[str](), list[str](), 0
+    most = _MOST_KEYED if snapshot.config.kind == "keyed" else math.inf
     for each in pending_entries(job.store, snapshot, unneeded=unneeded):
-        if size <= _MOST_BYTES and job.options.source in (None, each.entry.source):
+        if size <= _MOST_BYTES and len(found) < most and job.options.source in (None, each.entry.source):
             found.append(each)
             size += _size(each.entry)
         else:
             others[each.key] += len(each.lines)
+    if snapshot.config.kind == "keyed":  # the order of the files is the order of the records of a key
+        found.sort(key=lambda each: (_arrival(each.entry), each.entry.source, each.lines))
     return _Plan(found, others, unneeded)
+
+
+def _arrival(entry: Entry) -> int:
+    return (entry.landed_ms if isinstance(entry, RejectedLines) else entry.arrived_ms) or 0
 
 
 def _size(entry: Entry) -> int:
@@ -465,10 +491,35 @@ def _size(entry: Entry) -> int:
 
 
 def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan) -> JobReport:
-    log, snapshot, store = job.log, job.before, job.store
-    now_ms = log.clock.now_ms()
-    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late)
-    collected = CollectedRows(store, context_of(snapshot), log.ids, now_ms)
+    found = _applied(job, spec, plan, None)
+    if found.outcome.drift.changes_columns and spec is not None:  # read again with the columns that the lines need
+        found = _applied(job, spec, plan, grow(job.before, found.outcome.drift, spec.max_new_fields))
+    report = _committed(job, found)
+    _mark(job.log, [*plan.unneeded, *(key for key, lines in found.left.items() if not lines)])
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _AppliedPlan:
+    """The written rows and the result of a plan, and the number of lines that stay in each object."""
+
+    grown: GrownTable
+    leaving: _Leaving
+    adds: Sequence[Add]
+    outcome: _Outcome
+    left: Counter[str]
+
+
+def _applied(
+    job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan, grown: GrownTable | None
+) -> _AppliedPlan:
+    """Read the lines of a plan. With `grown`, its columns are final. Otherwise, the lines may need other columns."""
+    log, store = job.log, job.store
+    snapshot, now_ms = (job.before if grown is None else grown.snapshot), log.clock.now_ms()
+    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late, settled=grown is not None)
+    collector = CollectedRows if declared.changes is None else CollectedRecords
+    collected = collector(store, context_of(snapshot), log.ids, now_ms)
+    offsets: dict[str, int] = {}
     leaving, outcome = _Leaving(store, snapshot), _Outcome()
     again = SharedEntries(store, f"{_AGAIN}{leaving.number}")
     left = Counter(plan.others)
@@ -480,7 +531,12 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
                 outcome.not_retried[why_not] += len(each.lines)
                 continue
             rows, passed, reasons = declared.apply(each)
-            collected.add(rows)
+            if declared.drift.changes_columns:
+                continue
+            name = f"{_OF_ENTRY}{xxhash.xxh3_128_hexdigest(repr((each.key, each.unit)).encode())}"
+            texts = (declared.form, repr([each.lines[index] for index in passed]))
+            offsets[name] = leaving.number << _NUMBER_BITS | offset_of(*texts, bits=_NUMBER_BITS)
+            collected.add(rows, name)
             leaving.add(each.unit, (each.lines[index] for index in passed))
             kept = _failed_again(each, reasons, has_passed=bool(len(passed)))
             for entry in kept:
@@ -489,23 +545,42 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
             outcome.read += len(each.lines)
             outcome.added += len(passed)
             outcome.reasons = tally(outcome.reasons, Counter(reasons.values()))
-    collected.write_all()
-    again.write_all()
-    report = _committed(job, leaving, collected.adds, outcome)
-    _mark(log, [*plan.unneeded, *(key for key, lines in left.items() if not lines)])
-    return report
+    outcome.drift, outcome.counted_as = declared.drift, (QUARANTINE if spec is None else spec.drift).counted_as
+    if not outcome.drift.changes_columns:
+        collected.write_all()
+        again.write_all()
+        if collected.parts and declared.changes is not None:
+            check = partial(_require_first, job, leaving.number)
+            fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
+    return _AppliedPlan(grown or GrownTable(snapshot, {}, {}), leaving, collected.adds, outcome, left)
 
 
-def _committed(job: JobRun[RetryQuarantine], leaving: _Leaving, adds: Sequence[Add], outcome: _Outcome) -> JobReport:
-    if not leaving:
+def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
+    """Raise `CommitConflict` if another retry has committed since the plan. Return the offsets of earlier retries."""
+    TxnProgress(RETRIES, number - 1).check(job.log.refresh(job.before))
+    return lambda name, last: name.startswith(_OF_ENTRY) and last >> _NUMBER_BITS < number
+
+
+def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
+    outcome, adds = found.outcome, found.adds
+    if not found.leaving:
         return job.report("nothing_to_do", details=outcome.details)
-    actions, requirement = leaving.write(job.log.clock.now_ms())
+    grown = found.grown if adds else GrownTable(job.before, {}, {})
+    actions, requirement = found.leaving.write(job.log.clock.now_ms())
+    metrics = replace(
+        Metrics.of_adds(adds),
+        rows_in=outcome.read,
+        rows_out=outcome.added,
+        **{outcome.counted_as: sum(outcome.drift.counts.values())},
+        columns_added=len(grown.added),
+        columns_widened=len(grown.widened),
+    )
     return job.commit(
-        [*adds, *actions],
+        [*grown.actions, *adds, *actions],
         operation="RETRY QUARANTINE",
-        metrics=replace(Metrics.of_adds(adds), rows_in=outcome.read),
+        metrics=metrics,
         requirements=[requirement],
-        details=outcome.details,
+        details=outcome.details | grown.details,
         benefit=outcome.added,
     )
 
@@ -536,10 +611,17 @@ Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
 class _Declared:
     """The present declaration, applied to entries."""
 
-    def __init__(self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool) -> None:
+    def __init__(
+        self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool, settled: bool
+    ) -> None:
+        rule_of_drift = QUARANTINE if spec is None else spec.drift
+        self._drift_rule, self.drift = rule_of_drift.settled() if settled else rule_of_drift, NO_DRIFT
         if spec is not None:
             spec.check_time_format()
         self._schema, self._config, self._spec, self._now_ms = snapshot.schema, snapshot.config, spec, now_ms
+        self.changes = _changes_of(spec, snapshot)
+        self._none = (self._schema if self.changes is None else self.changes.records).empty_table()
+        self.form = "" if spec is None else spec.to_json() + snapshot.metadata.schemaString
         rule = None if accept_late else LateRule.of(self._config)
         self._rule = None if rule is None or rule.late_data.policy == "accept" else rule
         self._whole: dict[str, int] = {}
@@ -561,7 +643,7 @@ class _Declared:
         if content.startswith("etag:") or (0 in each.lines and isinstance(entry, RejectedLines)):
             return WHOLE_FILE
         if size is None:
-            return None if source == "append" else NOT_A_FILE
+            return None if source == "append" and self.changes is None else NOT_A_FILE
         is_file = isinstance(entry, RejectedLines) or entry.by == "ingest"
         if not is_file or self._spec is None:
             return NOT_A_FILE
@@ -583,22 +665,26 @@ class _Declared:
             arrived = each.entry.arrived_ms
         if self._rule is None or not rows.num_rows:
             return rows, positions.tolist(), reasons
-        late = np.asarray(self._rule.is_late(rows, self._now_ms if arrived is None else arrived))
+        is_late = self._rule.is_late if self.changes is None else partial(late_records, self._rule)
+        late = np.asarray(is_late(rows, self._now_ms if arrived is None else arrived))
         reasons = {**reasons, **dict.fromkeys(positions[late].tolist(), LATE)}
         return rows.filter(pa.array(~late)), positions[~late].tolist(), reasons
 
     def _fitting(self, entry: QuarantinedRows) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
         try:
-            (rows,) = fitting(entry.rows, self._schema, self._config.nonzero_vectors)
-        except InvalidInput as error:
+            if self.changes is not None:
+                rows = conformed(entry.rows, self.changes.records)
+            else:
+                (rows,) = fitting(entry.rows, self._schema, self._config.nonzero_vectors)
+        except (InvalidInput, CommitConflict) as error:
             reasons = dict.fromkeys(range(entry.rows.num_rows), str(error))
-            return self._schema.empty_table(), np.zeros(0, np.int64), reasons
+            return self._none, np.zeros(0, np.int64), reasons
         return rows, np.arange(rows.num_rows), {}
 
     def _parsed(self, entry: RejectedLines) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
         reasons = {index: str(each["reason"]) for index, each in enumerate(entry.rejected)}
         texts = [_bytes_of(each) for each in entry.rejected]
-        parts, places = [self._schema.empty_table()], [np.zeros(0, np.int64)]
+        parts, places = [self._none], [np.zeros(0, np.int64)]
         for chosen, times in self._groups(entry, texts, reasons):
             rows, positions = self._read(entry, [texts[index] for index in chosen], times, (chosen, reasons))
             parts.append(rows)
@@ -640,7 +726,7 @@ class _Declared:
     ) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Return the rows of the texts and their positions in the entry. Update the reasons of the other positions."""
         chosen, reasons = into
-        none = self._schema.empty_table()
+        none = self._none
         if not chosen:
             return none, np.zeros(0, np.int64)
         head = [entry.header.encode()] if entry.header is not None and self._has_header else []
@@ -652,6 +738,7 @@ class _Declared:
             reasons |= dict.fromkeys(chosen, error.found)
             return none, np.zeros(0, np.int64)
         for block in blocks:
+            self.drift |= block.drift
             for line in block.rejected:
                 if line.line is not None and first <= line.line < first + len(chosen):
                     reasons[chosen[line.line - first]] = line.reason
@@ -665,14 +752,29 @@ class _Declared:
         return self._spec is not None and self._spec.format == "csv" and self._spec.header
 
     def _blocks(self, source: str, stream: io.BytesIO, times: LandedTimes) -> Iterator[Parsed]:
-        spec, config = self._spec, self._config
-        target = RowFormat(self._schema, config.time_column, nonzero=frozenset(config.nonzero_vectors), times=times)
-        if spec is None or spec.format in TYPED:  # the values of a typed row are stored as JSON
-            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
-        target = replace(target, time_format=spec.time_format, null_values=spec.null_values)
-        if spec.format == "json":  # each record is stored as one line
-            return ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
-        return text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
+        spec, config, changes = self._spec, self._config, self.changes
+        fields = self._schema if changes is None else changes.fields
+        nonzero, drift = frozenset(config.nonzero_vectors), self._drift_rule
+        target = RowFormat(fields, config.time_column, nonzero=nonzero, times=times, drift=drift, changes=changes)
+        is_typed = spec is None or spec.format in TYPED
+        if spec is None or is_typed:  # the values of a typed row are stored as JSON
+            blocks = ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)
+        else:
+            target = replace(target, time_format=spec.time_format, null_values=spec.null_values)
+            if spec.format == "json":  # each record is stored as one line
+                spec = replace(spec, format="ndjson")
+            blocks = text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
+        if changes is None:
+            return blocks
+        # The JSON of a typed row names every column, and a patch sets only the columns with a value.
+        return (as_records(replace(each, given=None) if is_typed else each, changes) for each in blocks)
+
+
+def _changes_of(spec: LandingSpec | None, snapshot: Snapshot) -> ChangeFormat | None:
+    config = snapshot.config
+    if spec is not None:
+        return ChangeFormat.of(spec, snapshot.schema, config)
+    return ChangeFormat(snapshot.schema, config.primary_key, config.merged_maps) if config.kind == "keyed" else None
 
 
 def _has_text_time(text: bytes, times: LandedTimes) -> bool:

@@ -38,6 +38,20 @@ def test_the_small_benchmark_of_ingest_and_compaction_prints_one_metric_per_line
         assert any(metric["name"].startswith(step) and metric["against"] == "plain Spark" for metric in metrics)
 
 
+@pytest.mark.spark
+def test_the_small_benchmark_of_landing_prints_driver_and_spark_beside_their_peers() -> None:
+    metrics = {metric["name"]: metric for metric in _metrics("landing")}
+    for input_ in ("ndjson files", "ndjson files, dirty", "csv files", "csv files, dirty", "parquet files"):
+        kind, _, dirty = input_.partition(", ")
+        name = f"6 {kind}, 6,000 rows{', 1 % bad lines' if dirty else ''}"
+        for where, against in (("driver", "DuckDB + delta-rs"), ("warm Spark", "plain Spark")):
+            for time in ("processor", "wall"):
+                assert metrics[f"{name}, {where}, {time}"]["against"].startswith(against)
+            assert metrics[f"{name}, {where}, splits"]["holds"]
+            assert metrics[f"{name}, {where}, PUTs into the table"]["value"] == 3 + bool(dirty)
+    assert "6 ndjson files, 6,000 rows, cold Spark, processor" in metrics
+
+
 def test_the_small_benchmark_of_the_log_prints_each_step_against_its_peers() -> None:
     metrics = _metrics("log_at_scale")
     assert {metric["against"] for metric in metrics} == {"delta-rs", "JSON checkpoint", "50 ms", "writing all of it"}

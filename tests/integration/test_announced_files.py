@@ -411,3 +411,25 @@ def test_two_declared_tables_cannot_have_the_same_queue(place: AnnouncedPlace, t
     assert "the queue of" in problem.message
     assert "a.yaml" in problem.message
     assert [each.declaration.name for each in declared.tables] == ["events"]
+
+
+def test_announced_files_change_a_keyed_table_once(
+    s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(announcements, "_WAIT_SECONDS", 0)
+    monkeypatch.setattr("jobs.keyed_ingest.ROUND_FILES", 4)
+    place = AnnouncedPlace(s3_server, tmp_path, is_keyed=True)
+    place.ingest()
+    names = place.land(*range(10))
+    place.announce(*names[:8], *names[:3])
+    open_store(place.uri).delete(names[:1])
+    report = place.ingest()
+    assert place.ids() == list(range(1, 8))
+    assert (counts(report)["missing"], counts(report)["deleted"]) == (1, 11)
+    assert place.messages() == {"visible": 0, "hidden": 0}
+    assert place.ingest().status == "nothing_to_do"
+    place.list_every = "1m"
+    place.declare()
+    place.clock.now += 60_000
+    place.ingest()
+    assert place.ids() == list(range(1, 10)), "the listing finds the files that nothing announced"

@@ -131,6 +131,34 @@ def test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_
     assert by == {"found.ndjson.gz": "landing", "not_found.ndjson.gz": "not_read"}
 
 
+def test_landed_changes_of_a_keyed_table_are_searched_with_the_rows_before_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for folder in ("tables", "op", "debezium"):
+        (tmp_path / folder).mkdir()
+    ann, canary = {"id": 1, "person": "ann"}, {"id": 2, "person": CANARY}
+    files: dict[str, dict[str, list[dict[str, object]]]] = {
+        "op": {"ann": [{**ann, "_op": "u"}], "found": [{"id": 3, "_op": "d"}, {**canary, "_op": "patch"}, canary]},
+        "debezium": {
+            "ann": [{"op": "c", "after": ann}],
+            "after": [{"op": "c", "after": canary}],
+            "before": [{"op": "u", "before": canary, "after": {**canary, "person": "ann"}}],
+        },
+    }
+    found = {"op": {"found.ndjson"}, "debezium": {"after.ndjson", "before.ndjson"}}
+    for name, setting in (("op", "op: _op"), ("debezium", "envelope: debezium")):
+        landing = f"primary_key: id\nlanding: {{uri: {name}, format: ndjson, {setting}}}\n"
+        text = f"name: {name}\nuri: warehouse/{name}\ncolumns: {{id: long!, person: string}}\n{landing}"
+        (tmp_path / "tables" / f"{name}.yaml").write_text(text)
+        for file, records in files[name].items():
+            (tmp_path / name / f"{file}.ndjson").write_text("".join(json.dumps(each) + "\n" for each in records))
+        tm.Table.declare(load(Path(f"tables/{name}.yaml")))
+        assert main(["forget", name, "--where", WHERE, "--report", "--json"]) == 5
+        held = json.loads(capsys.readouterr().out)["held"]
+        assert {each["key"] for each in held if each["kind"] == "landed_file"} == found[name]
+
+
 def test_the_job_reports_what_it_did_and_what_is_left(uri: str, capfd: pytest.CaptureFixture[str]) -> None:
     assert job_main("forget", ["--table-uri", uri, "--where", WHERE, "--json"]) == 0
     report = json.loads(capfd.readouterr().out.splitlines()[-1])

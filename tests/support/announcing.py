@@ -56,6 +56,7 @@ class AnnouncedPlace:
     folder: Path
     table_uri: str = ""
     list_every: str = "1000d"
+    is_keyed: bool = False
     clock: ManualClock = field(default_factory=lambda: ManualClock(1_800_000_000_000, step_ms=1))
     prefix: str = field(default_factory=lambda: f"landing/{uuid4()}")
     queue: str = ""
@@ -83,8 +84,7 @@ class AnnouncedPlace:
             "name": "events",
             "uri": self.table_uri,
             "columns": {"at": "timestamp!", "id": "long"},
-            "time_column": "at",
-            "window": "1h",
+            **({"primary_key": "id"} if self.is_keyed else {"time_column": "at", "window": "1h"}),
             "landing": {**place, "list_every": self.list_every, **landing},
         }
         self.declaration.write_text(json.dumps(body))
@@ -123,7 +123,8 @@ class AnnouncedPlace:
 
     def ids(self) -> list[int]:
         """Return the ids in the table, sorted."""
-        return sorted(Table.open(self.table_uri).scan(["id"]).to_arrow().column(0).to_pylist())
+        rows = Table.open(self.table_uri).scan(["id"], consistency="latest" if self.is_keyed else "snapshot")
+        return sorted(rows.to_arrow().column(0).to_pylist())
 
     def messages(self) -> dict[str, int]:
         """Return the number of visible messages and of hidden messages."""

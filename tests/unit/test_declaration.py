@@ -311,12 +311,28 @@ def test_a_fault_of_yaml_is_stated_without_the_text_of_the_parser(
             "time_column: at\nwindow: 1h\n",
             "field `window`: a keyed table has windows only if its time column is part of the key. Add 'at'",
         ),
-        ("landing: {uri: landing/planes, format: csv}\n", "field `landing`: landed files are ingested into append"),
         ("partitions: {start: 2024-01-01T00:00}\n", "field `partitions`: only a table with a window has partitions"),
     ],
 )
 def test_a_keyed_table_refuses_what_only_append_tables_have(tmp_path: Path, addition: str, expected: str) -> None:
     assert expected in refusal(tmp_path, KEYED + addition)
+
+
+@pytest.mark.parametrize(
+    ("addition", "expected"),
+    [
+        ("op: _op", None),
+        ("order_by: lns", "field `landing`: order_by: unknown column 'lns'"),
+        ("envelope: debezium", "field `landing`: format 'csv': an envelope is a JSON object. Use ndjson or json"),
+        ("op: kind, header: false, columns: [tailnum, kind, at]", None),
+    ],
+)
+def test_a_keyed_table_checks_its_landed_changes(tmp_path: Path, addition: str, expected: str | None) -> None:
+    text = KEYED + f"landing: {{uri: landing/planes, format: csv, {addition}}}\n"
+    if expected is None:
+        assert declaration.load(write(tmp_path, text)).landing_spec() is not None
+    else:
+        assert expected in refusal(tmp_path, text)
 
 
 @pytest.mark.parametrize(

@@ -183,7 +183,7 @@ def test_as_many_equal_rows_are_deleted_as_are_given(tmp_path: Path) -> None:
         ("landing: {uri: lake, format: delta, suffix: .x}", "suffix do not apply"),
         ("landing: {uri: lake, format: csv, changes: skip}", "landed files do not change"),
         ("primary_key: id\nlanding: {uri: lake, format: delta, changes: skip}", "a keyed table applies every change"),
-        ("primary_key: id\nlanding: {uri: lake, format: csv}", "landed files are ingested into append tables"),
+        ("primary_key: id\nlanding: {uri: lake, format: delta, op: _op}", "op and order_by do not apply"),
     ],
 )
 def test_a_landing_that_means_nothing_is_refused(tmp_path: Path, more: str, message: str) -> None:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from storage_core.base.errors import InvalidInput, TidemarkError
+from storage_core.base.errors import TidemarkError
 from storage_core.data.formats.keys import parse
 from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.settings.table import LateData, TableConfig
@@ -308,12 +308,6 @@ def test_records_of_a_raw_log_and_whole_files_are_not_retried(tmp_path: Path) ->
     assert counts(report) == (0, 0, 0)
     assert sum(report.details["not_retried"].values()) == 2  # type: ignore[attr-defined]
     assert len(bench.pending()) == 2
-
-
-def test_a_table_with_a_key_refuses_a_retry(tmp_path: Path) -> None:
-    bench = make_bench(tmp_path, config=TableConfig(primary_key=("id",)))
-    with pytest.raises(InvalidInput, match="primary key"):
-        bench.retry()
 
 
 def test_cleared_lines_do_not_come_back(drifted: Bench) -> None:

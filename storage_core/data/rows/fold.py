@@ -86,7 +86,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key with the combined effect of all records of the key, in ascending order of keys.
 
     In the result, only patches contain `_fields`, which lists the columns that the patch replaces or merges, in column
-    order.
+    order. A delete keeps the values of the last delete.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every
@@ -116,6 +116,8 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
+        # A landed delete has the value of the column that orders the records of its key.
+        source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)
         places = order[source]
         merges = given.merges(name)
         if merges is not None:

@@ -396,7 +396,7 @@ def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
         earlier specs. One more request, for the registry, if the table has or had a spec with fields.
     """
     log = log_offsets(snapshot)
-    regions = _regions_of(store, snapshot)
+    regions = regions_of(store, snapshot)
     found = all_of(lambda each: offsets(store, each.id), regions, PARALLEL_REGIONS)
     current = snapshot.config.region_spec.id
     own: dict[str, Mapping[str, int]] = {}
@@ -409,7 +409,7 @@ def read_offsets(store: ObjectStore, snapshot: Snapshot) -> Offsets:
     return Offsets(log=log, regions=own, further=further)
 
 
-def _regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
+def regions_of(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
     """Return the regions that a keyed table has or had, without manual regions.
 
     A new region may be added at any time.

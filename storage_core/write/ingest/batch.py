@@ -21,6 +21,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
 from typing import Any, BinaryIO, Literal, assert_never
 
 import numpy as np
@@ -28,8 +29,17 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from storage_core.base.clock import Ids
-from storage_core.base.errors import Corrupt, InvalidInput, NotFound, Unavailable, out_of_memory, unavailable
+from storage_core.base.errors import (
+    Corrupt,
+    InvalidInput,
+    NotFound,
+    TidemarkError,
+    Unavailable,
+    out_of_memory,
+    unavailable,
+)
 from storage_core.data.formats.arrow_files import QuarantinedRows, RejectedLines
+from storage_core.data.rows.times import row_text
 from storage_core.data.rows.windows import LateMetrics, LateRule, by_start, split_by_window, window_starts
 from storage_core.data.settings.table import TableConfig
 from storage_core.log.actions import Action, Add, Txn, read_actions, write_actions
@@ -39,15 +49,21 @@ from storage_core.split.writer import sort_and_write
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.arrow_blocks import arrow_blocks
 from storage_core.write.ingest.avro_blocks import avro_blocks
+from storage_core.write.ingest.changes import ChangeFormat, order_path
 from storage_core.write.ingest.convert import (
     BLOCK_BYTES,
+    LineBlock,
     Parsed,
     RejectedLine,
     RowFormat,
+    read_lines,
     shared_session,
     tally,
 )
+from storage_core.write.ingest.drift import NO_DRIFT, Drift
+from storage_core.write.ingest.envelopes import debezium_blocks
 from storage_core.write.ingest.json_elements import read_elements
+from storage_core.write.ingest.landed_regions import CollectedRecords, LandedPart
 from storage_core.write.ingest.landing import (
     ContentHash,
     LandedFile,
@@ -55,7 +71,7 @@ from storage_core.write.ingest.landing import (
     as_hex,
     content_of,
     etag_hash,
-    fetching_ahead,
+    fetched_ahead,
     is_unchanged,
     open_bytes,
     open_text,
@@ -74,7 +90,7 @@ from storage_core.write.ingest.progress import (
     replaced_app,
     window_app,
 )
-from storage_core.write.ingest.text_files import csv_blocks, ndjson_blocks, pattern_blocks
+from storage_core.write.ingest.text_files import Reader, csv_blocks, json_rows, ndjson_blocks, pattern_blocks
 from storage_core.write.late_rows import LATE, LateRowFilter, Origin, SharedEntries, commit_app, keep
 
 
@@ -105,6 +121,8 @@ def parse_blocks(
     nonzero: Collection[str] = (),
     block_bytes: int = BLOCK_BYTES,
     content: ContentHash | None = None,
+    settled: bool = False,
+    changes: ChangeFormat | None = None,
 ) -> Iterator[Parsed]:
     """Yield the file in blocks. If the last block is marked `unreadable`, all earlier blocks of the file are invalid.
 
@@ -117,6 +135,8 @@ def parse_blocks(
     Args:
         nonzero: embedding columns. Zero embeddings in these columns are rejected.
         content: receives the hash of the file's bytes after the last block of a readable file.
+        settled: whether the schema is final, so that the file adds and widens no columns.
+        changes: how the records change a keyed table. The blocks then have records (`rows.fold`) in place of rows.
 
     Raises:
         NotFound: the file does not exist any more.
@@ -125,11 +145,10 @@ def parse_blocks(
     """
     import duckdb
 
-    spec.check_time_format()
-    times = spec.times_of(landed)
-    target = RowFormat(schema, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times)
+    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero, settled=settled, changes=changes)
     try:
-        yield from _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
+        blocks = _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
+        yield from blocks if changes is None else (as_records(each, changes) for each in blocks)
     except Corrupt as error:
         reason = f"the file cannot be used: {error.found}. Land the whole file again under a new name"
         yield Parsed(schema.empty_table(), (RejectedLine(landed.path, None, reason, ""),), unreadable=True)
@@ -145,6 +164,25 @@ def parse_blocks(
         raise unavailable(f"{landed.uri}/{landed.path}", error) from error
 
 
+def _row_format(
+    landed: LandedFile,
+    spec: LandingSpec,
+    schema: pa.Schema,
+    time_column: str | None,
+    *,
+    nonzero: Collection[str],
+    settled: bool,
+    changes: ChangeFormat | None = None,
+) -> RowFormat:
+    spec.check_time_format()
+    fields = schema if changes is None else changes.fields
+    times = spec.times_of(landed)
+    drift = spec.drift.settled() if settled else spec.drift
+    return RowFormat(
+        fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift=drift, changes=changes
+    )
+
+
 _TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
     "parquet": parquet_blocks,
     "avro": avro_blocks,
@@ -158,10 +196,31 @@ def _blocks(
     if spec.format in _TYPED_BLOCKS:
         read = _TYPED_BLOCKS[spec.format]
         with open_bytes(landed, content) as stream:
-            yield from read(landed.path, stream, target.schema, nonzero=target.nonzero, times=target.times)
+            form = {"nonzero": target.nonzero, "times": target.times, "drift": target.drift}
+            blocks = read(landed.path, stream, target.schema, **form)
+            yield from blocks if target.changes is None else (_checked(each, target) for each in blocks)
         return
     with open_text(landed, content, spec.encoding) as stream:
         yield from text_blocks(landed.path, stream, spec, target, block_bytes=block_bytes)
+
+
+def as_records(block: Parsed, changes: ChangeFormat) -> Parsed:
+    """Return the block with records in place of the rows."""
+    return replace(block, rows=changes.records_of(block.rows, block.given), given=None)
+
+
+def _checked(block: Parsed, target: RowFormat) -> Parsed:
+    """Return a block of typed values without the rows that are not valid changes, which are rejected."""
+    if target.changes is None or not block.rows.num_rows:
+        return block
+    reasons = target.changes.faults(block.rows)
+    fits = np.asarray(reasons.is_null())
+    refused = [
+        RejectedLine("", int(block.numbers[row]), reasons[int(row)].as_py(), row_text(block.rows, int(row)))
+        for row in np.flatnonzero(~fits)
+    ]
+    kept = replace(block, rows=block.rows.filter(pa.array(fits)), numbers=block.numbers[fits])
+    return kept.and_rejected(refused)
 
 
 def text_blocks(
@@ -176,10 +235,13 @@ def text_blocks(
     match spec.format:
         case "pattern":
             yield from pattern_blocks(path, stream, target, pattern=spec.pattern or "", block_bytes=block_bytes)
-        case "ndjson":
-            yield from ndjson_blocks(path, stream, target, block_bytes=block_bytes)
-        case "json":
-            yield from ndjson_blocks(path, stream, target, block_bytes=block_bytes, read=read_elements)
+        case "ndjson" | "json":
+            read: Reader = read_lines if spec.format == "ndjson" else read_elements
+            if spec.envelope is None:
+                yield from ndjson_blocks(path, stream, target, block_bytes=block_bytes, read=read)
+            else:
+                order = order_path(spec)
+                yield from debezium_blocks(path, stream, target, block_bytes=block_bytes, read=read, order=order)
         case "csv":
             yield from csv_blocks(path, stream, target, block_bytes=block_bytes, dialect=spec.dialect)
         case "parquet" | "avro" | "arrow":
@@ -207,6 +269,7 @@ class IngestWork:
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
     - `pruned`: contents that were completely in the table when a file of this path disappeared. This list is used only
       while nothing newer is recorded for the file.
+    - `settled`: the schema is final, because the columns for new fields and wider values were already decided.
     """
 
     landed: LandedFile
@@ -220,6 +283,7 @@ class IngestWork:
     contents: tuple[int, ...] = ()
     seen: bool = False
     pruned: tuple[int, ...] = ()
+    settled: bool = False
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal work item."""
@@ -261,6 +325,11 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
+    - `drift`: the new fields. If the file needs other columns, the result has nothing else. The file is then executed
+      again with these columns and `settled`.
+    - `parts`: for a keyed table, the parts that have records of this file only.
+    - `content`: the hash of the content, if the file was read to its end.
+    - `skipped`: the records that have no effect (`Parsed.skipped`).
     - `unread`: why the file was not read now. Nothing is recorded for it.
     """
 
@@ -277,6 +346,10 @@ class IngestResult:
     rows_rejected: int = 0
     quarantine_keys: tuple[str, ...] = ()
     late: LateMetrics = field(default_factory=LateMetrics)
+    drift: Drift = NO_DRIFT
+    parts: tuple[LandedPart, ...] = ()
+    content: int | None = None
+    skipped: int = 0
 
     @property
     def actions(self) -> list[Action]:
@@ -291,8 +364,9 @@ class IngestResult:
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        body |= {"rejected": dict(self.rejected), "late": asdict(self.late)}
+        body |= {"rejected": dict(self.rejected), "late": asdict(self.late), "drift": self.drift.to_json()}
         body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
+        body |= {"parts": [each.to_json() for each in self.parts]}
         return json.dumps(body, sort_keys=True)
 
     @staticmethod
@@ -306,19 +380,21 @@ class IngestResult:
             windows=windows,
             quarantine_keys=keys,
             late=LateMetrics(**body.pop("late")),
+            drift=Drift.from_json(body.pop("drift")),
+            parts=tuple(map(LandedPart.from_json, body.pop("parts"))),
             **body,
         )
 
 
 _PLAIN_FIELDS = (
     *("file", "unread", "rows_in", "rows_out", "bytes_in", "windows"),
-    *("rejected_before", "rows_rejected", "quarantine_keys"),
+    *("rejected_before", "rows_rejected", "quarantine_keys", "content", "skipped"),
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchResult:
-    """Output of a batch of work items: one result per file, and the splits with rows of several files.
+    """Output of a batch of work items: one result per file, and the splits or parts with rows of several files.
 
     All actions of a batch must be in the same commit. `shared_keys` lists the quarantine objects with lines or rows of
     several files.
@@ -327,6 +403,7 @@ class BatchResult:
     files: tuple[IngestResult, ...]
     shared: tuple[Add, ...] = ()
     shared_keys: tuple[str, ...] = ()
+    shared_parts: tuple[LandedPart, ...] = ()
 
     @property
     def actions(self) -> list[Action]:
@@ -338,6 +415,11 @@ class BatchResult:
     def adds(self) -> list[Add]:
         """All splits of the batch."""
         return [*self.shared, *(add for file in self.files for add in file.adds)]
+
+    @property
+    def parts(self) -> list[LandedPart]:
+        """All parts of the batch. The parts of one file are before the parts that it shares with other files."""
+        return [*(part for file in self.files for part in file.parts), *self.shared_parts]
 
     @property
     def quarantine_keys(self) -> list[str]:
@@ -372,7 +454,8 @@ class BatchResult:
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
         body = {"files": [each.to_json() for each in self.files], "shared": write_actions(self.shared)}
-        return json.dumps({**body, "shared_keys": self.shared_keys})
+        parts = [each.to_json() for each in self.shared_parts]
+        return json.dumps({**body, "shared_keys": self.shared_keys, "shared_parts": parts})
 
     @staticmethod
     def from_json(text: str) -> BatchResult:
@@ -380,7 +463,8 @@ class BatchResult:
         body = json.loads(text)
         files = tuple(map(IngestResult.from_json, body["files"]))
         shared = read_actions(body["shared"], Add, "ingest result")
-        return BatchResult(files=files, shared=shared, shared_keys=tuple(body["shared_keys"]))
+        parts = tuple(map(LandedPart.from_json, body["shared_parts"]))
+        return BatchResult(files=files, shared=shared, shared_keys=tuple(body["shared_keys"]), shared_parts=parts)
 
 
 def _names_of(keys: Sequence[str]) -> list[Txn]:
@@ -437,6 +521,12 @@ MOST_COLLECTED_BYTES = 256 * 2**20
 MOST_HELD_BYTES = 16 * 2**20
 """The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
 
+MOST_TOGETHER = 1_000
+"""The most small files that are read together."""
+
+MOST_TOGETHER_BYTES = 32 * 2**20
+"""The most bytes of small files that are read together, and of the text of each of them."""
+
 MOST_PENDING_BYTES = 64 * 2**20
 """The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
 
@@ -491,26 +581,103 @@ def execute_batch(
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
-        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetching_ahead`). For other files, one or two per
-        landed block and two HEADs per file. One PUT per split. A window
-        gets one split, and more if its rows exceed the size of a split or the memory. Quarantine adds one PUT for all
-        rejected lines of the batch, and one for all late rows. Above 16 MiB, it adds more PUTs.
+        `MOST_PENDING_BYTES`. Requests: one GET per small file (`fetched_ahead`). For other files, one or two per
+        landed block and two HEADs per file. One PUT per split. A window gets one split, and more if its rows exceed
+        the size of a split or the memory. Quarantine adds one PUT for all rejected lines of the batch, and one for all
+        late rows. Above 16 MiB, it adds more PUTs.
     """
-    collected = CollectedRows(store, context, ids, now_ms)
+    is_keyed = TableConfig.from_configuration(context.configuration).kind == "keyed"
+    collected = (CollectedRecords if is_keyed else CollectedRows)(store, context, ids, now_ms)
     with shared_session():
-        ahead = fetching_ahead([work.landed for work in works])
-        files = [_executed(collected, work, block_bytes) for work, _ in zip(works, ahead, strict=True)]
+        files = [each for group in _groups(works) for each in _executed_group(collected, group, block_bytes)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
     if len(files) == 1:
         only = files[0]
-        only = replace(only, adds=(*only.adds, *collected.adds), quarantine_keys=(*only.quarantine_keys, *keys))
+        only = replace(
+            only,
+            adds=(*only.adds, *collected.adds),
+            parts=(*only.parts, *collected.parts),
+            quarantine_keys=(*only.quarantine_keys, *keys),
+        )
         return BatchResult(files=(only,))
-    return BatchResult(files=tuple(files), shared=tuple(collected.adds), shared_keys=keys)
+    shared, parts = tuple(collected.adds), tuple(collected.parts)
+    return BatchResult(files=tuple(files), shared=shared, shared_keys=keys, shared_parts=parts)
 
 
-def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> IngestResult:
+Ahead = tuple[Sequence[Parsed], ContentHash]
+"""The blocks of a file that was read together with other files, and the hash of its content."""
+
+
+def _groups(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+    """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
+    found: list[list[IngestWork]] = []
+    room = 0
+    for work in works:
+        if not found or work.landed.size > room or len(found[-1]) == MOST_TOGETHER:
+            found.append([])
+            room = MOST_TOGETHER_BYTES
+        found[-1].append(work)
+        room -= work.landed.size
+    return found
+
+
+def _executed_group(
+    collected: CollectedRows | CollectedRecords, works: Sequence[IngestWork], block_bytes: int
+) -> list[IngestResult]:
+    with fetched_ahead([work.landed for work in works]):
+        ahead = (
+            _read_together(collected.context, works) if isinstance(collected, CollectedRows) and len(works) > 1 else {}
+        )
+        return [_executed(collected, work, block_bytes, ahead.pop(work.landed.path, None)) for work in works]
+
+
+def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
+    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
+
+    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
+    """
+    import duckdb
+
+    spec = works[0].spec
+    if spec.format != "ndjson" or spec.year is not None or any(work.spec != spec for work in works):
+        return {}
+    read: dict[str, tuple[list[LineBlock], ContentHash]] = {}
+    for work in works:
+        is_new = work.ingested_size is None and not (work.contents or work.pruned or work.whole)
+        content = ContentHash()
+        if is_new and (found := _lines_of(work, content)) is not None:
+            read[work.landed.path] = found, content
+    nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
+    try:
+        first, time_column = works[0], context.time_column
+        target = _row_format(first.landed, spec, context.schema, time_column, nonzero=nonzero, settled=first.settled)
+        rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
+    except (TidemarkError, MemoryError, duckdb.Error):
+        return {}
+    left = iter(rows)
+    return {path: ([*islice(left, len(blocks))], content) for path, (blocks, content) in read.items()}
+
+
+def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
+    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
+    found, room = [], MOST_TOGETHER_BYTES
+    try:
+        with open_text(work.landed, content, work.spec.encoding) as stream:
+            for block in read_lines(stream, MOST_TOGETHER_BYTES):
+                found.append(block)
+                room -= block.text.nbytes
+                if room < 0:
+                    return None
+    except (TidemarkError, OSError, MemoryError):
+        return None
+    return found
+
+
+def _executed(
+    collected: CollectedRows | CollectedRecords, work: IngestWork, block_bytes: int, ahead: Ahead | None
+) -> IngestResult:
     landed = work.landed
     if work.ingested_size is not None:
         was = f"was {work.ingested_size} bytes, is {landed.size}"
@@ -526,7 +693,7 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
             result = _came_back(landed, content, collected.now_ms)
         else:
             known = work.contents[0] if work.contents else None
-            result = run.result(known) if work.whole else _read(run, work, block_bytes=block_bytes)
+            result = run.result(known) if work.whole else _read(run, work, ahead, block_bytes=block_bytes)
     except NotFound as error:
         return _not_now(landed, "gone", f"the file is gone: {error}")
     if not is_unchanged(landed):
@@ -535,14 +702,14 @@ def _executed(collected: CollectedRows, work: IngestWork, block_bytes: int) -> I
     return result
 
 
-def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
-    """Read all blocks of a file.
+def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int) -> IngestResult:
+    """Read all blocks of a file, unless they were read ahead.
 
     If rows of the file were ingested before, the file must still have the same content.
     """
     landed, context = work.landed, run.context
     content = None if work.contents else ContentHash()
-    blocks = parse_blocks(
+    blocks: Iterable[Parsed] = parse_blocks(
         landed,
         work.spec,
         context.schema,
@@ -550,14 +717,24 @@ def _read(run: _Run, work: IngestWork, *, block_bytes: int) -> IngestResult:
         nonzero=run.collected.config.nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
+        settled=work.settled,
+        changes=run.changes,
     )
+    drift = NO_DRIFT
+    if ahead is not None:
+        blocks, content = ahead
     for block in blocks:
         if block.unreadable:
             run.forget()
             return _reject_file(run.collected, work, block.rejected[0].reason, lines=run.rows_in)
-        run.take(block)
+        drift |= block.drift
+        if not drift.changes_columns:
+            run.take(block)
+    if drift.changes_columns:
+        run.forget()
+        return IngestResult(file=landed.path, drift=drift)
     run.content = work.contents[0] if content is None else content.value
-    result = run.result(run.content)
+    result = replace(run.result(run.content), drift=NO_DRIFT if work.contents else drift)
     _logger.info(
         "ingested %s: %d rows, %d rejected",
         landed.path,
@@ -579,11 +756,12 @@ class CollectedRows:
         self.store, self.context, self.ids, self.now_ms = store, context, ids, now_ms
         self.config = TableConfig.from_configuration(context.configuration)
         self.adds: list[Add] = []
+        self.parts: list[LandedPart] = []
         self.quarantine = SharedEntries(store)
         self._parts: dict[Window, list[pa.Table]] = {}
         self._bytes: Counter[Window] = Counter()
 
-    def add(self, rows: pa.Table) -> None:
+    def add(self, rows: pa.Table, source: str = "") -> None:  # noqa: ARG002  # as `CollectedRecords` has it
         """Collect rows, and write windows if the rows take too much memory."""
         for window, part in self._by_window(rows):
             self._parts.setdefault(window, []).append(part)
@@ -601,7 +779,7 @@ class CollectedRows:
         for window in sorted(self._parts, key=by_start):
             self._write(window)
 
-    def write(self, rows: pa.Table) -> list[Add]:
+    def write(self, rows: pa.Table, source: str = "") -> list[Add]:  # noqa: ARG002  # as `CollectedRecords` has it
         """Write rows as splits, and return the splits."""
         return sort_and_write(self.store, rows, context=self.context, ids=self.ids, now_ms=self.now_ms)
 
@@ -619,9 +797,10 @@ class CollectedRows:
 class _Run:
     """Ingest of the blocks of one file, one after the other."""
 
-    def __init__(self, collected: CollectedRows, work: IngestWork) -> None:
+    def __init__(self, collected: CollectedRows | CollectedRecords, work: IngestWork) -> None:
         self.collected, self._work, self.context = collected, work, collected.context
         self._config = collected.config
+        self.changes = ChangeFormat.of(work.spec, self.context.schema, self._config)
         self._late_filter = LateRowFilter(
             collected.store,
             LateRule.of(self._config),
@@ -630,7 +809,8 @@ class _Run:
         )
         self.pending: list[pa.Table] = []
         self._pending_bytes = 0
-        self._adds: list[Add] = []
+        self._written: list[Add | LandedPart] = []
+        self._skipped = 0
         self._windows: set[Window] = set()
         self._rejected: dict[str, int] = {}
         self._rejected_before = 0
@@ -650,12 +830,14 @@ class _Run:
         landed_ms = self._work.landed.landed_ms
         now_ms = self.collected.now_ms
         self._block = self._wanted(block)
-        wanted = self._late_filter.admit(self._block[0], now_ms if landed_ms is None else landed_ms)
+        admit = self._late_filter.admit if self.changes is None else self._late_filter.admit_records
+        wanted = admit(self._block[0], now_ms if landed_ms is None else landed_ms)
+        self._skipped += block.skipped
         self._rows_out += wanted.num_rows
         self.pending.append(wanted)
         self._pending_bytes += wanted.nbytes
         if self._pending_bytes > MOST_PENDING_BYTES:
-            self._adds += self.collected.write(pa.concat_tables(self.pending))
+            self._written += self.collected.write(pa.concat_tables(self.pending), file_app(self._work.landed.path))
             self.pending.clear()
             self._pending_bytes = 0
         if self._work.contents:  # the commit that recorded the content followed the quarantine of all its lines
@@ -672,7 +854,7 @@ class _Run:
         landed, shared = self._work.landed, self.collected.quarantine
         known = as_hex(content or 0)
         if self._lines:
-            shared.add(_lines_of(self._lines, landed, content=known, header=self._header))
+            shared.add(_entry_of(self._lines, landed, content=known, header=self._header))
         if self._late:
             rows = pa.concat_tables([rows for rows, _, _ in self._late])
             shared.add(
@@ -707,7 +889,7 @@ class _Run:
         """Add the pending rows and lines to those of the batch. Call this after the whole file was read."""
         self.quarantine(self.content)
         if self.pending:
-            self.collected.add(pa.concat_tables(self.pending))
+            self.collected.add(pa.concat_tables(self.pending), file_app(self._work.landed.path))
             self.pending.clear()
 
     def result(self, content: int | None) -> IngestResult:
@@ -724,7 +906,10 @@ class _Run:
             txns.append(Txn(appId=content_app(work.landed), version=content, lastUpdated=now_ms))
         return IngestResult(
             file=work.landed.path,
-            adds=tuple(self._adds),
+            adds=tuple(each for each in self._written if isinstance(each, Add)),
+            parts=tuple(each for each in self._written if isinstance(each, LandedPart)),
+            content=self.content,
+            skipped=self._skipped,
             txns=tuple(txns),
             rows_in=self.rows_in,
             rows_out=self._rows_out,
@@ -739,7 +924,7 @@ class _Run:
     def _wanted(self, block: Parsed) -> tuple[pa.Table, npt.NDArray[np.int64]]:
         """Return the rows of the requested windows that are not in the table yet, and their line numbers."""
         context, rows = self.context, block.rows
-        if context.window_seconds is None or context.time_column is None:
+        if self.changes is not None or context.window_seconds is None or context.time_column is None:
             return rows, block.numbers
         outer = is_outside(rows, context.time_column, self._work.spans)
         starts = window_starts(rows.column(context.time_column), context.window_seconds)
@@ -789,7 +974,9 @@ def _not_now(landed: LandedFile, unread: Unread, reason: str) -> IngestResult:
     return IngestResult(file=landed.path, unread=unread, rejected={reason: 1})
 
 
-def _reject_file(collected: CollectedRows, work: IngestWork, reason: str, *, lines: int = 0) -> IngestResult:
+def _reject_file(
+    collected: CollectedRows | CollectedRecords, work: IngestWork, reason: str, *, lines: int = 0
+) -> IngestResult:
     landed = work.landed
     # A recorded size never decreases. So after a rejection at a larger size, every run checks this file again.
     is_new = work.rejected_size is None or work.rejected_size < landed.size
@@ -798,14 +985,16 @@ def _reject_file(collected: CollectedRows, work: IngestWork, reason: str, *, lin
     return replace(result, rows_in=lines, rows_rejected=lines if result.rejected else 0)
 
 
-def _reject_replaced(collected: CollectedRows, work: IngestWork) -> IngestResult:
+def _reject_replaced(collected: CollectedRows | CollectedRecords, work: IngestWork) -> IngestResult:
     """Reject the file and record its ETag instead of its size, because the earlier file may come back."""
     contents = ", ".join(map(as_hex, work.contents))
     reason = f"the file changed after it was ingested (same size, contents {contents}). Land it under a new name"
     return _rejected(collected, work.landed, reason, (replaced_app(work.landed),))
 
 
-def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: tuple[str, ...]) -> IngestResult:
+def _rejected(
+    collected: CollectedRows | CollectedRecords, landed: LandedFile, reason: str, apps: tuple[str, ...]
+) -> IngestResult:
     """Reject a whole file.
 
     If the rejection is not recorded, every run rejects the file again. So it gets an object of its own, which stays the
@@ -813,7 +1002,7 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]
-    entry = _lines_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
+    entry = _entry_of(whole, landed, content=f"etag:{etag_hash(landed.etag or '')}")
     keys: tuple[str, ...] = ()
     is_new = True
     if apps:
@@ -833,10 +1022,10 @@ def _rejected(collected: CollectedRows, landed: LandedFile, reason: str, apps: t
     )
 
 
-def _lines_of(
+def _entry_of(
     rejected: Sequence[RejectedLine], landed: LandedFile, *, content: str, header: str | None = None
 ) -> RejectedLines:
-    lines = tuple({key: value for key, value in asdict(each).items() if key != "file"} for each in rejected)
+    lines = tuple(each.to_object() for each in rejected)
     return RejectedLines(
         source=landed.path,
         size=landed.size,

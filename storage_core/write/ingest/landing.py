@@ -45,6 +45,13 @@ from storage_core.store.meter import prefetch
 from storage_core.store.resolve import check_location, is_missing, open_store, overlap, scheme_of
 from storage_core.store.s3_location import FROM_THE_ENVIRONMENT
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
+from storage_core.write.ingest.drift import (
+    MOST_NEW_FIELDS,
+    MOST_NEW_FIELDS_ALLOWED,
+    QUARANTINE,
+    DriftRule,
+    OnTypeConflict,
+)
 from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
 from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, TimeUnit, Year
 
@@ -251,6 +258,9 @@ TYPED: Final = ("parquet", "avro", "arrow")
 DeltaChanges = Literal["refuse", "skip", "apply"]
 """The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
 
+Envelope = Literal["debezium"]
+"""The form of JSON objects that contain a change of a row (`debezium`)."""
+
 APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
 """The most names of unread files in a report. The count in the report includes all unread files."""
@@ -260,8 +270,12 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
+_OF_DRIFT: Final = ("on_new_field", "on_type_conflict", "max_new_fields")
 _OF_QUEUE: Final = ("queue", "list_every_ms")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE})
+_OF_CHANGES: Final = ("op", "order_by", "envelope")
+_ADDED: Final = frozenset(
+    {"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES, *_OF_DRIFT}
+)
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -312,11 +326,18 @@ class LandingSpec:
       by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
     - `header`: whether the first record of a CSV file names the columns.
     - `columns`: the names of the fields of a CSV file without a header.
+    - `on_new_field`: the effect of a field that is not a column: its line is rejected (`quarantine`), the field is left
+      out (`ignore`) or becomes a column (`add`), or the text column NAME gets it (`column:NAME`).
+    - `on_type_conflict`: whether a value that needs a wider column is rejected (`quarantine`) or widens it (`widen`).
+    - `max_new_fields`: the most columns that one run adds.
     - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without it, every run
       lists the location.
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
     - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
       removes rows does (`delta_source`).
+    - `op`, `order_by`, `envelope`: only for keyed tables (`changes`). `op` is the field with the operation of a record.
+      `order_by` is the column whose value orders the records of a key. `envelope` is the form of JSON records that
+      contain a change of a row. With an envelope, `order_by` can be the path of a field of the envelope.
     """
 
     uri: str
@@ -335,8 +356,14 @@ class LandingSpec:
     times: tuple[tuple[str, TimeUnit], ...] = ()
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
+    on_new_field: str = "quarantine"
+    on_type_conflict: OnTypeConflict = "quarantine"
+    max_new_fields: int = MOST_NEW_FIELDS
     queue: str | None = None
     list_every_ms: int | None = None
+    op: str | None = None
+    order_by: str | None = None
+    envelope: Envelope | None = None
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` for missing settings, settings that do not apply, or an invalid location."""
@@ -366,6 +393,8 @@ class LandingSpec:
             captured_columns(self.pattern)
         self._check_text_settings()
         self._check_times()
+        self._check_drift()
+        self._check_changes()
         check_location(self.uri)
         self._check_queue()
 
@@ -407,6 +436,35 @@ class LandingSpec:
             raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def _check_drift(self) -> None:
+        rule = self.drift
+        if self.format == "delta" and rule != QUARANTINE:
+            raise InvalidInput("a table follows its Delta table: on_new_field and on_type_conflict do not apply")
+        if rule.new_field != "quarantine" and (self.format == "pattern" or not self.header):
+            which = "lines of a pattern" if self.format == "pattern" else "CSV files without a header"
+            raise InvalidInput(f"{which} have no new fields. Leave out `on_new_field: {self.on_new_field}`")
+        if self.max_new_fields != MOST_NEW_FIELDS and rule.new_field != "add":
+            raise InvalidInput("max_new_fields limits the columns that a run adds. Add `on_new_field: add`")
+        if not 1 <= self.max_new_fields <= MOST_NEW_FIELDS_ALLOWED:
+            raise InvalidInput(
+                f"max_new_fields is {self.max_new_fields}. Give a number from 1 to {MOST_NEW_FIELDS_ALLOWED}"
+            )
+
+    @property
+    def drift(self) -> DriftRule:
+        """The effect of new fields and of values that need a wider column."""
+        return DriftRule.parse(self.on_new_field, self.on_type_conflict)
+
+    def _check_changes(self) -> None:
+        if self.envelope not in (None, *get_args(Envelope)):
+            raise InvalidInput(choice_of("envelope", self.envelope, get_args(Envelope)))
+        if self.envelope and self.format not in ("ndjson", "json"):
+            raise InvalidInput(f"format {self.format!r}: an envelope is a JSON object. Use ndjson or json")
+        if self.envelope and self.op:
+            raise InvalidInput("the envelope has the operation of each record. Leave out op")
+        if self.is_delta and (self.op or self.order_by):
+            raise InvalidInput("the versions of a Delta table have an order: op and order_by do not apply")
 
     def check_time_format(self) -> None:
         """Raise `InvalidInput` for a time format that cannot be used (`check_time_format`)."""
@@ -625,25 +683,25 @@ def _escaped(character: str) -> str:
 
 
 SMALL_BYTES: Final = 2**20
-"""The most bytes of a file that `fetching_ahead` reads with one request."""
+"""The most bytes of a file that `fetched_ahead` reads with one request."""
 
 _FETCHED_AT_ONCE = 16
 
-_Fetched = Blob | TidemarkError
-_FETCHED: ContextVar[tuple[LandedFile, _Fetched | None] | None] = ContextVar("fetched", default=None)
+_FETCHED: ContextVar[Mapping[LandedFile, Blob | TidemarkError | None] | None] = ContextVar("fetched", default=None)
 
 
-def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
-    """Yield once per file, in order. Until the next step, this thread reads the file without further requests.
+@contextmanager
+def fetched_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
+    """Within the context, this thread reads the small files of remote stores without further requests.
 
-    This holds for the small files of remote stores. Several of these files are read concurrently, each with one GET.
-    Its bytes have one ETag, so the file cannot change while it is read. Other files are read as usual.
+    The files are read concurrently, each with one GET. The bytes have one ETag, so the file cannot change while it is
+    read. Other files are read as usual.
 
-    Cost: the memory of 16 small files.
+    Cost: the memory of the small files.
     """
     stores = {uri: open_store(uri) for uri in {file.uri for file in files}}
 
-    def fetch(file: LandedFile) -> _Fetched | None:
+    def fetch(file: LandedFile) -> Blob | TidemarkError | None:
         store = stores[file.uri]
         if file.size > SMALL_BYTES or file.etag is None or store.local_path(file.path) is not None:
             return None
@@ -652,19 +710,16 @@ def fetching_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
         except TidemarkError as error:
             return error
 
+    before = _FETCHED.set(dict(zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True)))
     try:
-        for file, found in zip(files, prefetch(fetch, files, _FETCHED_AT_ONCE), strict=True):
-            _FETCHED.set((file, found))
-            yield
+        yield
     finally:
-        _FETCHED.set(None)
+        _FETCHED.reset(before)
 
 
 def _fetched(landed: LandedFile) -> Blob | None:
     """Return the bytes of the file if they were fetched. Raise the error of the request."""
-    file, found = _FETCHED.get() or (None, None)
-    if file != landed or found is None:
-        return None
+    found = (_FETCHED.get() or {}).get(landed)
     if isinstance(found, TidemarkError):
         raise found
     return found

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self, TypeAlias, TypeVar
@@ -358,9 +358,18 @@ def write_distributed(
 
 
 def finish(
-    store: ObjectStore, turn: Turn, path: str, stretches: Sequence[Stretch], *, clock: Clock, writer_id: str
+    store: ObjectStore,
+    turn: Turn,
+    path: str,
+    stretches: Sequence[Stretch],
+    *,
+    clock: Clock,
+    writer_id: str,
+    passed: Collection[str] = (),
 ) -> None:
     """Add the generation in directory `path` to the region, and move the region's offsets, in one PUT.
+
+    The offsets of the writers `passed` are removed, because the table's log contains them.
 
     Raises:
         CommitConflict: an offset is not at the start of its range. Another distributor has moved it since the plan.
@@ -382,7 +391,8 @@ def finish(
             replay_after_wal_id=turn.last_entry,
             wal_id_last_seen=turn.last_entry,
             flushed_generations=(*latest.flushed_generations, flushed),
-            distributed={**latest.distributed, **{each.writer: each.last for each in stretches}},
+            distributed={writer: last for writer, last in latest.distributed.items() if writer not in passed}
+            | {each.writer: each.last for each in stretches},
         )
 
     advance(store, with_generation, clock=clock, writer_id=writer_id)

@@ -1,0 +1,196 @@
+"""Ingest of landed files into a keyed table: rounds of files, with one generation per region and one commit per round.
+
+The regions get the records of a round before the log gets the progress of its files. So a run may end anywhere. The
+next run reads the files of the round again, and each region takes only the files that it does not have
+(`storage_core.write.ingest.landed_regions`). The claim of a region ends the writer of the region.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, fields, replace
+from functools import partial
+from typing import Final
+
+from storage_core.base.errors import CommitConflict, Fenced, TidemarkError
+from storage_core.data.rows.schema import to_schema_string
+from storage_core.data.rows.windows import LateMetrics
+from storage_core.data.steps import Ingest
+from storage_core.log.actions import Action
+from storage_core.log.job_run import NO_METRICS, JobReport, JobRun, Metrics, Prediction, Status, with_report
+from storage_core.log.snapshot import Snapshot
+from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.changes import ChangeFormat
+from storage_core.write.ingest.landed_regions import fill_regions, offset_of, require_unlanded
+from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex
+from storage_core.write.ingest.progress import file_app
+
+ROUND_FILES: Final = 1_000
+"""The most files of a round. The manifest of a region names the files of the last round."""
+
+ROUND_BYTES: Final = 256 * 2**20
+"""The landed bytes above which a round ends. A larger file is a round of its own."""
+
+_MOST_LOST: Final = 5
+_PAUSE_MS: Final = 100
+
+LOG = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class KeyedIngest:
+    """One run of ingest of landed files into a keyed table.
+
+    `read` executes the tasks of some files on a version of the table. `describe` returns the details of a report about
+    results, and `about` has the details about the landing location. `record` returns the record of a listing, which is
+    committed after the last round.
+    """
+
+    job: JobRun[Ingest]
+    spec: LandingSpec
+    files: Sequence[LandedFile]
+    read: Callable[[Sequence[IngestWork]], list[BatchResult]]
+    describe: Callable[[Sequence[BatchResult]], dict[str, object]]
+    about: Mapping[str, object]
+    record: Callable[[Snapshot], Sequence[Action]]
+    _results: list[BatchResult] = field(default_factory=list)
+    _metrics: Metrics = NO_METRICS
+    _older: int = 0
+    _last: JobReport | None = None
+
+    def run(self) -> JobReport:
+        """Ingest every file, round by round, and return one report.
+
+        Raises:
+            CommitConflict: Other runs ingested the same files in several tries.
+            Fenced: Other processes claimed the same regions in several tries, or took over the lease.
+            Held: Another run ingests into the same table.
+            TidemarkError: Any other error. It contains the report of the rounds that were committed.
+        """
+        works = self._planned()
+        self.job.predict(_prediction(works))
+        if self.job.options.dry_run:
+            works = [each for each in works if may_have_new_rows(each)]
+            planned = Metrics(bytes_in=_bytes(works))
+            status: Status = "planned" if works else "nothing_to_do"
+            return self.job.report(status, metrics=planned, details={**self.about, "files": len(works)})
+        if not works:
+            self._record_listing()
+            return self._report()
+        try:
+            with self.job.holding(self.job.step.lease) as waited:
+                if waited:
+                    self.job.look_again()
+                    works = self._planned()
+                for each in _rounds(works):
+                    self._bring_or_retry(each)
+                self._record_listing()
+        except TidemarkError as error:
+            if self._last is not None:
+                with_report(error, self._report())
+            raise
+        return self._report()
+
+    def _record_listing(self) -> None:
+        """Record the listing after all of its files are in the table."""
+        if actions := self.record(self.job.before):
+            with suppress(CommitConflict):  # another run lists again
+                self._last = self.job.commit(actions, operation="INGEST", metrics=NO_METRICS)
+
+    def _planned(self) -> list[IngestWork]:
+        """Return the work in the order in which the files landed."""
+        works = plan(self.job.before, self.spec, self.files)
+        return sorted(works, key=lambda each: (each.landed.landed_ms or 0, each.landed.path))
+
+    def _bring_or_retry(self, works: Sequence[IngestWork]) -> None:
+        """Ingest the files of a round. After a lost race, plan these files again."""
+        paths = {each.landed.path for each in works}
+        for lost in range(_MOST_LOST):
+            try:
+                self._bring(works)
+            except (CommitConflict, Fenced) as error:
+                self.job.require_held()
+                if lost + 1 == _MOST_LOST:
+                    raise
+                LOG.info("%s: a round is planned again: %s", self.job.uri, error)
+                # Without a random pause, two processes could claim a region from each other without end.
+                self.job.log.clock.sleep_ms(self.job.log.ids.fraction() * _PAUSE_MS * 2**lost)
+                self.job.look_again()
+                works = [each for each in self._planned() if each.landed.path in paths]
+            else:
+                return
+
+    def _bring(self, works: Sequence[IngestWork]) -> None:
+        if not works:
+            return
+        job = self.job
+        changes = ChangeFormat.of(self.spec, job.before.schema, job.before.config)
+        results = self.read(works)
+        files = [file for result in results for file in result.files]
+        form = (self.spec.to_json(), to_schema_string(job.before.schema))
+        offsets = {
+            file_app(file.file): offset_of(as_hex(file.content), *form) for file in files if file.content is not None
+        }
+        parts = [part for result in results for part in result.parts]
+        older = 0
+        if parts:
+            order = None if changes is None else changes.order
+            check = partial(require_unlanded, job, offsets)
+            _, older = fill_regions(job, parts, offsets, order=order, check=check)
+        actions = [action for result in results for action in result.actions]
+        if not actions:
+            self._results += results
+            return
+        late = sum((file.late for file in files), LateMetrics())
+        rejected = sum(result.rows_rejected for result in results)
+        found = Metrics.of(results)
+        metrics = replace(found, rows_out=found.rows_out - older, rows_rejected=rejected, **late.as_mapping())
+        report = job.commit(actions, operation="INGEST", metrics=metrics, details={"files": len(files)})
+        job.look_again()
+        self._results += results
+        if report.status == "committed":
+            self._older += older
+            self._last = report
+            both = (self._metrics, metrics)
+            self._metrics = Metrics(
+                **{each.name: sum(getattr(one, each.name) for one in both) for each in fields(Metrics)}
+            )
+
+    def _report(self) -> JobReport:
+        skipped = sum(file.skipped for result in self._results for file in result.files)
+        found = {"rows_older": self._older, "tombstones": skipped}
+        details = {**self.describe(self._results), **self.about}
+        details |= {name: count for name, count in found.items() if count}
+        if self._last is None:
+            return self.job.report("nothing_to_do", details=details)
+        return self.job.report(
+            "committed",
+            self._last.version,
+            metrics=self._metrics,
+            commit_id=self._last.commit_id,
+            details=details,
+            benefit=sum(len(result.files) for result in self._results),
+        )
+
+
+def _rounds(works: Sequence[IngestWork]) -> Iterator[list[IngestWork]]:
+    found: list[IngestWork] = []
+    size = 0
+    for each in works:
+        if found and (len(found) == ROUND_FILES or size + each.landed.size > ROUND_BYTES):
+            yield found
+            found, size = [], 0
+        found.append(each)
+        size += each.landed.size
+    if found:
+        yield found
+
+
+def _prediction(works: Sequence[IngestWork]) -> Prediction:
+    return Prediction(benefit=len(works), unit="files", bytes_in=_bytes(works), puts=1 if works else 0)
+
+
+def _bytes(works: Sequence[IngestWork]) -> int:
+    return sum(each.landed.size for each in works)

@@ -1,0 +1,105 @@
+"""The order of records by a column: the newest record of a key wins, also against the row that the table holds.
+
+Records of one region are put into the order of a column, and records that are older than the row of their key are
+removed. The region must be claimed, so that no other process writes to it. The row of a key is the row at `latest`: the
+base and the unmerged generations of the region. A landed delete keeps its order in the generation. So an older put of a
+later file has no effect until a merge applies the delete. After the merge, the order of the delete is not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from storage_core.base.errors import InvalidInput
+from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.fold import OPERATION, Operation, record_schema
+from storage_core.data.rows.keys import key_codes, key_order
+from storage_core.log.replay import open_head
+from storage_core.log.snapshot import Snapshot
+from storage_core.log.split_columns import adds_of
+from storage_core.split.context import context_of
+from storage_core.store.contract import ObjectStore
+from storage_core.write.region import generation, unmerged
+from storage_core.write.region.generation import may_hold
+from storage_core.write.region.manifest import read_latest
+from storage_core.write.region.merge import IndexedBase, with_index
+from storage_core.write.region.merge_work import MergeWork, find
+
+
+def newest_of(records: pa.Table, order: str) -> pa.Table:
+    """Return the records in the ascending order of the column. Equal values keep their order."""
+    return records.take(pc.sort_indices(records.select([order]).combine_chunks(), sort_keys=[(order, "ascending")]))
+
+
+def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Sequence[str], order: str) -> pa.Table:
+    """Return the records that are not older than the row that the table holds for their key, in order.
+
+    Raises `InvalidInput` if the table has lost the column since the records were read.
+
+    Cost:
+        The requests to open the table, three requests for the region, and the requests of `unmerged.find`. For each
+        split that may contain a key, the requests of `merge_work.find`.
+    """
+    if not records.num_rows:
+        return records
+    manifest = read_latest(store, region)
+    head = open_head(store)
+    if order not in head.schema.names:
+        raise InvalidInput(f"order_by: the table has no column {order!r} any more. Correct the declaration")
+    places, begins = key_order(records, key)
+    wanted = records.select(key).take(pa.array(np.sort(places[begins])))
+    narrow = pa.schema([head.schema.field(name) for name in (*key, *(() if order in key else (order,)))])
+    parts = [_of_base(store, head, region, wanted, narrow=narrow)]
+    if manifest is not None:
+        merged = head.merged_generations.get(region, 0)
+        waiting = [generation.read(store, region, each) for each in generation.unmerged(store, manifest, merged)]
+        found = unmerged.find(store, waiting, wanted, schema=record_schema(head.schema))
+        parts += [_deciding(each, order).select(narrow.names) for each in found]
+    held = pa.concat_tables(
+        [each.cast(pa.schema(field.with_nullable(nullable=True) for field in narrow)) for each in parts]
+    )
+    return records.filter(pa.array(~_is_older(records, held, key, order)))
+
+
+def _deciding(records: pa.Table, order: str) -> pa.Table:
+    """Return the records that decide the order of the row: all but the patches that do not set it."""
+    patches = pc.equal(records.column(OPERATION), int(Operation.PATCH))
+    return records.filter(pc.invert(pc.and_(patches, records.column(order).is_null())))
+
+
+def _of_base(store: ObjectStore, head: Snapshot, region: str, wanted: pa.Table, *, narrow: pa.Schema) -> pa.Table:
+    """Return the keys and orders of the rows in the base."""
+    files = head.splits.table()
+    work = MergeWork(
+        region=region,
+        after=0,
+        generations=(),
+        primary_key=tuple(wanted.column_names),
+        base=tuple(adds_of(files.filter(may_hold(files, wanted)))),
+        context=context_of(head),
+    )
+    (work,) = with_index(head, [work])
+    patches = pa.array(np.full(wanted.num_rows, int(Operation.PATCH), np.int8))
+    probes = wanted.append_column(OPERATION, patches)
+    index = IndexedBase.of(store, work, probes)
+    found = (
+        find(store, split, probes, key=wanted.column_names, schema=narrow, among=index.rows(split))
+        for split in work.base
+    )
+    return pa.concat_tables([narrow.empty_table(), *(each.read for each in found if each is not None)])
+
+
+def _is_older(records: pa.Table, held: pa.Table, key: Sequence[str], order: str) -> Mask:
+    """Return which records are older than the last of `held` with their key. A held null is older than every value."""
+    own, others = key_codes([records.select(key), held.select(key)], key)
+    last = np.full(int(max(own.max(), others.max(initial=0))) + 1, -1)
+    last[others] = np.arange(len(others))  # for each key, the last one stays
+    places = last[own]
+    against = held.column(order).take(pa.array(places, mask=places < 0))
+    older = pc.less(records.column(order), against)
+    mask: Mask = np.asarray(pc.fill_null(older, fill_value=False))
+    return mask
