@@ -465,8 +465,8 @@ class Table:
 
         On a keyed table, the delete uses the rows of a `latest` read, and deletes their keys in the logs of the
         regions. After the call returns, the deletes are durable and `committed` and `latest` readers no longer see the
-        rows. The next merge removes the rows from the base. A live writer continues. If it puts a deleted row again
-        later, the row is in the table again. `change.statements` describes the details.
+        rows. The next merge removes the rows from the base. A live writer continues. If this writer puts a deleted row
+        again, the row is in the table again. `change.statements` describes the details.
 
         Args:
             filter: Condition as in `scan`. `"true"` deletes every row.
@@ -1153,7 +1153,7 @@ class Table:
             limits: As in `search`. None: the defaults of `QueryLimits`.
 
         Returns:
-            The recall, and the numbers behind it.
+            The recall, and the numbers of its computation.
 
         Cost:
             Reads all embeddings once, in bounded memory.

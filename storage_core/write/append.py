@@ -27,9 +27,9 @@ from storage_core.write.late_rows import LateRowFilter, Origin
 
 @dataclass(frozen=True, slots=True)
 class Appended:
-    """Result of an append: the version that made the rows visible, and their number.
+    """Result of an append: the version that made the rows visible, and the number of rows.
 
-    `late` counts the late rows. Late rows that were quarantined or dropped are not in `rows`.
+    `late` counts the late rows. `rows` does not include quarantined or dropped late rows.
     """
 
     version: int
@@ -61,7 +61,7 @@ def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Ite
 class WrittenRows:
     """Output of one writer of an append: splits to commit, and the numbers of input, output and late rows.
 
-    The rows were written for table version `version`. A task sends this object to the driver as JSON.
+    The writer used the table version `version`. A task sends this object to the driver as JSON.
     """
 
     version: int
@@ -88,8 +88,8 @@ def append(
 ) -> tuple[Appended, Snapshot]:
     """Add rows to an append table in one commit. The rows are durable when this returns. Return the new version.
 
-    See `write_rows` and `commit_rows`. An error of `pieces` ends the append without a commit. The collector deletes
-    the splits that were already written. If the work of `application` is already recorded, no piece is read.
+    See `write_rows` and `commit_rows`. An error of `pieces` ends the append without a commit. The collector then
+    deletes the written splits. If the work of `application` is already recorded, no piece is read.
     """
     _, is_done = once(log, snapshot, application)
     if is_done:
@@ -107,7 +107,7 @@ def write_rows(
     One PUT per split.
 
     Args:
-        pieces: tables with the schema of the table. Each piece is sorted and written as its own splits before the next
+        pieces: tables with the schema of the table. Each piece is sorted and written as separate splits before the next
             piece is read.
     """
     rule = LateRule.of(TableConfig.from_configuration(context.configuration))
@@ -135,12 +135,12 @@ def commit_rows(
 ) -> tuple[Appended, Snapshot]:
     """Add the written splits to an append table in one commit that is planned on `snapshot`.
 
-    If there are no rows, this commits nothing. Otherwise it sends the requests of one commit.
+    Without rows, this commits nothing. Otherwise it makes the requests of one commit.
 
     Args:
-        snapshot: must not be newer than the version for which the rows were written.
-        application: a name and a number. The work with this number is committed once. A repetition of the work
-            commits nothing, and the collector deletes the splits that the repetition wrote.
+        snapshot: must not be newer than the version of the written rows.
+        application: a name and a number. The work with this number is committed once. A second attempt commits nothing,
+            and the collector deletes its splits.
     """
     adds = [add for each in written for add in each.adds]
     late = sum((each.late for each in written), LateMetrics())
@@ -158,7 +158,7 @@ def commit_rows(
         return Appended(snapshot.version, "", 0, 0), snapshot
     actions: list[Action] = [*adds] if txn is None else [*adds, txn]
     result = log.commit(snapshot, actions, operation="APPEND", metrics=metrics)
-    if result.already_committed:  # another process has committed the same work
+    if result.already_committed:  # Another process has committed the same work.
         return Appended(result.version, "", 0, 0), result.snapshot
     return Appended(result.version, result.commit_id, rows_out, len(adds), late), result.snapshot
 

@@ -1,9 +1,9 @@
 """Quarantine, and the filter for late rows.
 
-The quarantine of a table holds the rows and lines that came in but were not added to the table, each with the reason
-(rule 7). The key of an object is derived from its content, so writing it twice leaves one object. The entries of a
-batch of landed files share objects (`SharedEntries`). Two runs may divide the same files differently into batches, so
-two objects may have the same line. Each line has an identity: the file, its content, and the number of the line.
+The quarantine of a table holds incoming rows and lines that were not added to the table, each with the reason (rule 7).
+The key of an object is derived from its content, so a second write leaves one object. The entries of a batch of landed
+files share objects (`SharedEntries`). Two runs may divide the same files into different batches, so two objects may
+have the same line. Each line has an identity: the file, the content of the file, and the number of the line.
 `storage_core.maintain.quarantine` folds equal lines, and removes entries.
 
 A `LateRowFilter` accepts, quarantines or drops late rows, by the table's rule (docs/architecture/ingestion.md).
@@ -63,14 +63,14 @@ REWRITTEN = "_again"
 """The source in the keys of objects that have entries of older objects. A number follows after a dot."""
 
 _MOST_SHARED_BYTES = 16 * 2**20
-"""The bytes of lines or rows above which an object is written, and another object begins."""
+"""Maximum size of an object in bytes of lines or rows. Above this size, another object begins."""
 
 _ENTRY_BYTES = 200
-"""The bytes of a line in an object besides its text, approximately."""
+"""Approximate size in bytes of a line in an object, without the text of the line."""
 
 
 class SharedEntries:
-    """The entries of many files, collected so that they share objects.
+    """Collected entries of many files that share objects.
 
     An entry is in memory until `write_all`, or until all entries take more than 16 MiB. `keys` lists the objects.
     """
@@ -113,7 +113,7 @@ class SharedEntries:
 
 
 RECEIPTS = "_receipts"
-"""The source in the keys of receipts, which list the lines and rows that left the quarantine."""
+"""The source in the keys of receipts. A receipt contains the lines and rows that left the quarantine."""
 
 
 def is_receipt(key: str) -> bool:
@@ -123,10 +123,10 @@ def is_receipt(key: str) -> bool:
 
 
 def commit_app(key: str) -> str | None:
-    """Return the appId with which a commit names a quarantine object, or None for an object that needs no name.
+    """Return the appId of a quarantine object in a commit, or None for an object that needs no appId.
 
-    The objects of a batch of landed files need one. If the run ends before its commit, the next run reads the files
-    again, perhaps under another declaration. Then the objects of the first run must not count.
+    The objects of a batch of landed files need an appId. If the run ends before its commit, the next run reads the
+    files again, perhaps with another declaration. The objects of the first run must then not count.
     """
     parsed = parse(key)
     return f"quarantined:{parsed.id}" if parsed is not None and parsed.source == SHARED else None
@@ -166,7 +166,7 @@ def read_object(store: ObjectStore, key: str) -> tuple[Entry, ...]:
 
 
 def read_entries(store: ObjectStore) -> Iterator[tuple[str, Entry]]:
-    """Yield every entry with the key of its object, in key order, as it is stored.
+    """Yield every stored entry with the key of its object, in key order.
 
     Entries of different objects may have the same lines. One LIST per 1,000 objects and one GET per object.
     """
@@ -195,7 +195,7 @@ def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.B
 
 
 def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_records: bool) -> pa.Table:
-    """Return the rows or records that a `LateRowFilter` of this rule admits. The other rows are not quarantined."""
+    """Return the rows or records that a `LateRowFilter` of this rule admits. Other rows are not quarantined."""
     if rule is None or rule.late_data.policy == "accept" or not rows.num_rows:
         return rows
     late = late_records(rule, rows, arrived_ms) if are_records else rule.is_late(rows, arrived_ms)
@@ -203,12 +203,12 @@ def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_r
 
 
 class LateRowFilter:
-    """Filter that every row of one input passes before it is acknowledged. It accepts, quarantines or drops late rows.
+    """Filter of the rows of one input before they are acknowledged. It accepts, quarantines or drops late rows.
 
     `metrics` counts the late rows so far, and `keys` lists the quarantine entries. With `window_seconds`, each entry
-    has rows of one window only. With `hold`, the filter writes nothing. It calls `hold` with a mask of the rows to
-    quarantine and with their arrival, and the caller writes the rows before it acknowledges any. A filter is not safe
-    for concurrent use, so callers must hold a lock of their own.
+    has rows of one window only. With `hold`, the filter writes nothing. It calls `hold` with the arrival and a mask of
+    the rows to quarantine. The caller must write these rows before it acknowledges any row. A filter is not safe for
+    concurrent use, so callers must hold a lock.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class LateRowFilter:
     def admit(self, rows: pa.Table, arrived_ms: Arrival) -> pa.Table:
         """Return the rows to write, in order. Rows to quarantine are durable in the quarantine when this returns.
 
-        Raises the errors of `keep`. After an error nothing may be acknowledged, and a repetition may quarantine the
+        Raises the errors of `keep`. After an error nothing may be acknowledged. A second attempt may quarantine the
         same late rows again. No request if no row is late. Otherwise one PUT per entry.
         """
         if self._rule is None or rows.num_rows == 0:
@@ -239,7 +239,7 @@ class LateRowFilter:
         return self._judged(rows, self._rule.is_late(rows, arrived_ms), arrived_ms)
 
     def admit_records(self, records: pa.Table, arrived_ms: Arrival) -> pa.Table:
-        """Return the records to write, as `admit` does. A delete is never late."""
+        """Return the records to write: see `admit`. A delete is never late."""
         if self._rule is None or records.num_rows == 0:
             return records
         return self._judged(records, late_records(self._rule, records, arrived_ms), arrived_ms)

@@ -1,8 +1,8 @@
 """Tasks of distribution: read chunks, divide their records by table, and write the records. The tasks commit nothing.
 
-When a function returns, rejected and late records are in quarantine. This happens before any offset moves. The same
-records always give the same quarantine objects, after any number of distributions. Memory holds one chunk and the rows
-of one work item. A task that fills a region holds all rows of the region in one round.
+When a function returns, rejected and late records are in quarantine. No offset moves before this. The same records
+always give the same quarantine objects, after any number of distributions. Memory holds one chunk and the rows of one
+work item. A task that fills a region holds all rows of the region in one round.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def keep_in_any(
 
 
 def keep_unknown(stores: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
-    """Quarantine the records of a chunk whose table is not a table of the raw log. Return their number by table name.
+    """Quarantine the records of a chunk for unknown tables. Return the number of records by table name.
 
     Raises the errors of `keep_in_any`.
     """
@@ -108,10 +108,9 @@ Opener = Callable[[str], ObjectStore]
 def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> DivideResult:
     """Write the rows of append tables as sorted splits, and the rows of keyed tables as one part per region.
 
-    If the records have producer ids and the work has no ids of the round, this records the producer ids and does
-    nothing else. After a chunk without a valid copy, later chunks of its writer are not read. An error of a table's
-    store is reported with this table. Raises `Unavailable` if no store that answers has a chunk, and at least one store
-    does not answer.
+    If the records have producer ids and the work has no ids of the round, this only stores the producer ids. After a
+    chunk without a valid copy, later chunks of the writer are not read. The result of a table contains the error of its
+    store. Raises `Unavailable` for a chunk that no answering store has, if at least one store does not answer.
 
     Args:
         raw: the stores of the raw log.
@@ -171,7 +170,7 @@ def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillR
 
 @dataclass(slots=True)
 class _Taken:
-    """The records that one table gets from the chunks of one work item."""
+    """The records for one table in the chunks of one work item."""
 
     target: Target
     source: str

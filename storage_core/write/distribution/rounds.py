@@ -1,10 +1,9 @@
-"""Rounds of distribution. A round plans, tasks read and write, and each table gets one commit (decision 0031).
+"""Rounds of distribution. A round makes a plan, runs tasks, and makes one commit per table (decision 0031).
 
 One commit contains both a table's rows and its offsets. For an append table, this is a commit in the table's log. For a
 keyed table, this is a new manifest of a region. So a distributor may end at any point without loss or duplicates. If
-several distributors run concurrently, one distributor per table wins. The other distributors find that the offsets have
-moved, and the collector deletes the files that they wrote. Tables do not wait for each other. Failures are reported at
-the end.
+several distributors run concurrently, one distributor per table wins. The other distributors find moved offsets, and
+the collector deletes their files. Tables do not wait for each other. Failures are reported at the end.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ from storage_core.write.raw_log.history import Damage, History, MissingChunks, R
 from storage_core.write.region import router
 from storage_core.write.region.router import Stretch
 
-# The plan of one round: chunks in the order of the history, and for each table its chunks among them.
+# The plan of one round: chunks in the order of the history, and the chunks of each table.
 #
 # The plan reads only listings and offsets. The bytes of a round are limited, because the rows of a keyed table's region
 # become one generation in one task. Rounds follow one another until nothing is left.
@@ -75,7 +74,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldChunks:
-    """Missing chunks `first` to `last`. For the tables in `tables`, all later chunks of the writer must wait."""
+    """Missing chunks `first` to `last`. Later chunks of the writer must wait for the tables in `tables`."""
 
     writer: str
     first: int
@@ -87,7 +86,7 @@ class HeldChunks:
 class RoundPlan:
     """One round: the work, and the tables whose offsets move.
 
-    `held` are missing chunks that make later chunks wait. `given_up` are missing chunks that the round gives up.
+    Later chunks wait for the missing chunks in `held`. The round gives up the missing chunks in `given_up`.
     """
 
     source: Source
@@ -100,9 +99,9 @@ class RoundPlan:
 def plan_round(
     source: Source, history: History, tables: Sequence[TargetTable], terms: Terms, *, now_ms: int
 ) -> RoundPlan:
-    """Return the next round. A round without targets means that nothing is left to distribute. No request.
+    """Return the next round. A round without targets means that no work remains. No request.
 
-    Raises `Unavailable` if missing chunks are to be given up while a store that may have them does not answer.
+    Raises `Unavailable` if missing chunks would be given up, but a store does not answer and may have the chunks.
     """
     plans = {each.name: left(history, each.offsets.log, terms, now_ms=now_ms) for each in tables}
     chosen = _first_of(history, plans.values(), terms.round_bytes)
@@ -129,7 +128,7 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
-        # An offset passes the given-up chunks after the last chunk only together with the last chunk.
+        # If given-up chunks follow the last chunk, the offset passes them only together with the last chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
@@ -158,7 +157,7 @@ def cut_into_works(
 
 
 def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
-    """Return the bytes of one work: the equal share plus one chunk. The extra chunk prevents one work too many."""
+    """Return the bytes of one work: the equal share plus one chunk. The extra chunk avoids an additional small work."""
     total = sum(sizes)
     waves = math.ceil(total / (terms.work_bytes * terms.slots))
     share = total / max(1, waves * terms.slots) + max(sizes, default=0)
@@ -186,7 +185,7 @@ def _cut(chunks: Sequence[RawChunkRef], sizes: Sequence[float], most_bytes: floa
 
 
 def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[HeldChunks, ...]:
-    """Return the missing chunks, which are given by table, as one entry per gap."""
+    """Return one entry per gap from the missing chunks of each table."""
     tables: dict[MissingChunks, list[str]] = {}
     for name, gaps in missing.items():
         for gap in gaps:
@@ -242,11 +241,11 @@ class DistributionOutcome:
     """The outcome of a run of distribution.
 
     - `records`: the number of records that were read.
-    - `unknown`: the number of records whose table is not a table of the raw log, by table name.
-    - `duplicates`: the number of records, by table, whose id the table already had.
+    - `unknown`: the number of records of unknown tables, by table name.
+    - `duplicates`: by table, the number of records with an id that the table already had.
     - `held`: the chunks that are missing at the end.
     - `given_up`: the missing chunks that were given up.
-    - `failures`: the tables that did not get their rows, with their errors.
+    - `failures`: the tables that did not get their rows, with the errors.
     """
 
     records: int = 0
@@ -261,7 +260,7 @@ class DistributionOutcome:
 
 
 def share_of(name: str, results: Iterable[DivideResult]) -> Share:
-    """Return the results of all tasks for one table. Raise the error of a task that failed for this table."""
+    """Return the results of all tasks for one table. Raise the error of a failed task for this table."""
     found = [result.tables[name] for result in results if name in result.tables]
     for each in found:
         if each.failure is not None:
@@ -282,7 +281,7 @@ def share_of(name: str, results: Iterable[DivideResult]) -> Share:
 _logger = logging.getLogger(__name__)
 
 MOST_LOST = 5
-"""The most races that a run may lose for a table. After these races, the run leaves the table to the winner."""
+"""Maximum number of lost races for a table. After this number, the run leaves the table to the winner."""
 
 _PAUSE_MS = 100
 
@@ -301,7 +300,7 @@ class Tasks(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Distributor:
-    """Distributor of one raw log into the tables whose logs are given by name. The commits record `run_id`.
+    """Distributor of one raw log into the tables with the given logs. The commits record `run_id`.
 
     `guards` are further requirements of the commits to a table, by the name of the table. A commit fails if another
     process has taken over the lease.
@@ -318,7 +317,7 @@ class Distributor:
     _lost: Counter[str] = field(default_factory=Counter)
 
     def distribute(self, terms: Terms) -> DistributionOutcome:
-        """Distribute round by round until nothing is left that can be distributed. Return the outcome.
+        """Distribute round by round until no more chunks can be distributed. Return the outcome.
 
         Raises only errors of the raw log itself, such as `Unavailable`. Errors of a table are in `failures`.
         """
@@ -350,8 +349,8 @@ class Distributor:
         results = self._without_duplicates(plan, tables, divided)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
         if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
-            # Some written rows may be from chunks after a damaged chunk. Or a duplicate may have been omitted although
-            # its first record is in such a chunk. So nothing is committed, and the next plan omits the damaged chunk.
+            # Some written rows may be from chunks after a damaged chunk. Or a duplicate of a record in such a chunk may
+            # have been omitted. So nothing is committed, and the next plan omits the damaged chunk.
             return damaged
         done.records += sum(result.records for result in results)
         done.chunks += sum(len(work.chunks) for work in plan.works)
@@ -379,8 +378,7 @@ class Distributor:
         keys = tuple(each.noted for each in results if each.noted is not None)
         if not keys:
             return results
-        # Offsets of all writers are needed, because chunks of a writer that no store lists now may have been
-        # distributed before.
+        # Offsets of all writers are needed, because chunks may have been distributed that no store lists now.
         ids = RoundIds(keys=keys, offsets={name: tables[name].offsets.log for name in plan.targets})
         again = [replace(work, ids=ids) for work, each in zip(plan.works, results, strict=True) if each.noted]
         second = iter(self.tasks.divide(again))
@@ -421,8 +419,8 @@ class Distributor:
             key = target.config.primary_key
             work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
-        # Offsets that the log has passed are removed from a region. After the claims, nobody can add offsets to the log
-        # or to the regions. So the log now shows whether another distributor was active between plan and claims.
+        # A region drops offsets that the log has passed. After the claims, nobody can add offsets to the log or to the
+        # regions. So the log now shows whether another distributor was active between plan and claims.
         head = table.log.refresh(table.snapshot)
         for each in starts(target.stretches, table.snapshot):
             each.check(head)
@@ -437,7 +435,7 @@ class Distributor:
             results = list(islice(written, len(several.regions)))
             with self._settling(name, done):
                 rows = self._finish_all(tables[name], several.regions, results, done.tables[name])
-                # The log's offset is written last. It means that every region has its rows of these chunks.
+                # The offset in the log is written last. It shows that every region has its rows of these chunks.
                 share = replace(several.share, rows=rows)
                 if self._commit(tables[name], several.target, share):
                     done.tables[name].add(several.share)
@@ -491,7 +489,7 @@ class Distributor:
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A region to fill, and the parts of the ranges that its offset does not include yet."""
+    """A region to fill, and the remaining ranges after its offset."""
 
     work: FillWork
     stretches: tuple[Stretch, ...]
@@ -499,7 +497,7 @@ class _Filling:
 
 @dataclass(frozen=True, slots=True)
 class _Fillings:
-    """The remaining work for one keyed table in one round: its share of the first tasks, and the regions to fill."""
+    """The remaining work for one keyed table in one round: the share of the first tasks, and the regions to fill."""
 
     target: Target
     share: Share
@@ -509,9 +507,8 @@ class _Fillings:
 def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
     """Return the ranges, and one more range that every distribution of records with ids moves.
 
-    The extra range makes distributions of records with ids exclude each other. This is necessary because a
-    distribution only knows the ids of the chunks that were distributed when it was planned. A concurrent distribution
-    may add ids of another writer.
+    The extra range ensures that only one distribution of records with ids commits at a time. A distribution only knows
+    the ids of chunks that were distributed before its plan. A concurrent distribution may add ids of another writer.
     """
     offsets = (table.offsets.log, *table.offsets.regions.values())
     last = max(each.get(WITH_IDS, 0) for each in offsets)
@@ -519,7 +516,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
-    """Return whether a work without the damaged chunk read later chunks of the same writer."""
+    """Return whether another work read later chunks of the writer of the damaged chunk."""
     return any(
         each.writer == writer and each.number > number
         for writer, number in damaged
@@ -530,7 +527,7 @@ def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]])
 
 
 def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -> dict[str, Target]:
-    """Return the targets whose offsets still move if each writer stops before its damaged chunk."""
+    """Return the targets with moving offsets if each writer stops before its damaged chunk."""
     ends = {writer: number for writer, number in damaged}  # noqa: C416  # of a mapping, `dict` would take the values
     cut = {
         name: replace(
@@ -547,7 +544,7 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
 
 
 def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
-    """Yield the parts of the ranges that a region does not have yet, each starting at its offset."""
+    """Yield the missing parts of the ranges of a region. Each part starts at the offset."""
     for each in stretches:
         if each.last > recorded.get(each.writer, 0):
             yield replace(each, after=recorded.get(each.writer, 0))

@@ -1,8 +1,8 @@
 """Rows of raw logs that a table does not have yet, for readers at `latest`.
 
-The result is the same as if a distribution took all waiting chunks now (docs/architecture/reads.md, "Consistency").
-The chunks of closed segments come first, then the chunks of open segments, both in the order of the history. The
-functions of distribution type the records, check whether the records are late, and remove duplicates.
+The result is the same as if a distribution took all waiting chunks now (docs/architecture/reads.md, "Consistency"). The
+chunks of closed segments come first, then the chunks of open segments, both in the order of the history. The functions
+of distribution convert the records, check for late records, and remove duplicates.
 
 Each row occurs once, because the reads have this order (decision 0027):
 
@@ -10,10 +10,10 @@ Each row occurs once, because the reads have this order (decision 0027):
 2. The regions are captured.
 3. The head of the table's log is read.
 
-Chunks that the table does not have at the third step are read here. An append table has a chunk if the head's offset
-includes it. For a keyed table, the log is read before and after the regions are captured. The offsets of both reads
-must be equal, and the head must not have merged a generation that no captured manifest names. If another distribution
-or merge committed in between, `settled` returns None, and the reader starts again.
+This module reads the chunks that the table does not have at the third step. An append table has a chunk if the offset
+of the head includes the chunk. For a keyed table, the log is read before and after the capture of the regions. The
+offsets of both reads must be equal. The head must not have merged a generation outside the captured manifests. If
+another distribution or merge committed in between, `settled` returns None, and the reader starts again.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ from storage_core.write.region.spec import Routed, route
 
 
 def of_table(records: pa.Table, name: str) -> pa.Table:
-    """Return the records that name the table. No request."""
+    """Return the records for the table. No request."""
     own = pc.equal(records.column("table"), name)
-    # Most chunks have records of only one table, and a copy of all their text is expensive.
+    # Most chunks have records of only one table, and a copy of all text is expensive.
     return records if pc.all(own).as_py() else records.filter(own)
 
 
@@ -90,8 +90,8 @@ def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]
 def admitted(records: pa.Table, target: Target) -> pa.Table:
     """Return the records of one chunk that distribution writes into the table. For an append table, all are puts.
 
-    These are the records that name the table, fit it, and are not late or are accepted. The other records are not
-    quarantined here. No request.
+    These records are for the table, fit the table, and are in time or accepted. Other records are not quarantined here.
+    No request.
     """
     own, config = of_table(records, target.name), target.config
     rule = LateRule.of(config)
@@ -103,11 +103,10 @@ def admitted(records: pa.Table, target: Target) -> pa.Table:
 
 
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:
-    """Yield each region into which records of the chunk must be distributed, with the records of the region in order.
+    """Yield each region that needs records of the chunk, with the records of the region in order.
 
     Regions that already have the chunk are omitted. Such a region belongs to the current spec, or to an earlier spec
-    to which rows were distributed while it was current. Raises `InvalidInput` if an expression of a region spec fails
-    on a record.
+    that got rows while it was current. Raises `InvalidInput` if an expression of a region spec fails on a record.
     """
     having = {region for region, offsets in target.further.items() if offsets.get(ref.writer, 0) >= ref.number}
     for spec in _earlier_specs(target) if having else ():
@@ -140,7 +139,7 @@ Offsets = Mapping[str, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listed:
-    """A raw log as its stores listed it at one time. `stores` are all its stores, mandatory stores first."""
+    """The listing of a raw log at one time. `stores` are all stores, mandatory stores first."""
 
     raw_log: FeedingRawLog
     stores: tuple[ObjectStore, ...]
@@ -148,7 +147,7 @@ class Listed:
 
     @classmethod
     def look(cls, raw_log: FeedingRawLog, opened: Opener) -> Listed:
-        """Return the current listing of a raw log. The requests are those of `raw_log.history.union`.
+        """Return the current listing of a raw log. Requests: see `raw_log.history.union`.
 
         Each mandatory store has every acknowledged chunk, so one answer from a mandatory store is enough. Raises
         `Unavailable` if no mandatory store answers.
@@ -166,8 +165,7 @@ class Listed:
     def behind(self, offsets: Offsets) -> list[RawChunkRef]:
         """Return the chunks that a table with these offsets lacks, in the order of the history. No request.
 
-        Raises `Corrupt` for a chunk that no store lists, and `Unavailable` if a store that does not answer may have
-        it.
+        Raises `Corrupt` for a chunk that no store lists, and `Unavailable` if a store without an answer may have it.
         """
         for hole in self.history.missing:
             if hole.last > offsets.get(hole.writer, 0):
@@ -178,7 +176,7 @@ class Listed:
         ]
 
     def of(self, runs: Sequence[RawRun]) -> tuple[RawChunkRef, ...]:
-        """Return the chunks of these runs, in their order. Raise the errors of `behind` for a missing chunk."""
+        """Return the chunks of these runs, in the same order. Raise the errors of `behind` for a missing chunk."""
         found: list[RawChunkRef] = []
         for run in runs:
             listed = {each.number: each for each in self.history.chunks_of(run.writer)}
@@ -213,7 +211,7 @@ _UNREAD = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionOffsets:
-    """A captured region: the last generation in its manifest, and the offsets in its manifest."""
+    """A captured region: the last generation and the offsets in its manifest."""
 
     region: str
     generation: int
@@ -224,7 +222,7 @@ class RegionOffsets:
 class Waiting:
     """The chunks of one raw log that a table lacks. `rounds` has these chunks in the order of distribution.
 
-    `further` are, by region, the offsets that are ahead of the offsets of the log. Only rows of `regions` are read.
+    `further` contains, by region, the offsets beyond the offsets of the log. Only rows of `regions` are read.
     `regions=None` means all regions.
     """
 
@@ -295,7 +293,7 @@ class Waiting:
         return kept.made_all(names, RawColumns, read, lambda each: _bytes(each.records))
 
     def _lacking_in_regions(self, ref: RawChunkRef, records: pa.Table, target: Target) -> pa.Table:
-        """Return those records of one chunk that belong to a requested region which lacks the chunk.
+        """Return the records of one chunk for requested regions that lack the chunk.
 
         For an append table, return all records.
         """
@@ -320,12 +318,12 @@ def settled(
     now_ms: int,
     regions: frozenset[str] | None = None,
 ) -> tuple[Waiting, ...] | None:
-    """Return the waiting chunks at `snapshot`. Return None if `snapshot` and the captured regions do not fit together.
+    """Return the waiting chunks at `snapshot`.
 
-    Raises the errors of `Listed.behind`.
+    Return None if `snapshot` and the captured regions contradict each other. Raises the errors of `Listed.behind`.
 
     Args:
-        before: the snapshot with which the regions were captured.
+        before: the snapshot at the capture of the regions.
         snapshot: the head of the log, read after the regions were captured.
         captured: returns the captured regions. It is called only if chunks are waiting.
         regions: the regions that were captured. None means all.
@@ -357,7 +355,7 @@ def settled(
 def _has_moved(listed: Sequence[Listed], before: Offsets, after: Offsets) -> bool:
     """Return whether an offset of a writer of these raw logs has changed.
 
-    In this case, a captured region may lack chunks of the writer, or no captured manifest may name its rows.
+    In this case, a captured region or its manifest may lack rows of the writer.
     """
     writers = (writer for each in listed for writer in each.history.writers)
     return any(before.get(writer, 0) != after.get(writer, 0) for writer in writers)
@@ -366,7 +364,7 @@ def _has_moved(listed: Sequence[Listed], before: Offsets, after: Offsets) -> boo
 def _merged_meanwhile(
     captured_offsets: Sequence[RegionOffsets], before: Snapshot, snapshot: Snapshot, *, is_whole: bool
 ) -> bool:
-    """Return whether the base may have rows of a generation that no captured manifest names."""
+    """Return whether the base may have rows of a generation outside the captured manifests."""
     known = {each.region: each.generation for each in captured_offsets}
     earlier = before.merged_generations
     merged = snapshot.merged_generations.items()
@@ -376,7 +374,7 @@ def _merged_meanwhile(
 def _further(
     captured_offsets: Sequence[RegionOffsets], offsets: Offsets, store: ObjectStore, snapshot: Snapshot
 ) -> dict[str, Offsets]:
-    """Return the offsets that are ahead of the log: of the captured regions, and of closed regions of earlier specs."""
+    """Return the offsets beyond the log, of captured regions and of closed regions of earlier specs."""
     found: dict[str, Offsets] = {
         each.region: ahead
         for each in captured_offsets
@@ -389,7 +387,7 @@ def _further(
 
 
 def _rounds(listed: Listed, chunks: Sequence[RawChunkRef], now_ms: int) -> tuple[tuple[RawChunkRef, ...], ...]:
-    """Return the chunks of closed segments, and the other chunks, which are distributed later."""
+    """Return the chunks of closed segments, then the other chunks. The other chunks are distributed later."""
     closed_after = listed.raw_log.closed_after_ms
     closed_after = CLOSED_AFTER_MS if closed_after is None else closed_after
     closed = {(each.writer, each.segment_ms) for each in listed.history.closed_segments(now_ms, closed_after)}

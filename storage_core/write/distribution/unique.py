@@ -1,13 +1,13 @@
 """Deduplication of records by producer id. If several records have the same id, a table takes only one of them.
 
-A table has an id if it has a chunk with this id, and its offsets show which chunks it has. Rows, offset and ids are
-one commit, and no id is stored in a table. Before an offset passes a chunk, the ids of the chunk are recorded next to
-the raw log, in every mandatory store. So the ids remain after their chunks are deleted, for the time that the raw log
-requires (`unique_for`).
+A table has an id if it has a chunk with this id. The offsets of the table show its chunks. One commit contains rows,
+offset and ids, and no id is stored in a table. Before an offset passes a chunk, the ids of the chunk are stored next to
+the raw log, in every mandatory store. So the ids remain after the deletion of the chunks, for the required time
+(`unique_for`).
 
-If several records of one round have the same id, an order that all tasks share selects one of them. A second attempt
-at the round uses the same order. Records of a chunk that a region may already have come before all other records. All
-other records are ordered by their position in the history.
+If several records of one round have the same id, a common order of all tasks selects one of them. A second attempt at
+the round uses the same order. If a region may already have a chunk, the records of this chunk come first. All other
+records are ordered by their position in the history.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
 
 def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """Yield the keys that any store lists of objects that may have ids of records before the records of the work."""
+    """Yield the keys of objects that may have ids of earlier records than the work. A key is in any listing."""
     since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
     reasons: list[str] = []
     mandatory = raw[: work.source.mandatory]
@@ -51,9 +51,9 @@ def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]
 
 
 def read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
-    """Yield the objects. An object that was collected since it was listed is skipped.
+    """Yield the objects. Objects that were collected since the listing are skipped.
 
-    If `must_exist` is set, such an object is an error.
+    If `must_exist` is set, a missing object is an error.
     """
     for key in keys:
         parsed = parse_raw(key)
@@ -92,7 +92,7 @@ _POSITIONS = 20
 class Duplicates:
     """The records to omit.
 
-    `positions` has the positions of these records in their chunk, by the chunk's writer and number. `counts` has the
+    `positions` has the positions of these records in the chunk, by writer and number of the chunk. `counts` has the
     number of these records by table.
     """
 
@@ -160,7 +160,7 @@ def find_in(
 ) -> Duplicates:
     """Return the result of `find_duplicates`. `own` contains the ids of the work and of earlier chunks in memory.
 
-    The requests and errors are those of `find_duplicates`.
+    Requests and errors: see `find_duplicates`.
     """
 
     def all_ids() -> Iterator[RecordIds]:
@@ -209,7 +209,7 @@ def _compared(
 
 @dataclass(slots=True)
 class _Wanted:
-    """The ids of one work for one table, and for each id the best record so far."""
+    """The ids of one work for one table, and the best record so far for each id."""
 
     target: Target
     offsets: Mapping[str, int]
@@ -221,7 +221,7 @@ class _Wanted:
     _best: _Ranks = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def take_own(self, found: RecordIds, table: str, own: Sequence[tuple[str, int]]) -> None:
-        """Add the ids of the chunks of the work that the table takes."""
+        """Add the ids of the chunks of the work for the table."""
         entries = _of_table(found, table)
         codes = entries.column("chunk").to_numpy()
         mine = set(own)
@@ -247,7 +247,7 @@ class _Wanted:
         np.minimum.at(self._best, self._places, self._own)
 
     def compare(self, found: RecordIds, table: str) -> None:
-        """Store records of other chunks that come before the records of the work."""
+        """Store records of other chunks that precede the records of the work."""
         if self._ids is None:
             return
         entries = _of_table(found, table)
@@ -265,7 +265,7 @@ class _Wanted:
         np.minimum.at(self._best, places, ranks)
 
     def left_out(self) -> Iterator[tuple[ChunkKey, _Ranks]]:
-        """Yield each chunk that has records to omit, with the positions of these records."""
+        """Yield each chunk with records to omit, and the positions of these records."""
         lost = self._own != self._best[self._places]
         start = 0
         for chunk, _, positions in self._parts:
@@ -305,7 +305,7 @@ def _of_table(found: RecordIds, table: str) -> pa.Table:
 
 
 def _entries(records: pa.Table, ids: pa.ChunkedArray, chunk: int, tables: dict[str, int]) -> pa.Table:
-    """Return the ids of one chunk. Names that `tables` does not have yet are added to it."""
+    """Return the ids of one chunk. Add missing names to `tables`."""
     given = np.flatnonzero(~np.asarray(ids.is_null()))
     named = records.column("table").take(pa.array(given)).combine_chunks().dictionary_encode()
     codes = np.array([tables.setdefault(name, len(tables)) for name in named.dictionary.to_pylist()], np.int32)

@@ -7,18 +7,18 @@ Work items and their results travel as JSON (docs/architecture/orchestration.md,
   of a key must replace an earlier record.
 - A `FillWork` writes the parts of a region as one generation.
 
-An offset is the number of the last chunk of a raw log writer that is in the table (docs/architecture/ingestion.md,
-"Raw log", decision 0031). The id of a writer is unique forever, so offsets need no name of a raw log.
+An offset is the number of the last chunk of a raw log writer that is in the table (docs/architecture/ingestion.md, "Raw
+log", decision 0031). The id of a writer is unique forever, so offsets need no name of a raw log.
 
 | Where | Key | Meaning |
 |---|---|---|
 | table's log | transaction `raw:<writer>` | every row of the chunks up to it is in the table, in any region |
 | region's manifest | `distributed` | every row of the chunks up to it that belongs to the region is in the region |
 
-The rows of an append table are committed with their transaction. The rows of a keyed table are committed with the
-offset of their region. The log's offset is committed when every region has its rows of these chunks. So a region has
-the chunks up to the higher one of the two offsets. A region that does not exist yet, or had no rows in a chunk, needs
-no offset of its own.
+The rows of an append table are committed with the transaction. The rows of a keyed table are committed with the offset
+of the region. The log's offset is committed when every region has its rows of these chunks. So a region has the chunks
+up to the higher of the two offsets. A region without rows in a chunk, or a region that does not exist yet, needs no
+offset.
 
 A row is also in the table if a region of an earlier spec has its chunk. Such a region was merged completely before the
 next spec became current. This can be before the log's offset was committed.
@@ -49,11 +49,10 @@ from storage_core.write.raw_log.history import CLOSED_AFTER_MS, Damage, History,
 from storage_core.write.region.router import OFFSETS, Stretch, Turn, offsets
 from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whole_table
 
-# Parts: the typed rows that one task found for one region, until the generation is written (decision 0031).
-#
-# A part is a data file in a generation's directory that no manifest names. It looks like the file of a distributor that
-# ended before it wrote its manifest. A part is read only by the task that received its name. The collector deletes
-# old parts. With parts, records are decoded and typed once, and neither the driver nor a shuffle carries the records.
+# Parts are the typed rows of one task for one region, until the generation is written (decision 0031).
+# A part is a data file in the directory of a generation, but not in any manifest. It looks like a file of a distributor
+# that ended before its manifest. Only the task that received the name reads the part. The collector deletes old parts.
+# With parts, records are decoded and typed once, and neither the driver nor a shuffle carries the records.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,14 +111,14 @@ def read_part(store: ObjectStore, part: FillPart) -> pa.Table:
 Json = dict[str, Any]
 
 UNIQUE_FOR_MS = 24 * 3_600_000
-"""How long the id of a record is remembered. A raw log may set another value."""
+"""Time for which the id of a record is stored. A raw log may set another value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One table as a task sees it: its location, the context of its rows, and the chunks to distribute into it.
+    """One table for a task: the location, the context of the rows, and the chunks to distribute into the table.
 
-    `further` are the regions that already have some of these chunks, with their offsets (`work.Offsets`). They can
+    `further` contains the regions that already have some of these chunks, with the offsets (`work.Offsets`). They can
     belong to earlier specs.
     """
 
@@ -131,7 +130,7 @@ class Target:
 
     @property
     def config(self) -> TableConfig:
-        """The table's settings in the snapshot for which the work was planned."""
+        """The settings of the table in the snapshot of the plan."""
         return TableConfig.from_configuration(self.context.configuration)
 
     def takes(self, ref: RawChunkRef) -> bool:
@@ -160,11 +159,10 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The raw log: its name, the URIs of its stores (mandatory stores first), and the tables that its records may name.
+    """The raw log: the name, the URIs of the stores (mandatory stores first), and the possible tables of records.
 
-    `mandatory` is the number of mandatory stores. None means that all stores are mandatory. If several records have
-    the same producer id, a table takes one of them. This holds if the segments of the records began at most
-    `unique_for_ms` apart.
+    `mandatory` is the number of mandatory stores. None means that all stores are mandatory. If several records have the
+    same producer id, a table takes one of them, provided that the segments began at most `unique_for_ms` apart.
     """
 
     name: str
@@ -218,7 +216,7 @@ class DivideWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillWork:
-    """Parts to read, in this order, for one region of the table at `uri` that the distributor has claimed."""
+    """Parts to read, in this order, for one claimed region of the table at `uri`."""
 
     uri: str
     key: tuple[str, ...]
@@ -252,8 +250,8 @@ class Divided:
     - `parts`: the rows of a keyed table, by region.
     - `rejected`: the number of rejected records by reason. These records are in quarantine.
     - `late`: the late records. They are in quarantine, unless they are accepted or dropped.
-    - `failure`: the kind and message of the error because of which the table did not get its rows. If `failure` is
-      set, nothing in this object may be committed.
+    - `failure`: the kind and message of the error if the table did not get its rows. If `failure` is set, nothing in
+      this object may be committed.
     """
 
     rows: int = 0
@@ -291,10 +289,10 @@ class Divided:
 class DivideResult:
     """The result of a `DivideWork`, by table.
 
-    - `unknown`: the number of records whose table is not a table of the raw log. These records are in quarantine.
+    - `unknown`: the number of records of unknown tables. These records are in quarantine.
     - `damaged`: chunks without a valid copy. Later chunks of the same writer were not read.
-    - `noted`: the object with the record ids, if the work found ids and had no data for finding duplicates. If `noted`
-      is set, the work did nothing else.
+    - `noted`: the object with the record ids, if the work found ids but had no data for finding duplicates. If `noted`
+      is set, the work only stored ids.
     - `duplicates`: the number of omitted records, by table.
     """
 
@@ -370,9 +368,9 @@ _APP = f"{OFFSETS}:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """The offsets of one table by writer: the offsets of its log, and the offsets of each region of its current spec.
+    """The offsets of one table by writer: in its log, and in each region of its current spec.
 
-    `further` are the offsets of regions of all specs that are ahead of the log.
+    `further` contains the offsets beyond the log, of regions of all specs.
     """
 
     log: Mapping[str, int]
@@ -383,7 +381,7 @@ class Offsets:
 def log_offsets(snapshot: Snapshot) -> dict[str, int]:
     """Return the offsets in the table's log by writer. All chunks up to these offsets are distributed.
 
-    One GET per object of transactions with offsets, and only the first time.
+    One GET per object of transactions with offsets, only at the first call.
     """
     return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(OFFSETS).items()}
 
@@ -429,22 +427,21 @@ def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:
 
 
 def starts(stretches: Iterable[Stretch], planned: Snapshot) -> list[TxnProgress]:
-    """Return the requirements of the commit: every writer's offset still equals the offset in the plan's snapshot."""
+    """Return the requirements of the commit: the offset of every writer is the same as in the snapshot of the plan."""
     apps = [_APP + each.writer for each in stretches]
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
 
 
-# Chunks that a table still lacks, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
-#
+# Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
 # An offset is the number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The
-# numbers of a writer continue across its segments. So distributing again from the same offsets gives the same chunks,
-# and the chunks that were added since.
+# numbers of a writer continue across its segments. So a second distribution from the same offsets gives the same chunks
+# and newer chunks.
 
 
 ROUND_BYTES = 256 * 2**20
 WORK_BYTES = 32 * 2**20
 LEAST_WORK_BYTES = 4 * 2**20
-"""The least bytes of a work.
+"""Minimum size of a work in bytes.
 
 A smaller task would cost more than it saves, and tables would get more and smaller splits and parts.
 """
@@ -454,8 +451,8 @@ A smaller task would cost more than it saves, and tables would get more and smal
 class DistributionPlan:
     """Chunks to distribute, in the order of the history, and the offsets to commit with them.
 
-    `held` are missing chunks. Later chunks of their writers must wait. `given_up` are missing chunks that
-    the plan gives up. Their records are never distributed, even if a copy appears later.
+    `held` are missing chunks. Later chunks of the same writers must wait. `given_up` are missing chunks that the plan
+    gives up. Records of these chunks are never distributed, even if a copy appears later.
     """
 
     chunks: tuple[RawChunkRef, ...]
@@ -468,8 +465,8 @@ class DistributionPlan:
 class Terms:
     """Terms of distribution. Sizes are stored bytes of chunks.
 
-    - `slots`: how many works run concurrently. The number of works in a round is `slots` or a multiple of it, and all
-      works have about the same size. So no slot waits for a last work. A work has at most `work_bytes` and at least
+    - `slots`: the number of concurrent works. A round has `slots` works or a multiple of this number, and all works
+      have about the same size. So no slot waits for a last work. A work has at most `work_bytes` and at least
       `LEAST_WORK_BYTES`.
     - `give_up_to`: the chunk number up to which missing chunks of a writer are given up.
     - `damaged`: chunks, by writer and number, without a valid copy. They count as missing.
@@ -486,12 +483,12 @@ class Terms:
 def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DistributionPlan:
     """Return the chunks of closed segments after the offsets `after` (0 for unknown writers). No request.
 
-    Chunks of a writer after a missing chunk are not planned, because an older record must not come after a newer one.
-    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed at the
-    time of the collection. A newer table starts after the collected chunks.
+    Chunks of a writer after a missing chunk are not planned, because an older record must not follow a newer record.
+    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed then.
+    A newer table starts after the collected chunks.
 
-    Raises `Unavailable` if chunks are to be given up while a store does not answer, because it may have these chunks.
-    Remove a store that is permanently lost from the list of stores.
+    Raises `Unavailable` if chunks would be given up while a store does not answer, because it may have these chunks.
+    Remove a permanently lost store from the list of stores.
     """
     if terms.give_up_to and history.unreachable:
         raise Unavailable(
@@ -524,7 +521,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     return DistributionPlan(chunks=tuple(planned), offsets=offsets, held=tuple(held), given_up=tuple(given_up))
 
 
-# The size of a raw log, and the part that its tables still lack. No request.
+# The size of a raw log, and the missing part of its tables. No request.
 
 
 ByTable = Mapping[str, Mapping[str, int]]
@@ -533,11 +530,11 @@ ByTable = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Chunks and bytes in the stores, each chunk counted once, and the number of chunks that each table lacks.
+    """Chunks and bytes in the stores, with each chunk counted once, and the number of missing chunks of each table.
 
     `waiting_chunks` is the number of chunks that some table lacks. `oldest_waiting_ms` is the start of the segment of
-    the oldest such chunk. `collected` is, by table, the number of chunks that may have been collected before it became
-    a table of this raw log.
+    the oldest such chunk. `collected` is, by table, the number of chunks that may have been collected before the table
+    was added to the raw log.
     """
 
     chunks: int
@@ -549,7 +546,7 @@ class Backlog:
 
 
 def backlog(history: History, offsets: ByTable) -> Backlog:
-    """Return the chunks of the history that are beyond the offsets. Chunks in open segments count, too."""
+    """Return the chunks of the history beyond the offsets. Chunks in open segments count, too."""
     reached = everywhere(history, offsets)
     chunks = history.chunks
     waiting = [each for each in chunks if each.number > reached[each.writer]]
@@ -568,7 +565,7 @@ def backlog(history: History, offsets: ByTable) -> Backlog:
 
 
 def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return, by table, how many chunks may have been collected before the table was added to the raw log."""
+    """Return by table the number of chunks that may have been collected before the table was added to the raw log."""
     before = {
         name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
         for name, own in offsets.items()
@@ -577,7 +574,7 @@ def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
 
 
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return, for each writer, the number of the last chunk up to which every table has all chunks of the writer.
+    """Return for each writer the number of the last chunk up to which no table lacks a chunk.
 
     The number is 0 if the raw log has no table. A table that was added later starts after the collected chunks.
     """

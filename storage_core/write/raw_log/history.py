@@ -3,8 +3,8 @@
 A chunk has the same bytes in every store, and its name contains its writer and its number. So stores, restored backups
 and copied folders can be combined. The union contains each chunk once, and one valid copy replaces all torn, damaged or
 missing copies. A chunk without a valid copy is a gap in the sequence numbers of its writer. A gap is reported and never
-skipped. There is one exception. If every copy of a writer's last chunks is lost, nothing shows that these chunks
-existed. Chunks that the collector deleted are not a gap.
+skipped. There is one exception: if every copy of a writer's last chunks is lost, nothing shows that these chunks
+existed. Collected chunks are not a gap.
 
 The records of a history are ordered by the start of the segment in ms, then by writer, number and position in the
 chunk. For the records of one writer, this is exactly the order of acknowledgement. Records of different writers are
@@ -45,8 +45,8 @@ class RawStore:
 def opened(stores: Sequence[Place | RawStore]) -> list[tuple[ObjectStore, bool]]:
     """Return each store, and whether it is mandatory. No request.
 
-    Raises `InvalidInput` if no store is given. Also raises `InvalidInput` if a store is given twice, because a second
-    copy in the same location adds no safety.
+    Raises `InvalidInput` without a store. Also raises `InvalidInput` for a repeated store, because a second copy in the
+    same location adds no safety.
     """
     given = [each if isinstance(each, RawStore) else RawStore(each) for each in stores]
     found = [(_open(each.place), each.mandatory) for each in given]
@@ -70,7 +70,7 @@ def _open(place: Place) -> ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawChunkRef:
-    """One chunk of the union. `keys` are its names. A chunk has several names only if a person renamed folders."""
+    """One chunk of the union. `keys` are its names. It has several names only if a person renamed folders."""
 
     writer: str
     number: int
@@ -98,8 +98,8 @@ class Damage:
 def read_columns(stores: Sequence[ObjectStore], ref: RawChunkRef) -> RawColumns | Damage:
     """Return the chunk from its first valid copy. A valid copy has this writer, this number and unchanged bytes.
 
-    Raises `Unavailable` if a store does not answer and no other store has a valid copy, because the state is then
-    unknown. Raises `Unsupported` for a chunk of a newer release. One GET if the first copy is valid.
+    Raises `Unavailable` if a store does not answer and no other store has a valid copy. The state is then unknown.
+    Raises `Unsupported` for a chunk of a newer release. One GET if the first copy is valid.
     """
     reasons: list[str] = []
     silent: list[str] = []
@@ -167,7 +167,7 @@ def read_collected(store: ObjectStore) -> StoredCollected:
 
 
 def furthest(*several: Mapping[str, Collected]) -> dict[str, Collected]:
-    """Return, for each writer, the entry with the highest position."""
+    """Return the entry with the highest position of each writer."""
     found: dict[str, Collected] = {}
     for writers in several:
         for writer, each in writers.items():
@@ -179,15 +179,15 @@ def furthest(*several: Mapping[str, Collected]) -> dict[str, Collected]:
 CLOSED_AFTER_MS = 10 * 60_000
 """The age at which a segment without a successor counts as closed.
 
-It is twice the age at which writers begin a new segment.
+It is twice the age of a segment at which writers begin a new segment.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSegment:
-    """One segment of the union: its chunks by number, and their bytes, each chunk counted once.
+    """One segment of the union: the chunks by number, and the bytes, with each chunk counted once.
 
-    `copies` contains, for each store, the number of chunks that the store lists.
+    `copies` contains the number of listed chunks of each store.
     """
 
     writer: str
@@ -201,7 +201,7 @@ class RawSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MissingChunks:
-    """Chunks `first` to `last` of a writer that no store has, although a later chunk exists."""
+    """Missing chunks `first` to `last` of a writer with a later chunk. No store has these chunks."""
 
     writer: str
     first: int
@@ -210,7 +210,7 @@ class MissingChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gap:
-    """Records `first` to `last` of a writer that no store has.
+    """Missing records `first` to `last` of a writer. No store has these records.
 
     If `last` is None, an unknown number of records from `first` on is missing.
     """
@@ -231,7 +231,7 @@ class Verified:
 
 
 def require_raw_log(stores: Sequence[ObjectStore]) -> None:
-    """Raise `NotFound` if none of the stores has an object of a raw log. A mistyped location would look complete.
+    """Raise `NotFound` if no store has an object of a raw log. Otherwise a mistyped location would look complete.
 
     A store that does not answer counts as a raw log.
 
@@ -249,11 +249,11 @@ def require_raw_log(stores: Sequence[ObjectStore]) -> None:
 
 
 class History:
-    """The combined history of the chunks that the stores listed when this object was made. It holds names of chunks.
+    """The combined history of the listed chunks of all stores. It holds names of chunks.
 
-    The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. Chunks that
-    only these stores have are missing from this history. `collected` is, by writer, the last chunk that may have been
-    collected. A chunk up to this chunk that is not listed is not missing.
+    The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. If only these
+    stores have a chunk, the history lacks the chunk. `collected` is, by writer, the last chunk that may have been
+    collected. Unlisted chunks up to this chunk are not missing.
     """
 
     def __init__(
@@ -284,7 +284,7 @@ class History:
         return sorted(refs, key=lambda each: (each.segment_ms, each.writer, each.number))
 
     def chunks_of(self, writer: str) -> list[RawChunkRef]:
-        """Return the chunks of one writer by number. A chunk is never in an earlier segment than a chunk before it."""
+        """Return the chunks of one writer by number. The segments of these chunks never decrease."""
         found = sorted(self._listed.get(writer, {}).items())
         starts = accumulate((min(each.keys) for _, each in found), max)
         return [
@@ -296,7 +296,7 @@ class History:
 
     @property
     def missing(self) -> list[MissingChunks]:
-        """The chunks that no store has although a later chunk of their writer exists. No request."""
+        """The missing chunks of writers with a later chunk. No request."""
         return [
             MissingChunks(writer=writer, first=first, last=last)
             for writer in self.writers
@@ -311,9 +311,10 @@ class History:
         return [self._segment(refs) for refs in grouped.values()]
 
     def closed_segments(self, now_ms: int, closed_after_ms: int = CLOSED_AFTER_MS) -> list[RawSegment]:
-        """Return the segments that are no longer written: the writer has a newer segment, or the age has passed.
+        """Return the segments without further writes: the writer has a newer segment, or the age has passed.
 
-        If a wrong clock makes the age too high, a chunk may be added later. No plan has passed its number yet.
+        If a wrong clock makes the age too high, a chunk may be added later. No plan has passed the number of this chunk
+        yet.
         """
         found = self.segments()
         newest = {each.writer: each.segment_ms for each in found}
@@ -348,7 +349,7 @@ class History:
         yield from (Gap(writer=writer, first=last[writer] + 1, last=None) for writer in sorted(torn))
 
     def verify(self) -> Verified:
-        """Read all chunks. Return the existing and the missing records. The cost and the errors are those of `read`."""
+        """Read all chunks. Return the existing and the missing records. Cost and errors: see `read`."""
         chunks = records = 0
         gaps: list[Gap] = []
         damaged: list[Damage] = []
@@ -384,7 +385,7 @@ class History:
 
 @dataclass(slots=True)
 class _Found:
-    """A chunk in the listings: its keys by the start of the segment, its stores, and the size of the largest copy."""
+    """A chunk in the listings: the keys by the start of the segment, the stores, and the size of the largest copy."""
 
     keys: dict[int, str]
     uris: set[str]
@@ -394,7 +395,7 @@ class _Found:
 def union(stores: Sequence[Place | RawStore]) -> History:
     """Return the combined history of the stores, mandatory and optional.
 
-    Objects whose name is not the name of a chunk are ignored. Raises `Unavailable` if no store answers.
+    Objects with other names than chunks are ignored. Raises `Unavailable` if no store answers.
 
     Cost:
         One LIST per 1,000 chunks and store, and one GET of each record of collected positions. If numbers are missing,
@@ -434,7 +435,7 @@ def _add(found: dict[str, dict[int, _Found]], store: ObjectStore, infos: Iterabl
 
 
 def _recheck(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore], hole: MissingChunks) -> None:
-    """Look for the chunks of a hole in the adjacent segments.
+    """Search for missing chunks in the adjacent segments.
 
     A listing does not prove that a chunk is missing.
     """
@@ -460,7 +461,7 @@ def _holes(numbers: Iterable[int], before: int) -> Iterator[tuple[int, int]]:
 
 
 def _after(chunk: RawColumns, last: int) -> RawColumns | None:
-    """Return the chunk without the records up to `last`, which were read before. Return None if no record remains."""
+    """Return the chunk without the earlier read records up to `last`, or None if no record remains."""
     if chunk.first > last:
         return chunk
     known = last + 1 - chunk.first

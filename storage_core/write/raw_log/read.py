@@ -32,16 +32,17 @@ from storage_core.data.rows.times import BEYOND, beyond
 from storage_core.data.rows.vectors import faults, fitting, is_vector, type_text
 
 # Plain forms of the rows of a table: a regular expression per type, and the conversion of matching text to a column.
-#
-# Text that matches means the same to Arrow's JSON reader and to `one_by_one`. The expressions exclude every text that
-# the two read differently. So a plain whole number has no sign before a zero, and its number of digits fits its type. A
-# plain fraction does not overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only
-# the tags of dates, times and decimals are plain (`formats.raw_fields`). Excluded text is not wrong. `one_by_one` reads
-# this text.
+# Arrow's JSON reader and `one_by_one` read matching text as the same value. The expressions exclude every other text.
+# So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain fraction does not
+# overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only the tags of dates,
+# times and decimals are plain (`formats.raw_fields`). Excluded text is not wrong. `one_by_one` reads this text.
 
 
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'
-"""A tag whose text is plain without the tag, too. It cannot be inside a text, where a backslash precedes each quote."""
+"""A tag of text that is plain without the tag, too.
+
+It cannot be inside a text, because a quote there follows a backslash.
+"""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
 _TEXT = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u00[01][0-9a-f]))*"'
@@ -72,7 +73,7 @@ class ValueForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """Form of the text of all fields of a record, and the form of each column that may have a value in this text."""
+    """Form of the text of all fields of a record, and the form of each column that may occur in this text."""
 
     pattern: str
     values: Mapping[str, ValueForm]
@@ -84,7 +85,7 @@ class RowForm:
 
     @property
     def reading_tagged(self) -> pa.Schema:
-        """The schema for Arrow's JSON reader if every value that can have a tag has a tag.
+        """The schema for Arrow's JSON reader if every possible tag is present.
 
         A value with a tag is a struct with one field.
         """
@@ -99,18 +100,18 @@ class RowForm:
 def row_form(schema: pa.Schema) -> RowForm | None:
     """Return the form of rows of this schema, or None if no column has a form.
 
-    A column whose name needs escapes in JSON or in the expression is not part of the form.
+    The form excludes columns with names that need escapes in JSON or in the expression.
     """
     values = {field.name: value_form(field.type) for field in schema if _NAME.fullmatch(field.name)}
     if not values:
         return None
     pairs = "|".join(f'"{name}":(?:null|{form.pattern})' for name, form in values.items())
-    # `_matching` also checks that the text ends with a brace, because the last pair may be followed by a comma here.
+    # `_matching` also checks that the text ends with a brace, because a comma may follow the last pair here.
     return RowForm(pattern=rf"\A\{{(?:(?:{pairs})(?:,|\}}\z))+\z", values=values)
 
 
 def value_form(type_: pa.DataType) -> ValueForm:
-    """Return the plain form of values of a column of this type. Some types have no plain form except null."""
+    """Return the plain form of values of this type. Some types have no plain form except null."""
     nothing = ValueForm(pattern="null", read_as=pa.null(), finish=lambda column: pa.nulls(len(column), type_))
     return _form(type_) or nothing
 
@@ -142,7 +143,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
         number = _either(_digits(15), _fraction("[0-9]{1,2}|[12][0-8][0-9]"))
         return ValueForm(pattern=number, read_as=type_, finish=_as_read)
     if type_ == pa.float32():
-        # Python reads a double first, so this does the same. Rounding once or twice can give different results.
+        # Like Python, this reads a double first. One rounding and two roundings can give different results.
         number = _either(_digits(7), _fraction("0?[0-9]|1[0-9]"))
         return ValueForm(pattern=number, read_as=pa.float64(), finish=lambda column: column.cast(type_))
     return None
@@ -151,7 +152,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
 def _whole(bits: int) -> str:
     """Return the pattern of whole numbers of this many bits.
 
-    Of the numbers with as many digits as the greatest number, only some match the pattern.
+    If a number has as many digits as the greatest number, it may not match the pattern.
     """
     greatest = str(2 ** (bits - 1) - 1)
     shorter = _digits(len(greatest) - 1)
@@ -166,7 +167,7 @@ def _digits(most: int) -> str:
 def _fraction(exponent: str) -> str:
     """Return the pattern of numbers with a point, an exponent or both. Whole numbers have neither.
 
-    At most 17 digits are before the point, so that the exponent cannot exceed the range of the type.
+    The pattern allows at most 17 digits before the point. So the exponent cannot exceed the range of the type.
     """
     before = r"-?(?:0|[1-9][0-9]{0,16})"
     power = rf"[eE][+-]?(?:{exponent})"
@@ -202,7 +203,7 @@ def _decimal_form(type_: pa.DataType) -> ValueForm:
 
 
 def _list_form(type_: pa.DataType) -> ValueForm | None:
-    """Return the form of lists of types that JSON supports directly. A text in such a list is never converted."""
+    """Return the form of lists of types that JSON supports directly. Text in such a list is never converted."""
     inner = _own_form(type_.value_type)
     if inner is None:
         return None
@@ -223,8 +224,7 @@ def _as_read(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 # Plain records of a raw log, converted column by column without a step per record.
-#
-# For records that certainly fit, the result equals the result of `one_by_one`. This path never rejects a record. It
+# This path converts records that certainly fit, with the same result as `one_by_one`. It never rejects a record, and
 # leaves every uncertain record to `one_by_one`.
 
 
@@ -242,7 +242,7 @@ class PlainRecords:
 def plain_records(
     records: pa.Table, schema: pa.Schema, key: Sequence[str], nonzero: Collection[str] = ()
 ) -> PlainRecords:
-    """Return the records that are plain and have all required values. `one_by_one` converts the other records.
+    """Return the plain records with all required values. `one_by_one` converts the other records.
 
     `records` has the columns `RECORD_COLUMNS`. Time: two passes over every byte. Memory: the text and the columns.
     """
@@ -254,8 +254,8 @@ def plain_records(
     found = records if len(matched) == records.num_rows else records.take(pa.array(matched))
     read = _read(found, form)
     if read is None:
-        # At least one record has a name twice. This is rare, and the search for such records costs as much as all
-        # other steps together.
+        # At least one record has a name twice. This is rare. The search for such records would cost as much as all
+        # other steps.
         once = _named_once(found, form)
         matched, found = matched[once], found.filter(pa.array(once))
         read = _read(found, form)
@@ -281,7 +281,7 @@ def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
     if not len(texts):
         return form.reading.empty_table()
     if pc.any(pc.match_substring(texts, _TAG)).as_py():
-        # Most producers tag all values of a column. Removing tags from the text costs as much as reading it.
+        # Most producers tag all values of a column. The removal of tags costs as much as a read of the text.
         tagged = _parsed(texts, form.reading_tagged)
         if tagged is not None:
             return _untagged(tagged)
@@ -335,7 +335,10 @@ def _complete(records: pa.Table, read: pa.Table, schema: pa.Schema, key: Sequenc
 
 
 def _with_vectors(read: pa.Table, schema: pa.Schema, nonzero: Collection[str]) -> Mask:
-    """Return which records have valid embeddings or nulls. The expression does not check the length of an embedding."""
+    """Return a mask of records with valid embeddings or nulls.
+
+    The expression does not check the length of embeddings.
+    """
     sound = np.ones(read.num_rows, np.bool_)
     for field in schema:
         if is_vector(field.type) and field.name in read.column_names and not pa.types.is_null(read[field.name].type):
@@ -363,7 +366,7 @@ def _assembled(records: pa.Table, read: pa.Table, form: RowForm, schema: pa.Sche
 def _given(records: pa.Table, form: RowForm, target: pa.Schema) -> pa.Array:
     """Return the columns that each patch names.
 
-    Maps are never plain, so no map is merged and each named column is replaced.
+    Maps are never plain. So no map is merged, and a patch replaces each named column.
     """
     patches = np.flatnonzero(_as_mask(pc.equal(records.column("operation"), "patch")))
     texts = records.column("fields").take(pa.array(patches))
@@ -381,7 +384,7 @@ def _as_mask(column: pa.Array | pa.ChunkedArray) -> Mask:
 
 
 FEW = 128
-"""Below this number of records, building the columns costs more than reading each record."""
+"""Minimum number of records for columns. For fewer records, a read of each record costs less."""
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _CODES: Mapping[str, Operation] = {each.name.lower(): each for each in Operation}
@@ -400,7 +403,7 @@ class RejectedRecord:
 
     @classmethod
     def of(cls, record: Mapping[str, Any], reason: str) -> RejectedRecord:
-        """Return the record, given as a row of `RECORD_COLUMNS`, as rejected for this reason."""
+        """Return the rejected record with this reason. The record is a row of `RECORD_COLUMNS`."""
         return cls(reason=reason, **{name: value for name, value in record.items() if name != "timestamp_ms"})
 
 
@@ -408,7 +411,7 @@ class RejectedRecord:
 class TypedRecords:
     """Records that fit, with the columns of `rows.fold.record_schema`, and records that do not fit.
 
-    `ids` and `written_ms` (when the record was written) have one value per record that fits.
+    `ids` and `written_ms` (the time of the write) have one value per record that fits.
     """
 
     records: pa.Table
@@ -539,7 +542,7 @@ def _from_text(value: Any, type_: pa.DataType) -> Any:
 
 
 def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
-    """Return the type of an object's value under `name`, or the type of an array's elements if `name` is None.
+    """Return the type of the value `name` of an object. If `name` is None, return the type of array elements.
 
     For a pair of a map, return the type of the map.
     """
@@ -551,7 +554,7 @@ def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
 
 
 def _check(rows: list[dict[str, Any] | str], field: pa.Field, *, nonzero: bool) -> None:
-    """Replace each row with a value that does not fit the column by the reason. The whole column is tried first."""
+    """Replace each row that does not fit the column by the reason. The function first tries the whole column."""
     present = [
         (index, row[field.name]) for index, row in enumerate(rows) if isinstance(row, dict) and field.name in row
     ]
@@ -564,7 +567,7 @@ def _check(rows: list[dict[str, Any] | str], field: pa.Field, *, nonzero: bool) 
 
 
 def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | str], key: Sequence[str]) -> None:
-    """Replace each row whose key is too long by the reason. A delete of such a key stays."""
+    """Replace each row with a too long key by the reason. A delete of such a key stays."""
     for index, (record, row) in enumerate(zip(given, rows, strict=True)):
         if isinstance(row, dict) and record["operation"] != "delete":
             sizes = ((name, size_of_key(row[name])) for name in key)
@@ -599,7 +602,7 @@ def _records(
 def _patched_columns(
     record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema, merged_maps: Sequence[str]
 ) -> list[str] | None:
-    """Return the columns that a patch gives, or None for other operations, which give the whole row."""
+    """Return the columns of a patch. Other operations give the whole row, so return None."""
     if record["operation"] != "patch":
         return None
     given = [name for name in schema.names if name in row]

@@ -1,4 +1,4 @@
-"""Records of producers: checked and converted to text before anything is written.
+"""Records of producers, with checks and conversion to text before the first write.
 
 See docs/architecture/ingestion.md, "Records".
 """
@@ -22,10 +22,10 @@ from storage_core.data.rows.keys import MAX_KEY_BYTES, size_of_key
 
 
 MAX_RECORD_BYTES = 8 * 2**20
-"""The most bytes of one record: its table name, its key and its fields as text."""
+"""Maximum size of one record in bytes: table name, key and fields as text."""
 
 MAX_ID_BYTES = 256
-"""The most bytes of an id that a producer gives to a record."""
+"""Maximum size in bytes of a record id from a producer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +34,9 @@ class RawLimits:
 
     - `segment_bytes`, `segment_ms`: a segment ends before the chunk that would exceed `segment_bytes`, and at the
       first append after `segment_ms`.
-    - `chunk_bytes`: the most bytes of records in a chunk, before compression.
-    - `backlog_bytes`: the most bytes that are pending for an optional store. Further chunks are not sent to this
-      store.
-    - `close_wait_ms`: how long `close` waits for the pending chunks.
+    - `chunk_bytes`: maximum size in bytes of the records in a chunk, before compression.
+    - `backlog_bytes`: maximum number of pending bytes for an optional store. Further chunks are not sent to this store.
+    - `close_wait_ms`: maximum time in ms that `close` waits for pending chunks.
     """
 
     segment_bytes: int = 50 * 10**6
@@ -61,9 +60,9 @@ class RawLimits:
 class RawRecord:
     """One record of a producer: an operation on one row of a table.
 
-    `fields` are the values of the row by column. A put and a reset have all of them, a patch the changed fields and
-    the key, a delete the key. `key` is the producer's name of the row, for people who read the log. If several records
-    have the same `id`, a table takes only one of them. This holds across writers and any number of appends
+    `fields` are the values of the row by column. A put and a reset have all fields. A patch has the changed fields and
+    the key. A delete has the key. `key` is the producer's name of the row, for people who read the log. If several
+    records have the same `id`, a table takes only one of them, even across writers and appends
     (docs/architecture/ingestion.md).
     """
 
@@ -76,7 +75,7 @@ class RawRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """The names of the two fields that contain the record's key and the record's id, or None if there is no such field.
+    """The names of the two fields with the key and the id of the record. None if there is no such field.
 
     The values of these fields are texts or integers.
     """
@@ -110,7 +109,7 @@ def _value(row: Mapping[str, object], name: str | None, what: str) -> str | None
 
 
 def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
-    """Return the record as it is written, with the time `now_ms`.
+    """Return the record in its written form, with the time `now_ms`.
 
     Raises `InvalidInput` for any of these faults:
 
@@ -149,7 +148,7 @@ def prepared(given: RawRecord, *, now_ms: int) -> LogRecord:
 
 
 def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRecord]:
-    """Yield each record as it is written. Raise `InvalidInput`, which names the number of the record, from 0."""
+    """Yield each record in its written form. Raise `InvalidInput` with the number of the record, from 0."""
     if not isinstance(records, Iterable):
         raise InvalidInput(f"records is {quoted(records)}. Give a list of RawRecord.")
     for index, each in enumerate(records):
@@ -162,11 +161,10 @@ def all_prepared(records: Iterable[RawRecord], *, now_ms: int) -> Iterator[LogRe
 
 
 def prepared_columns(rows: pa.Table, given: RawRecord, *, named: Named, now_ms: int) -> list[LogRecord] | None:
-    """Return one record per row, equal to the result of `record_of` and `prepared`.
+    """Return one record per row, with the same result as `record_of` and `prepared`.
 
     Returns None if `record_of` or `prepared` would raise an error. `given` has the table and the operation. `named` is
-    the same as for `record_of`. Memory holds the texts and a batch of
-    columns.
+    the same as for `record_of`. Memory holds the texts and a batch of columns.
     """
     if not rows.num_rows:
         return []
@@ -212,7 +210,7 @@ def _values(rows: pa.Table, name: str | None) -> list[str | None] | None:
 
 
 def size_of(record: LogRecord) -> int:
-    """Return about how many bytes the record takes before compression."""
+    """Return the approximate size of the record in bytes before compression."""
     return _bytes(record.fields) + len(record.table) + _bytes(record.key or "") + _bytes(record.unique_id or "") + 64
 
 

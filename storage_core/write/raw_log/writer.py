@@ -1,9 +1,8 @@
 """Writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store.
 
 A writer stops after a chunk with an unknown outcome. The chunk may be in one store and not in another, or may appear
-later. If the writer continued, later sequence numbers would turn the missing chunk into a gap without an explanation.
-The next writer has a new id. If the chunk appears later, readers return its records. The error that the caller received
-announces this case.
+later. Later sequence numbers would turn the missing chunk into a gap without an explanation. The next writer has a new
+id. If the chunk appears later, readers return its records. The error to the caller mentions this case.
 
 `RawLog` is the public class. `RawWriter` groups calls into chunks. `MandatoryStores` and `OptionalStore` send the
 chunks.
@@ -52,7 +51,7 @@ OPEN_ANOTHER = "Open another RawLog, which writes under a new id"
 
 
 class MandatoryStores:
-    """One or more stores. All of them are written concurrently, the first in the calling thread."""
+    """One or more stores. Each chunk goes to all stores concurrently. The calling thread writes to the first store."""
 
     def __init__(self, stores: Sequence[ObjectStore], *, clock: Clock) -> None:
         self._first, *self._others = stores
@@ -90,7 +89,7 @@ class MandatoryStores:
         raise CommitUnknown(f"{failed[0].found}. Another store may have it. {OPEN_ANOTHER}", key=key) from failed[0]
 
     def close(self) -> None:
-        """End the threads after they have sent their chunks."""
+        """End the threads after their last chunk is sent."""
         if self._pool is not None:
             self._pool.shutdown(wait=True)
 
@@ -118,9 +117,8 @@ class MandatoryStores:
 
 
 # Optional stores of a raw log. Chunks are sent to them as best effort, and no caller waits for an optional store.
-#
 # A separate thread sends the offered chunks in order. The bytes of pending chunks are limited. A chunk above the limit
-# is counted but not sent to this store. A reader gets a chunk that one store lacks from another store
+# is counted but not sent to this store. A reader gets missing chunks of one store from another store
 # (`raw_log.history`).
 
 
@@ -131,9 +129,9 @@ _logger = logging.getLogger(__name__)
 class StoreReport:
     """The number of chunks of one writer in one store, by outcome, since the writer was opened.
 
-    `failed` counts the chunks that an optional store refused, did not answer, or was too slow for. `pending` counts the
-    chunks that are not sent yet. Both are 0 for a mandatory store, because the writer ends if such a store does not
-    keep a chunk.
+    `failed` counts the chunks that an optional store did not keep: refused chunks, chunks without an answer, and chunks
+    above the limit of pending bytes. `pending` counts the chunks that are not sent yet. Both are 0 for a mandatory
+    store, because the writer ends if such a store does not keep a chunk.
     """
 
     uri: str
@@ -161,7 +159,7 @@ class OptionalStore:
         self._last_error: str | None = None
 
     def offer(self, key: str, data: bytes) -> None:
-        """Accept the chunk for sending, or drop it for this store if too much is pending. No request in this thread."""
+        """Accept the chunk, or drop it for this store if too many bytes are pending. No request in this thread."""
         with self._turn:
             if self._waiting and self._waiting_bytes + len(data) > self._backlog_bytes:
                 self._note_failure(f"{key}: {self._waiting_bytes} bytes wait for this store already")
@@ -169,7 +167,7 @@ class OptionalStore:
             self._waiting.append((key, data))
             self._waiting_bytes += len(data)
             if self._thread is None:
-                # A daemon thread, because a store that hangs must not keep the process from ending.
+                # A daemon thread, because a hanging store must not prevent the end of the process.
                 self._thread = threading.Thread(
                     target=self._send_all, name=f"raw log to {self._store.uri}", daemon=True
                 )
@@ -184,7 +182,7 @@ class OptionalStore:
     def close(self, wait_ms: int) -> None:
         """Send the pending chunks for at most `wait_ms`.
 
-        Chunks that are still pending then are dropped for this store.
+        After this time, the remaining chunks are dropped for this store.
         """
         self.drain(wait_ms)
         with self._turn:
@@ -231,7 +229,7 @@ class OptionalStore:
 
     def _note_failure(self, error: str) -> None:
         if self._last_error is None:
-            # One line per outage. The next line can come only after a success.
+            # One log line per outage. The next line can come only after a success.
             _logger.warning("raw log: the optional store %s misses a chunk: %s", self._store.uri, error)
         self._failed += 1
         self._last_error = error
@@ -241,7 +239,7 @@ class OptionalStore:
 class Appended:
     """The records of one acknowledged call: ranges of sequence numbers of the writer, `first` to `last`.
 
-    If the records of a call are in several chunks, records of other calls may be between its ranges.
+    If a call is in several chunks, records of other calls may be between its ranges.
     """
 
     writer: str
@@ -262,7 +260,7 @@ class Appended:
 class _Ticket:
     """Records that belong into one chunk, and their state.
 
-    `taken` is set when a leader sends the records. `first` is set when the records are durable. `refused` is set if no
+    A leader sets `taken` when it sends the records. `first` is set when the records are durable. `refused` is set if no
     store kept the records. `call` contains the tickets of the same call.
     """
 
@@ -361,9 +359,9 @@ class RawWriter:
         self._mandatory.close()
 
     def _next_batch(self, mine: Sequence[_Ticket]) -> list[_Ticket]:
-        """Return the tickets of the next chunk, which the caller must send.
+        """Return the tickets of the next chunk. The caller must send this chunk.
 
-        Return no tickets if the caller's own tickets are durable.
+        Return no tickets if the tickets of the caller are durable.
         """
         with self._turn:
             self._turn.wait_for(
@@ -379,7 +377,7 @@ class RawWriter:
             return batch
 
     def _withdraw(self, mine: Sequence[_Ticket]) -> None:
-        """Remove from the queue the tickets that are not sent, because an interrupted thread cannot send them."""
+        """Remove unsent tickets from the queue, because an interrupted thread cannot send them."""
         with self._turn:
             if any(each.first is None for each in mine):
                 self._queue = deque(each for each in self._queue if each not in mine)
@@ -398,12 +396,11 @@ class RawWriter:
         try:
             self._commit(batch)
         except NotWritten:
-            return  # its callers get the error when they check the queue again
+            return  # The callers get the error at the next check of the queue.
         except TidemarkError:
             if any(each.taken for each in mine):
                 raise
-            # The failed records are from other calls. The next check of the queue decides the outcome of the records of
-            # this call.
+            # The failed records are from other calls. The next check of the queue decides the outcome of this call.
 
     def _commit(self, batch: Sequence[_Ticket]) -> None:
         """Send the batch as one chunk. Any interruption, such as Ctrl-C, ends the writer."""
@@ -446,7 +443,7 @@ class RawWriter:
         segment, key, data = self._placed(records)
         for each in self._optional:
             each.offer(key, data)
-        self._mandatory.put(key, data, alone=not self._optional)  # the optional stores may already have the chunk
+        self._mandatory.put(key, data, alone=not self._optional)  # The optional stores may already have the chunk.
         segment.size += len(data)
         _logger.debug("raw log: %s, %d records, %d bytes", key, len(records), len(data))
 
@@ -514,10 +511,9 @@ def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket
 class RawLog:
     """One writer of a raw log, with its own id that is never used again. It is safe for any number of threads.
 
-    An append is acknowledged when every mandatory store has its records. Optional stores get all records in the
-    background.
-    `report` returns the progress of all stores. Producers do not depend on each other or on the tables. A distribution
-    decides whether a record fits its table.
+    An append is acknowledged when every mandatory store has the records. Optional stores get all records in the
+    background. `report` returns the progress of all stores. Producers do not depend on each other or on the tables. A
+    distribution decides whether a record fits its table.
 
     Example:
         with RawLog(["s3://here/raw", RawStore("s3://elsewhere/raw", mandatory=False)]) as log:
@@ -585,7 +581,7 @@ class RawLog:
             rows: as for `Table.append`. A stream is read as a whole. A delete needs only the key columns.
             key: the field with the key of the record.
             unique_by: the field with the id of the record. If several records have the same id, a table takes only one
-                of them. So repeating an append after `CommitUnknown` duplicates nothing.
+                of them. So a repeated append after `CommitUnknown` creates no duplicates.
 
         Raises:
             InvalidInput: a row cannot be represented in the log, a stream ends early, or Arrow data has a column
