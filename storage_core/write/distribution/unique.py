@@ -33,7 +33,7 @@ from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
 
 def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """Yield the keys of objects that may have ids of earlier records than the work. A key is in any listing."""
+    """Yield the keys of objects that may have ids of records before the work, from the listings of all stores."""
     since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
     reasons: list[str] = []
     mandatory = raw[: work.source.mandatory]

@@ -32,10 +32,11 @@ from storage_core.data.rows.times import BEYOND, beyond
 from storage_core.data.rows.vectors import faults, fitting, is_vector, type_text
 
 # Plain forms of the rows of a table: a regular expression per type, and the conversion of matching text to a column.
-# Arrow's JSON reader and `one_by_one` read matching text as the same value. The expressions exclude every other text.
-# So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain fraction does not
-# overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only the tags of dates,
-# times and decimals are plain (`formats.raw_fields`). Excluded text is not wrong. `one_by_one` reads this text.
+# Arrow's JSON reader and `one_by_one` read matching text as the same value. The expressions exclude text that the two
+# read differently. So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain
+# fraction does not overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only the
+# tags of dates, times and decimals are plain (`formats.raw_fields`). Excluded text is not wrong. `one_by_one` reads
+# this text.
 
 
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'

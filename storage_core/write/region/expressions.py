@@ -1,13 +1,13 @@
 """Region fields as SQL expressions over `col0, col1…`, run by DuckDB (Lance MemWAL), and as transforms.
 
-An expression must give one value per row and depend on nothing but its columns. DuckDB's own parser checks this:
+An expression must give one value per row and depend only on its columns. The parser of DuckDB checks this:
 
 - Every node of the parse tree must be in a closed set.
 - Every function must be scalar, and return the same value on every call.
 - The text of the expression must limit the size of every result.
 
-Columns are widened before an expression reads them: integers and floats to 64 bits, instants to UTC without a zone. So
-a type promotion does not change the value of an expression.
+An expression reads widened columns: integers and floats with 64 bits, instants in UTC without a zone. So a type
+promotion does not change the value of an expression.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ from storage_core.engine.statement import (
 if TYPE_CHECKING:
     import duckdb
 
-# Functions of region expressions whose result can be far larger than their arguments.
+# Functions of region expressions with results that can be far larger than the arguments.
 #
-# `repeat('x', 2000000000)` creates two gigabytes. No limit of DuckDB prevents this, because DuckDB does not count the
-# output of one call for one batch, and cannot interrupt the call. So the size that such a function creates must be a
-# literal number in the expression. The product of these numbers in one expression must be small.
+# `repeat('x', 2000000000)` creates two gigabytes. No limit of DuckDB prevents this. DuckDB does not count the output of
+# one call for one batch, and cannot interrupt the call. So the expression must contain the size of such a result as a
+# literal number. The product of these numbers in one expression must be small.
 
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _PUT_IN: Mapping[str, int] = {"replace": 2, "regexp_replace": 2, "overlay": 1}
-"""For each function, the number of the argument that is inserted into the first argument once per match."""
+"""For each function, the number of the argument that replaces each match in the first argument."""
 _LONGER: Mapping[str, int] = {
     "base64": 2,
     "bin": 8,
@@ -72,19 +72,19 @@ _LONGER: Mapping[str, int] = {
     "to_hex": 2,
     "url_encode": 3,
 }
-"""For each function, the factor by which its result can be longer than its arguments."""
+"""For each function, the maximum ratio of the result length to the length of the arguments."""
 _SHORT = words("""
     ascii bit_length char_length character_length contains ends_with instr len length length_grapheme md5 md5_number
     octet_length ord position prefix sha1 sha256 starts_with strlen strpos suffix unicode
 """)
-"""The results of these functions are never longer than a row."""
+"""Functions with results that are never longer than a row."""
 
 
 def check_growth(tree: Any, text: str, *, most: int) -> None:
     """Raise `InvalidInput` if the functions of a tree can create more than `most` times the size of a row.
 
     A row counts as one unit, because it has at least eight bytes. A literal counts by its length in units of eight
-    bytes. A value is as long as the sum of its arguments times the factor of its function.
+    bytes. The length of a value is the sum of its arguments times the factor of its function.
     """
     made = _Made(text)
     made.by(tree)
@@ -98,7 +98,7 @@ class _Made:
     of_all: int = 0
 
     def by(self, node: Any) -> int:
-        """Return the greatest length of the values of a node, in units."""
+        """Return the maximum length of the values of a node, in units."""
         if isinstance(node, list):
             return sum(map(self.by, node))
         if not isinstance(node, dict):
@@ -127,8 +127,8 @@ class _Made:
         if name in _PUT_IN and len(given) > _PUT_IN[name]:
             size = len(self._said(name, _text(given[_PUT_IN[name]])).encode())
             taken_out = _text(given[1]) if name == "replace" else None
-            # A regular expression can match between any two characters. A match of a plain text removes at least the
-            # length of this text.
+            # A regular expression can match between any two characters. A match of plain text removes at least this
+            # text.
             return sum(lengths) * (-(-size // len(taken_out.encode())) if taken_out else size + 1)
         return 1 if name in _SHORT else sum(lengths) * _LONGER.get(name, 1)
 
@@ -225,7 +225,7 @@ class Transform:
 
 
 def parse_transform(text: str) -> Transform:
-    """Return the transform of this text. Raise `InvalidInput`, which lists the valid transforms."""
+    """Return the transform of this text. Raise `InvalidInput` with the valid transforms."""
     found = _TEXT.fullmatch(text)
     if found is not None and found[1] in set(TransformKind):
         kind, parameter = TransformKind(found[1]), int(found[2] or 0)
@@ -236,7 +236,7 @@ def parse_transform(text: str) -> Transform:
 
 
 def result_type(transform: Transform, sources: Sequence[pa.DataType]) -> pa.DataType:
-    """Return the type of a transform's values over columns of these types. Raise `InvalidInput` if they do not fit."""
+    """Return the type of the values of a transform for columns of these types. Raise `InvalidInput` for other types."""
     if transform.kind is not TransformKind.MULTI_BUCKET and len(sources) != 1:
         raise InvalidInput(f"{transform.text} takes one source column, found {len(sources)}")
     source, kinds = sources[0], pa.types
@@ -281,7 +281,10 @@ def apply_transform(transform: Transform, columns: Sequence[pa.Array]) -> pa.Arr
 
 
 def widened(type_: pa.DataType) -> pa.DataType:
-    """Return the type that a promotion cannot change: 64 bits for integers and floats, the same type otherwise."""
+    """Return the widest type: 64 bits for integers and floats, the same type otherwise.
+
+    A promotion cannot change it.
+    """
     if pa.types.is_integer(type_):
         return pa.int64()
     return pa.float64() if pa.types.is_floating(type_) else type_
@@ -297,7 +300,7 @@ def widen(column: pa.Array) -> pa.Array:
 
 
 def _calendar(column: pa.Array) -> pa.Array:
-    """Return dates as they are, and instants as their time in UTC without a zone."""
+    """Return dates unchanged, and instants as times in UTC without a zone."""
     if pa.types.is_date32(column.type):
         return column
     return column.cast(pa.int64()).cast(pa.timestamp(column.type.unit))
@@ -315,7 +318,7 @@ def _truncated(column: pa.Array, width: int) -> pa.Array:
 
 LONGEST_EXPRESSION = 4096
 LARGEST_VALUE = 65_536
-"""The most bytes of the value of one row. The value becomes part of a region's name."""
+"""Maximum size in bytes of the value of one row. The value becomes part of the name of a region."""
 
 _NODES = {"FUNCTION", "COLUMN_REF", "CONSTANT", "CASE", "COMPARISON", "CONJUNCTION", "OPERATOR", "BETWEEN", "CAST"}
 _TYPES = "TYPE"
@@ -327,9 +330,9 @@ _UTC_FREE = pa.timestamp("us")
 _INTERRUPTED = "INTERRUPT Error"
 LIMITS = QueryLimits(seconds=60, memory_bytes=512 * 2**20)
 MOST_MADE = 4096
-"""The most units that all calls of an expression can create from a row."""
+"""Maximum number of units that all calls of an expression can create from a row."""
 _PIECE_BYTES = LIMITS.memory_bytes // MOST_MADE
-"""The bytes of columns that are evaluated at a time."""
+"""Number of bytes of columns that are evaluated at a time."""
 
 
 def check_expression(text: str, columns: int) -> None:
@@ -359,7 +362,7 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     import duckdb
 
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
-    check_bounded(text)  # a table that early 0.1 created may have an unchecked expression
+    check_bounded(text)  # A table of early 0.1 may have an unchecked expression.
     try:
         with session(LIMITS, threads=1) as connection:
             answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])
@@ -398,7 +401,7 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table) -> pa.Array:
-    """Return the values. They are read batch by batch, so a result that is too large ends after one batch."""
+    """Return the values. The function reads batch by batch, so a too large result ends after one batch."""
     connection.register("source_rows", rows)
     reader = connection.sql(_statement(text)).to_arrow_reader(_BATCH_ROWS)
     batches = []

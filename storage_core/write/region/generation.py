@@ -1,16 +1,16 @@
 """Readers of generations (docs/architecture/ingestion.md, "Memtable and generations").
 
 A generation is an immutable set of records of a region. Its directory is `<8 hex>_gen_<i>/` and contains
-`_manifest.json`. A directory counts only if the region's manifest names it. Every attempt to flush creates a new
+`_manifest.json`. A directory counts only if the manifest of the region contains it. Every flush attempt creates a new
 directory. There are three kinds of generations:
 
 - A *flushed* generation comes from the writer. Its manifest references WAL entries instead of copying them.
   `bloom_filter.bin` excludes keys that the generation does not contain. `key_index.arrow` maps a key to the entries
   and rows that may have it (`region.unmerged`).
-- A *distributed* generation comes from a raw log (`write.region.router`) and was never in the WAL. It has its records
-  in `records.arrow`, and no key index.
-- A *sorted* generation replaces several generations (`write.region.generation_write`). It has its records in
-  `records.arrow`, in key order, and no key index.
+- A *distributed* generation comes from a raw log (`write.region.router`) and was never in the WAL. Its records are in
+  `records.arrow`. It has no key index.
+- A *sorted* generation replaces several generations (`write.region.generation_write`). Its records are in
+  `records.arrow`, in key order. It has no key index.
 
 The data file of a sorted generation is a sequence of chunks. Each chunk is an Arrow IPC stream like a data file of
 `data.formats.arrow_files`, and can be read without other chunks. The generation's manifest contains the offset, the
@@ -57,7 +57,7 @@ from storage_core.write.region import wal
 from storage_core.write.region.manifest import require_listed
 
 CHUNK_RECORDS = 8192
-"""The number of records in a chunk. A chunk has some hundred KB, which a store sends about as fast as a few bytes."""
+"""Number of records in a chunk. A chunk has some hundred KB. A store sends it about as fast as a few bytes."""
 
 CHUNKS_AT_ONCE = 8
 """Number of chunks that a sequential read fetches at once: about a page of a history (`read.history`)."""
@@ -104,7 +104,7 @@ def decode_sorted(data: bytes, chunks: Sequence[Chunk], where: str) -> pa.Table:
 def find_key(
     store: ObjectStore, where: str, chunks: Sequence[Chunk], wanted: pa.Table, *, cached: CachedPieces = NOT_CACHED
 ) -> Iterator[pa.Table]:
-    """Yield the records of every chunk that may contain a wanted key, in order.
+    """Yield the records of the chunks that may contain a wanted key, in order.
 
     Raises `NotFound` if the file does not exist, and `Corrupt` for a damaged chunk.
 
@@ -122,7 +122,7 @@ def find_key(
 
 
 def read_from(store: ObjectStore, where: str, chunks: Sequence[Chunk], first: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the chunks from number `first` on, with one ranged GET per `CHUNKS_AT_ONCE`.
+    """Yield the chunks from number `first` on. One ranged GET per `CHUNKS_AT_ONCE` chunks.
 
     Raise the errors of `find_key`.
     """
@@ -148,7 +148,7 @@ def _read_chunks(store: ObjectStore, where: str, run: Sequence[Chunk], cached: C
 
 
 def _holding(chunks: Sequence[Chunk], wanted: pa.Table) -> list[Chunk]:
-    """Return the chunks whose bounds admit a wanted key, in order.
+    """Return the chunks with bounds that admit a wanted key, in order.
 
     Only the first column of the key is compared, because its values ascend over the chunks.
     """
@@ -179,7 +179,7 @@ def _bounds(bounds: Sequence[Mapping[str, str]], name: str, kind: pa.DataType) -
 
 _logger = logging.getLogger(__name__)
 
-# About the memory of a decoded manifest, and the memory of each entry or chunk that a manifest names.
+# Approximate memory of a decoded manifest, and of each entry or chunk in a manifest.
 _MANIFEST_BYTES = 2048
 _PART_BYTES = 512
 
@@ -187,7 +187,7 @@ _AT_ONCE = 8
 
 
 def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: KeptValues = NOTHING) -> Generation:
-    """Return a generation that the region's manifest names. One GET unless `kept` has the generation.
+    """Return a generation in the region's manifest. One GET unless `kept` has the generation.
 
     Copies in the region's manifest are not used. Raises `Corrupt` if the generation's manifest is missing, is damaged
     or describes another generation. Raises `Unsupported` for a newer format.
@@ -207,11 +207,10 @@ def bytes_in_memory(generations: Iterable[Generation]) -> float:
 def read_all(
     store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
 ) -> list[Generation]:
-    """Return the result of `read` for each generation, with the bytes of its filter if they were copied.
+    """Return the result of `read` for each generation, with the bytes of a copied filter.
 
     Cost:
-        One GET per generation that is not in `kept` and has no valid copy in the region's manifest. The GETs are
-        concurrent.
+        One concurrent GET per generation that is not in `kept` and has no valid copy in the region's manifest.
     """
     names = [_manifest_name(region, each) for each in flushed]
     return kept.made_all(
@@ -224,7 +223,7 @@ def read_all(
 
 
 def with_copies(store: ObjectStore, region: str, flushed: FlushedGeneration) -> FlushedGeneration:
-    """Return a generation with the copies that its region's manifest is to contain. At most two GETs.
+    """Return a generation with the copies for the manifest of its region. At most two GETs.
 
     Files that cannot be read are not copied, because copies only save requests.
     """
@@ -291,11 +290,10 @@ def unmerged(
 ) -> list[FlushedGeneration]:
     """Return the generations above the merged generation, in order. Each record is in one of them only.
 
-    The base may already contain a part of a sorted generation. In its place, the result then contains those of its
-    source generations that are above the merged generation. This is necessary because records that the base contains
-    must not be applied again (docs/architecture/ingestion.md). It takes one GET. At most one sorted generation is in
-    this state. Raises
-    the errors of `read`, and `SnapshotExpired` if one of the generations is collected (`region.manifest`).
+    The base may already contain a part of a sorted generation. The result then contains, in its place, its source
+    generations above the merged generation. The reason is that merged records must not be applied again
+    (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in this state. Raises the
+    errors of `read`, and `SnapshotExpired` if one of the generations is collected (`region.manifest`).
     """
     require_listed(manifest, merged)
     found: list[FlushedGeneration] = []
@@ -313,7 +311,7 @@ def unmerged(
 def read_records(store: ObjectStore, generation: Generation) -> Iterable[pa.Table]:
     """Yield the records in the order of their acknowledgement, one table per WAL entry or data file. One GET each.
 
-    Raises `Corrupt` for an entry or a file that is missing or damaged, or that belongs to another generation.
+    Raises `Corrupt` for an entry or a file that is missing, damaged, or part of another generation.
     """
     if generation.data is not None:
         yield read_data(store, generation)
@@ -407,7 +405,7 @@ def read_filter(
 
 
 def copied_filter(generation: Generation) -> key_hashes.BloomFilter | None:
-    """Return the Bloom filter that was copied with the generation, or None if there is no valid copy. No request."""
+    """Return the copied Bloom filter of the generation, or None without a valid copy. No request."""
     if not generation.filter_bytes or generation.bloom is None:
         return None
     where = f"the copy of {file_key(generation, BLOOM_FILE)}"
@@ -434,10 +432,10 @@ def _verified(data: bytes, where: str, expected: str | None) -> bytes:
 
 
 def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
-    """Return a file of a generation, from the cache if the generation's manifest has its checksum.
+    """Return a file of a generation, from the cache if the manifest of the generation has the checksum.
 
-    The caller verifies fetched bytes. No other generation has a file of this name, so the same cache entry also
-    contains chunks of the file (`generation.find_key`).
+    The caller verifies fetched bytes. File names are unique, so the same cache entry also contains chunks of the file
+    (`generation.find_key`).
     """
 
     def fetch() -> bytes:
@@ -457,10 +455,10 @@ Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
 def may_overlap(
     files: pa.Table, generations: Sequence[Generation], *, key: Sequence[str], schema: pa.Schema
 ) -> pa.BooleanArray:
-    """Return, for each row of a table of splits (`FILES_SCHEMA`), whether the split may contain a key of a generation.
+    """Return for each row of a table of splits (`FILES_SCHEMA`) whether the split may contain a key of a generation.
 
-    The result is False only if every generation has a key column whose range has no common value with the split. A
-    bound that is missing, or is not a value of its column, excludes nothing. No request.
+    The result is False only if each generation has a key column with a range outside the range of the split. A bound
+    that is missing, or is not a value of its column, excludes nothing. No request.
     """
     types = {name: schema.field(name).type for name in key}
     touched = [_bounds_of(each, types) for each in generations]
@@ -469,10 +467,10 @@ def may_overlap(
 
 
 def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
-    """Return, for each row of a table of splits (`FILES_SCHEMA`), whether the split may contain one of these keys.
+    """Return for each row of a table of splits (`FILES_SCHEMA`) whether the split may contain one of these keys.
 
-    The result is False only if the range of the split and the range of the keys have no common value in some column.
-    No request. `wanted` has the key columns and at least one row.
+    The result is False only if, in some column, the range of the split is outside the range of the keys. No request.
+    `wanted` has the key columns and at least one row.
     """
     ends = {name: pc.min_max(sortable(wanted[name].combine_chunks())) for name in wanted.column_names}
     bounds = {name: (pa.array([each["min"]]), pa.array([each["max"]])) for name, each in ends.items()}
@@ -482,7 +480,7 @@ def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
 
 
 def admitting(generations: Sequence[Generation], wanted: pa.Table) -> list[Generation]:
-    """Return the generations, in their order, whose bounds admit one of the keys. No request.
+    """Return the generations with bounds that admit one of the keys, in the same order. No request.
 
     There is one comparison per key column, for any number of generations and keys (see `with_room`).
     """
@@ -500,7 +498,7 @@ def _keys(column: pa.Field, bounds: Sequence[Mapping[str, str]]) -> pa.Array:
 
 
 def admitted(generation: Generation, wanted: pa.Table) -> Mask:
-    """Return, for each row of a table of keys, False if the generation's bounds exclude the key. No request.
+    """Return False for each row of a table of keys if the bounds of the generation exclude the key. No request.
 
     There is one comparison per key column and bound, for any number of keys. NaN is one value, the greatest. A bound
     that is missing, or is not a value of its column, excludes nothing.
@@ -531,8 +529,7 @@ def _overlaps(files: pa.RecordBatch, touched: Sequence[Bounds], types: Mapping[s
         common = np.ones(files.num_rows, dtype=bool)
         for name, (low, high) in held.items():
             least, greatest = bounds[name]
-            # Bounds are inclusive: a range that ends at a value has this value in common with a range that starts
-            # there.
+            # Bounds are inclusive. Two ranges overlap if one ends at the start of the other.
             common &= unless_false(pc.less_equal(low, greatest[0])) & unless_false(pc.greater_equal(high, least[0]))
         mask |= common
     return mask

@@ -4,14 +4,14 @@ Each generation is written to a new directory. It counts only after the region's
 
 Sorting replaces many unsorted generations of a region by one generation that is sorted by key
 (docs/architecture/ingestion.md, "Raw log"). If the merges of a region lag behind, every reader and every merge must
-read each of its generations. So a run of generations is folded per key when more than 30 unsorted generations, or more
-than 30 MB in unsorted generations, are pending. The result is one *sorted* generation. In the region's manifest, the
-sorted generation replaces the generations of the run. It has one record per key, and a lookup reads only the chunks
-that may contain the key. Deletes and patches stay records, because the rows that they change may be in the base.
+read each generation. A sort is due if more than 30 unsorted generations, or more than 30 MB in unsorted generations,
+are pending. The sort folds a run of generations per key. The result is one *sorted* generation. In the region's
+manifest, the sorted generation replaces the generations of the run. It has one record per key, and a lookup reads only
+the chunks that may contain the key. Deletes and patches stay records, because the changed rows may be in the base.
 
-The sorter claims no region. It keeps the epoch of the live writer and commits the next manifest version by
-put-if-absent, like every writer. It keeps all concurrent changes of other processes. It does not depend on the progress
-of a merge (docs/architecture/ingestion.md). `generation.unmerged` describes how readers use sorted generations.
+The sorter claims no region. Like every writer, it commits the next manifest version by put-if-absent. It keeps the
+epoch of the live writer and all concurrent changes of other processes. It does not depend on the progress of a merge
+(docs/architecture/ingestion.md). `generation.unmerged` describes how readers use sorted generations.
 """
 
 from __future__ import annotations
@@ -63,25 +63,24 @@ from storage_core.write.region.records import SEGMENT_ROWS, Memtable
 from storage_core.write.region.spec import PARALLEL_REGIONS, known_regions
 
 # Index segments of a generation. A search uses a segment instead of indexing the rows of the generation.
-#
-# Segments are objects like the segments of the base, and become segments of the base when the generation is merged. A
-# segment covers the whole rows of the generation: the rows whose folded record is a put or a reset. The rows are in the
-# order in which a merge writes them. The generation's manifest contains this order and the index definition. A segment
-# only saves work. A reader that cannot use it builds the same index from the records.
+# Segments are objects like the segments of the base, and become segments of the base in a merge. A segment covers the
+# whole rows of the generation: the rows with a put or a reset as folded record. The rows have the order of a merge. The
+# manifest of the generation contains this order and the index definition. A segment only saves work. Without a usable
+# segment, a reader builds the same index from the records.
 
 
 _logger = logging.getLogger(__name__)
 
 
 def gives_whole_rows(folded: pa.Table) -> Mask:
-    """Return, for each folded record, whether it is a put or a reset, which gives the whole row."""
+    """Return for each folded record whether it gives the whole row. Puts and resets do."""
     operations = folded.column(fold.OPERATION).to_numpy()
     mask: Mask = np.isin(operations, [int(fold.Operation.PUT), int(fold.Operation.RESET)])
     return mask
 
 
 def whole_rows(folded: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows of the records that give whole rows, in their order, with the schema of the table."""
+    """Return the whole rows of puts and resets, in the order of the records, with the schema of the table."""
     rows = folded.filter(pa.array(gives_whole_rows(folded)))
     return conform(rows.drop_columns([fold.OPERATION, fold.FIELDS]), schema)
 
@@ -97,9 +96,9 @@ def with_segments(
 ) -> Generation:
     """Return the generation with a segment per maintained index.
 
-    The segments are durable, and nothing refers to them yet. If an index cannot be built, because a column or disk
-    space for scratch files is missing, its segment is omitted with a warning. A segment only saves work, so it must not
-    make a flush fail. One PUT per segment.
+    The segments are durable, and nothing refers to them yet. If a column or disk space for scratch files is missing,
+    the segment is omitted with a warning. A segment only saves work, so a flush must not fail because of it. One PUT
+    per segment.
 
     Args:
         records: the records of the generation, in order.
@@ -131,7 +130,7 @@ def covered_name(generation: Generation) -> str:
 
 
 def segment_for(generation: Generation, definition: IndexDefinition, rows: int, order: str) -> IndexSegment | None:
-    """Return the segment that was built by `definition` over this number of rows in this order.
+    """Return the segment for `definition` over this number of rows in this order.
 
     Return None if there is no such segment.
     """
@@ -145,7 +144,7 @@ def segment_for(generation: Generation, definition: IndexDefinition, rows: int, 
 def files(
     store: ObjectStore, segment: IndexSegment | None, definition: IndexDefinition, rows: pa.Table
 ) -> Mapping[str, bytes | memoryview]:
-    """Return the index files over a generation's whole rows, from its segment (one GET) or built by this call."""
+    """Return the index files over the whole rows of a generation. Uses the segment (one GET) or builds the files."""
     if segment is not None:
         try:
             return segments.load(store, segment)
@@ -195,9 +194,9 @@ def write(
 ) -> Generation:
     """Write the memtable as a generation to a new directory. It is durable when this returns. Three PUTs.
 
-    With `context`, the context of the table, each maintained index adds one PUT for its segment (`with_segments`).
-    The generation does not count before the region's manifest names it. Raises `CommitUnknown` if the store does not
-    report the outcome.
+    With `context`, the context of the table, each maintained index adds one PUT for its segment (`with_segments`). The
+    generation does not count before it is in the region's manifest. Raises `CommitUnknown` if the store does not report
+    the outcome.
     """
     records = memtable.records()
     hashes = key_hashes(records, memtable.key)
@@ -224,9 +223,9 @@ def write_records(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write records that are in no WAL as a generation to a new directory.
+    """Write records outside the WAL as a generation to a new directory.
 
-    The requests and errors are those of `write`. The records are in a file of their own, without a key index.
+    Requests and errors: see `write`. The records are in a separate file, without a key index.
     """
     data = arrow_files.encode_data_file(records)
     guard = build_bloom(key_hashes(records, key)).to_bytes()
@@ -250,8 +249,7 @@ def write_sorted(
 ) -> Generation:
     """Write the fold of consecutive generations to a new directory: one record per key, ascending by key.
 
-    The new generation gets the number of the last generation that it replaces. The requests and errors are those of
-    `write`.
+    The new generation gets the number of the last replaced generation. Requests and errors: see `write`.
     """
     chunks, data = encode_sorted(folded, key)
     guard = build_bloom(key_hashes(folded, key)).to_bytes()
@@ -307,7 +305,7 @@ class SortingTerms:
 
     A sort is due if a region has more unsorted generations than `generations`, or more than `size_bytes` in its
     unsorted generations. A run takes the oldest generations, at least one, up to about `run_records` records and
-    `run_bytes`. Bytes are bytes of records in memory. A task holds a run in memory, and twice during the fold.
+    `run_bytes`. Bytes are bytes of records in memory. A task holds a run in memory, or two copies during the fold.
     """
 
     generations: int = 30
@@ -385,7 +383,7 @@ class SortingResult:
 def plan_sort(store: ObjectStore, snapshot: Snapshot, *, terms: SortingTerms = DEFAULT_TERMS) -> list[SortingWork]:
     """Return the sorts that are due, at most one per region. No sort is due for a region with few unsorted generations.
 
-    A sort takes the oldest generations. Plan again for the other generations. Raises the errors of the requests.
+    A sort takes the oldest generations. Call again for the other generations. Raises the errors of the requests.
 
     Cost:
         About three requests per region. If a region has few unsorted generations, one GET for each of them. Otherwise
@@ -461,7 +459,7 @@ def execute_sort(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Id
 def _conformed(records: pa.Table, schema: pa.Schema, work: SortingWork) -> pa.Table:
     """Return the records with the schema of the plan.
 
-    Raise `CommitConflict` if they have a column that the plan lacks.
+    Raise `CommitConflict` if the plan lacks a column of the records.
     """
     last = int(work.context.configuration.get(LAST_COLUMN_ID, len(work.context.schema)))
     later = [field.name for field in records.schema if (column_id(field) or 0) > last]
@@ -478,7 +476,7 @@ def _conformed(records: pa.Table, schema: pa.Schema, work: SortingWork) -> pa.Ta
 def finish(store: ObjectStore, work: SortingWork, result: SortingResult, *, clock: Clock, writer_id: str) -> None:
     """Replace the sources of the sorted generation by the sorted generation, in one PUT of the region's manifest.
 
-    Raises `CommitConflict` if one of the sources is not listed any more, because another sorter was first. Raises
+    Raises `CommitConflict` if the manifest no longer contains a source, because another sorter was first. Raises
     `CommitUnknown` if the store does not report the outcome. The next plan then reads the stored state.
 
     Cost:

@@ -1,8 +1,8 @@
 """Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL").
 
-Durable calls need no extra thread. If no call is being written, a waiting call takes all waiting calls in the order of
-their arrival, including itself, and writes their rows as one entry. New calls wait in the meantime. So a single call
-costs one PUT and no handover to another thread. With any number of callers, each call waits for about two PUTs.
+Durable calls need no extra thread. If no write is active, a waiting call takes all waiting calls in the order of their
+arrival, including itself. It writes the rows of these calls as one entry. New calls wait in the meantime. So a single
+call costs one PUT and no handover to another thread. With any number of callers, each call waits for about two PUTs.
 
 A timer thread writes the rows given with `durable=False`. It exists only while there are pending rows or a flush will
 be due.
@@ -31,12 +31,12 @@ from storage_core.base.text import counted
 from storage_core.data.rows.fold import conformed
 from storage_core.write.region.records import WriterOptions
 
-# Calls of a writer that are not done yet. No code in this section waits or takes a lock. `GroupCommit` does both.
+# Unfinished calls of a writer. No code in this section waits or takes a lock. `GroupCommit` does both.
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """One call: its rows, its number among the calls of this writer, and its outcome."""
+    """One call: the rows, the number of the call in this writer, and the outcome."""
 
     number: int
     records: pa.Table
@@ -51,8 +51,8 @@ class Call:
 class Backlog:
     """The calls of a writer that are not done, by state and in order.
 
-    `asking` are calls that wait for room, `queue` are calls that wait for their entry, and `writing` are calls that
-    are being written. `unheard` counts the rows given with `durable=False` that were lost without an error so far.
+    `asking` calls wait for room, `queue` calls wait for an entry, and `writing` calls are in the current entry.
+    `unheard` counts the rows given with `durable=False` that were lost without an error so far.
     """
 
     options: WriterOptions
@@ -70,7 +70,10 @@ class Backlog:
 
     @property
     def unheard_rows(self) -> int:
-        """The number of rows given with `durable=False` that are pending, or were lost and not reported to a caller."""
+        """The number of pending or lost rows given with `durable=False`.
+
+        Lost rows count until a caller gets an error.
+        """
         pending: int = sum(call.records.num_rows for call in self.taken if not call.durable)
         return self.unheard + pending
 
@@ -81,19 +84,19 @@ class Backlog:
         self.held_bytes += call.size_bytes
 
     def begin(self) -> None:
-        """Move the next calls from the queue to `writing`: at least one call, and all calls that fit into an entry."""
+        """Move the next calls from the queue to `writing`: at least one call, up to the size of an entry."""
         left = self.options.entry_bytes
         while self.queue and (not self.writing or self.queue[0].size_bytes <= left):
             self.writing.append(self.queue.popleft())
             left -= self.writing[-1].size_bytes
 
     def entry(self, schema: pa.Schema) -> pa.Table:
-        """Return the rows of the calls that are being written, as records of this schema."""
+        """Return the rows of the `writing` calls as records of this schema."""
         records = pa.concat_tables([conformed(call.records, schema) for call in self.writing])
         return records.combine_chunks() if len(self.writing) > 1 else records
 
     def end(self, error: TidemarkError | None, *, now_ms: int) -> None:
-        """Set the outcome of the calls that were being written.
+        """Set the outcome of the `writing` calls.
 
         After an error, calls with `durable=False` return to the queue.
         """
@@ -107,7 +110,7 @@ class Backlog:
         self.queue.extendleft(reversed(again))
 
     def drop(self, error: TidemarkError) -> TidemarkError:
-        """End every call in the queue with this error. Return the error with the rows that are lost."""
+        """End every call in the queue with this error. Return the error with the lost rows."""
         rest = [*self.queue]
         self.queue.clear()
         named = _naming(error, [call for call in rest if not call.durable])
@@ -121,7 +124,7 @@ class Backlog:
         return self._exceeds(self.options.wait_rows, self.options.wait_bytes, [call])
 
     def must_refuse(self, call: Call) -> bool:
-        """Return whether the call must be refused, because it exceeds the limit for waiting calls."""
+        """Return whether the call exceeds the limit for waiting calls and must be refused."""
         return self._exceeds(self.options.refuse_rows, self.options.refuse_bytes, [*self.asking, call])
 
     def overloaded(self, call: Call, bound: str, *, now_ms: int) -> Overloaded:
@@ -139,7 +142,7 @@ class Backlog:
 
     def _exceeds(self, rows: int, size_bytes: int, more: Sequence[Call]) -> bool:
         if not self.held_rows and len(more) == 1:
-            return False  # without this, a call above the limit could never be accepted
+            return False  # Otherwise a call above the limit could never be accepted.
         return (
             self.held_rows + sum(each.records.num_rows for each in more) > rows
             or self.held_bytes + sum(each.size_bytes for each in more) > size_bytes
@@ -152,7 +155,7 @@ class Backlog:
 
 
 def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
-    """Return the error, extended by the rows that were given and never reported durable."""
+    """Return the error with the given rows that were never reported durable."""
     if not lost:
         return error
     rows, numbers = sum(call.records.num_rows for call in lost), tuple(call.number for call in lost)
@@ -165,14 +168,14 @@ def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
     )
 
 
-# Reports of rows that are pending in a writer that nobody closed (docs/architecture/ingestion.md).
+# Reports of pending rows in a writer that nobody closed (docs/architecture/ingestion.md).
 #
-# Each loss is reported once. At the end of the process, an error goes to the log, by default to standard error. In a
-# child of `multiprocessing`, this happens when its function has returned, because most children skip the usual steps
-# at exit. If a writer is dropped while its process continues, a `ResourceWarning` is issued. The rows of the writer are
-# still written, but no caller would receive an error. Nothing is reported if nothing is pending. A copy of the process
-# reports nothing (decision 0011). A process that a signal ends, such as a worker of a terminated pool, reports nothing
-# either.
+# Each loss is reported once. At the end of the process, an error goes to the log, by default to standard error. A child
+# of `multiprocessing` writes the error when its function has returned, because most children skip the usual steps at
+# exit. If a writer is dropped while its process continues, there is a `ResourceWarning`. The rows of the writer are
+# still written, but no caller would receive an error. Without pending rows there is no report. A copy of the process
+# reports nothing (decision 0011). If a signal ends a process, for example a worker of a terminated pool, there is no
+# report either.
 
 
 _logger = logging.getLogger(__name__)
@@ -181,8 +184,8 @@ _LAST = -(2**31)
 
 
 def say_what_is_lost(group: object, backlog: Backlog, name: str, home: HomeProcess) -> None:
-    """Report the pending rows of the backlog when the object that writes them is deleted, or when the process ends."""
-    end = weakref.finalize(group, _say_lost, backlog, name, home)  # runs once, even if it is called several times
+    """Report the pending rows of the backlog when the writing object is deleted or the process ends."""
+    end = weakref.finalize(group, _say_lost, backlog, name, home)  # Runs once, even after several calls.
     processes = sys.modules.get("multiprocessing.process")
     if processes is not None and processes.parent_process() is not None:
         from multiprocessing.util import Finalize  # already loaded in every child
@@ -195,7 +198,7 @@ def warn_when_dropped(writer: object, backlog: Backlog, name: str, home: HomePro
     weakref.finalize(writer, _warn_dropped, backlog, name, home).atexit = False
 
 
-# These two functions take no lock. They can run anywhere, even in a thread that holds the writer's lock.
+# These two functions take no lock. They may run in a thread that holds the lock of the writer.
 def _say_lost(backlog: Backlog, name: str, home: HomeProcess) -> None:
     rows = backlog.unheard_rows
     if rows and home.is_here:
@@ -231,7 +234,7 @@ class Log(Protocol):
 
     @property
     def stopped(self) -> TidemarkError | None:
-        """The error that every further write would raise, or None as long as writing is possible."""
+        """The error of every further write, or None if writes are possible."""
         ...
 
     @property
@@ -244,7 +247,7 @@ class Log(Protocol):
         ...
 
     def flush_due_in_ms(self) -> int | None:
-        """Return the milliseconds until a flush is due, or None if no flush will be due."""
+        """Return the milliseconds until the next flush, or None if no flush will be due."""
         ...
 
     def flush(self) -> int | None:
@@ -255,9 +258,9 @@ class Log(Protocol):
 class GroupCommit:
     """Writer of the calls of any threads, in the order of arrival, many calls per entry.
 
-    Calls succeed or fail independently. A refused call does not affect other calls. All calls of an entry have the
-    outcome of the entry. In a copy of the process, every call raises `CopiedProcess` before it takes a lock. This is
-    necessary because the thread that holds the lock, or that writes, may exist only in the other process.
+    A refused call does not affect other calls. All calls of an entry have the outcome of the entry. In a copy of the
+    process, every call raises `CopiedProcess` before it takes a lock. The reason is that the thread with the lock may
+    exist only in the other process.
     """
 
     def __init__(self, log: Log, *, options: WriterOptions, clock: Clock) -> None:
@@ -284,7 +287,7 @@ class GroupCommit:
         warn_when_dropped(writer, self._backlog, self._log.name, self._home)
 
     def require_usable(self) -> None:
-        """Raise the error that stopped the writer, if the writer accepts no more calls."""
+        """Raise the error of a stopped writer."""
         self._require_home()
         with self._lock:
             self._require_usable()
@@ -292,9 +295,9 @@ class GroupCommit:
     def submit(self, records: pa.Table, *, durable: bool) -> None:
         """Accept the rows of a call. Return when they are durable, or at once if `durable` is false.
 
-        The call waits while the writer holds more rows or bytes than the limits for waiting. It raises `Overloaded` if
-        the limits for refusing are exceeded, or if the wait takes too long. In this case, no row of the call is
-        written. It also raises the errors of the log.
+        The call waits while the writer holds more rows or bytes than the limits for waiting. It raises `Overloaded`
+        above the limits for refusing, or if the wait takes too long. In this case, no row of the call is written. It
+        also raises the errors of the log.
         """
         self._require_home()
         with self._lock:
@@ -310,7 +313,7 @@ class GroupCommit:
         self._finish([call])
 
     def sync(self) -> None:
-        """Return when every earlier call is durable. Raise the error of the first call that cannot become durable."""
+        """Wait until every earlier call is durable. Raise the error of the first call that cannot become durable."""
         self._require_home()
         with self._lock:
             self._require_usable()
@@ -340,7 +343,7 @@ class GroupCommit:
                 self._finish(calls)
         except TidemarkError as error:
             failed = error
-        finally:  # also after an interruption, because no thread may stay behind
+        finally:  # Also after an interruption, because no thread may remain.
             with self._lock:
                 if self._stopped is None:
                     self._stop(failed or closed)
@@ -353,7 +356,7 @@ class GroupCommit:
     def look(self, read: Callable[[Sequence[pa.Table]], T]) -> T:
         """Return the result of `read` for the rows that are not durable yet, in order.
 
-        Nothing becomes durable meanwhile.
+        No row becomes durable during the call.
         """
         self._require_home()
         with self._lock:
@@ -368,7 +371,7 @@ class GroupCommit:
     def _require_usable(self) -> None:
         """Raise a copy of the error that stopped the writer, if any.
 
-        A copy is needed because several threads may raise it.
+        Several threads may raise the error, so each needs a copy.
         """
         error = self._stopped or self._closing
         if error is not None:
@@ -402,7 +405,7 @@ class GroupCommit:
             self._changed.notify_all()
 
     def _finish(self, calls: Sequence[Call]) -> None:
-        """Wait until these calls are done, and write if no other thread writes. Raise the first error of a call."""
+        """Wait until these calls are done. Write if no other thread writes. Raise the first error of a call."""
         for call in calls:
             self._wait_for(call)
             if call.error is not None:
@@ -419,7 +422,7 @@ class GroupCommit:
             if failed is not None and not isinstance(failed, TidemarkError):
                 raise failed
             if failed is not None and not call.durable and not call.done:
-                raise failed  # the rows wait for another attempt, and their caller gets the error
+                raise failed  # The rows wait for another attempt, and the caller gets the error.
 
     def _write_next(self) -> BaseException | None:
         """Write the next calls as one entry, unless another thread writes. Return the error, or None."""
@@ -451,7 +454,7 @@ class GroupCommit:
         self._tick.notify_all()
 
     def _stop(self, error: TidemarkError) -> None:
-        """Accept no more calls. Accepted calls that cannot be written any more get this error."""
+        """Accept no more calls. Accepted calls that are not written yet get this error."""
         self._stopped = self._backlog.drop(error)
         self._changed.notify_all()
         self._tick.notify_all()
@@ -481,7 +484,7 @@ class GroupCommit:
         self._tick.notify_all()
 
     def _run_timer(self) -> None:
-        """Write the rows for which no call waits, and flush an old memtable. End when no write or flush will be due."""
+        """Write rows without a waiting call, and flush an old memtable. End when no write or flush will be due."""
         while self._wait_until_due():
             try:
                 with self._lock:
@@ -519,7 +522,7 @@ class GroupCommit:
             return False
 
     def _linger_ms(self) -> int | None:
-        """Return how many milliseconds the oldest call can still wait for further calls. Return None without a call."""
+        """Return the remaining time in ms for which the oldest call can wait for further calls. None without a call."""
         backlog = self._backlog
         if not backlog.queue:
             return None

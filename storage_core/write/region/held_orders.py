@@ -1,9 +1,9 @@
-"""The order of records by a column: the newest record of a key wins, also against the row that the table holds.
+"""The order of records by a column: the newest record of a key wins, even against the row in the table.
 
-Records of one region are put into the order of a column, and records that are older than the row of their key are
-removed. The region must be claimed, so that no other process writes to it. The row of a key is the row at `latest`: the
-base and the unmerged generations of the region. A landed delete keeps its order in the generation. So an older put of a
-later file has no effect until a merge applies the delete. After the merge, the order of the delete is not known.
+The module sorts records of one region by a column, and removes records that are older than the row of their key. The
+region must be claimed, so no other process writes to it. The row of a key is the row at `latest`: the base and the
+unmerged generations of the region. A landed delete keeps its order in the generation. So an older put of a later file
+has no effect until a merge applies the delete. After the merge, the order of the delete is unknown.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def newest_of(records: pa.Table, order: str) -> pa.Table:
 
 
 def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Sequence[str], order: str) -> pa.Table:
-    """Return the records that are not older than the row that the table holds for their key, in order.
+    """Return the records that are not older than the row of their key in the table, in order.
 
-    Raises `InvalidInput` if the table has lost the column since the records were read.
+    Raises `InvalidInput` if the column was dropped after the read of the records.
 
     Cost:
         The requests to open the table, three requests for the region, and the requests of `unmerged.find`. For each
@@ -66,7 +66,7 @@ def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Se
 
 
 def _deciding(records: pa.Table, order: str) -> pa.Table:
-    """Return the records that decide the order of the row: all but the patches that do not set it."""
+    """Return the records that decide the order of the row. Patches without the column are omitted."""
     patches = pc.equal(records.column(OPERATION), int(Operation.PATCH))
     return records.filter(pc.invert(pc.and_(patches, records.column(order).is_null())))
 
@@ -94,7 +94,10 @@ def _of_base(store: ObjectStore, head: Snapshot, region: str, wanted: pa.Table, 
 
 
 def _is_older(records: pa.Table, held: pa.Table, key: Sequence[str], order: str) -> Mask:
-    """Return which records are older than the last of `held` with their key. A held null is older than every value."""
+    """Return a mask of records older than the last record of `held` with the same key.
+
+    Null is older than every value.
+    """
     own, others = key_codes([records.select(key), held.select(key)], key)
     last = np.full(int(max(own.max(), others.max(initial=0))) + 1, -1)
     last[others] = np.arange(len(others))  # for each key, the last one stays

@@ -1,14 +1,14 @@
-"""Regions whose writer seems to have ended. A merge flushes their rows (docs/architecture/ingestion.md, "Merge").
+"""Regions with an idle writer. A merge flushes the rows of these regions (docs/architecture/ingestion.md, "Merge").
 
-A writer does not announce its end, so its idle time is measured instead. A region is idle if its log has unflushed
-rows, and both its last entry and its manifest are older than the table's `idle_after`. The store's clock measures the
-age. Idle time only decides when a merge flushes the region. The merge claims the region as a writer does, which fences
-the earlier writer. If the earlier writer is alive, its next call detects the claim before it acknowledges anything. The
-earlier writer then claims the region again, writes its rows and continues (`region.writer`).
+A writer does not announce its end, so the merge measures the idle time. A region is idle if its log has unflushed rows,
+and its last entry and its manifest are older than the table's `idle_after`. The store's clock measures the age. Idle
+time only decides when a merge flushes the region. The merge claims the region like a writer, and so fences the earlier
+writer. If the earlier writer is alive, its next call detects the claim before it acknowledges a row. The earlier writer
+then claims the region again, writes its rows and continues (`region.writer`).
 
-The claim succeeds only if the manifest that was read is still the newest manifest. So the merge does not change a
-region that was claimed or flushed in the meantime. A region whose log has no rows is not claimed, because a distributor
-may be writing to it.
+The claim succeeds only if the known manifest is still the newest manifest. So the merge does not change a region that
+was claimed or flushed in the meantime. A region without rows in its log is not claimed, because a distributor may be
+writing to it.
 """
 
 from __future__ import annotations
@@ -49,10 +49,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDue:
-    """The tasks of a merge: regions to flush first, and pending generations. Its length is the number of both together.
+    """The tasks of a merge: regions to flush first, and pending generations. The length is the number of both.
 
-    `silent_in_ms` is the time after which another region may become idle. It is None if no other region has entries in
-    its log.
+    `silent_in_ms` is the time until another region may become idle. It is None if no other region has entries in its
+    log.
     """
 
     idle: Sequence[IdleRegion]
@@ -66,7 +66,7 @@ class MergeDue:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdleRegion:
-    """A region whose idle writer left unflushed rows: its manifest, and the number of its last WAL entry.
+    """A region with unflushed rows of an idle writer: the manifest, and the number of the last WAL entry.
 
     If `silent_in_ms` is positive, the writer becomes idle only after this time, and the log may have no rows.
     """
@@ -92,10 +92,10 @@ def merge_due(store: ObjectStore, snapshot: Snapshot) -> MergeDue:
 
 
 def find_idle(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[RegionManifest]) -> list[IdleRegion]:
-    """Return the regions, given by their newest manifests, with unflushed rows of an idle writer.
+    """Return the regions with unflushed rows of an idle writer. The manifests are the newest manifests of the regions.
 
     Cost:
-        `PARALLEL_REGIONS` regions at a time. One HEAD for a region whose log is flushed. For n unflushed entries, about
+        `PARALLEL_REGIONS` regions at a time. One HEAD for a region with a flushed log. For n unflushed entries, about
         log n more HEADs, and one or two HEADs for the age. For an idle region, one GET, and one more GET per claim
         since its last row.
     """
@@ -111,14 +111,14 @@ def _unflushed(store: ObjectStore, snapshot: Snapshot, manifests: Sequence[Regio
 def unflushed_in(store: ObjectStore, idle_after_ms: int, manifest: RegionManifest) -> IdleRegion | None:
     """Return the unflushed part of a region, or None if the part has no rows or the region was changed.
 
-    The requests are those of `find_idle`.
+    Requests: see `find_idle`.
     """
     region, after = manifest.region_id, manifest.replay_after_wal_id
     last = wal.find_tail(store, region, after=after, seed=manifest.wal_id_last_seen)
     if last == after:
         return None
     newest = (keys.wal_entry_key(region, last), keys.region_manifest_key(region, manifest.version))
-    with suppress(NotFound):  # the object was collected in the meantime, so there is a newer manifest
+    with suppress(NotFound):  # The object was collected in the meantime. So there is a newer manifest.
         for key in newest:
             if (silent_in_ms := idle_after_ms - store.head(key).age_ms) > 0:
                 return IdleRegion(manifest=manifest, last_entry=last, silent_in_ms=silent_in_ms)
@@ -137,11 +137,11 @@ def _may_have_rows(store: ObjectStore, region: str, entry: int) -> bool:
 def flush_idle(
     store: ObjectStore, snapshot: Snapshot, found: Sequence[IdleRegion], *, clock: Clock, ids: Ids
 ) -> list[Corrupt | Unsupported]:
-    """Write the unflushed rows of each region as a generation. Return the errors of regions whose log cannot be read.
+    """Write the unflushed rows of each region as a generation. Return the errors of regions with an unreadable log.
 
-    A region that another process has changed since it was found is skipped. If this function ends between a claim and
-    its flush, a later call finds the region again after the same idle time. Regions are flushed one at a time, so
-    memory holds the rows of one region.
+    A region that another process has changed in the meantime is skipped. If this function ends between a claim and its
+    flush, a later call finds the region again after the same idle time. Regions are flushed one at a time, so memory
+    holds the rows of one region.
 
     Cost:
         Per region: the requests of a claim, which reads each entry, and of a flush.
@@ -173,9 +173,9 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
 
 
 MOST_REGIONS = 64
-"""The most regions that are checked."""
+"""Maximum number of checked regions."""
 MOST_CLAIMS = 4
-"""The most WAL entries without rows that are skipped in a region. Claims leave such entries."""
+"""Maximum number of skipped WAL entries without rows in a region. Claims leave such entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +183,8 @@ class Waiting:
     """Pending work of a merge in the checked regions.
 
     `regions` is the number of all regions. `generations` is the number of pending generations. `silent` is the number
-    of regions without generations in which a merge will flush rows of an idle writer (`region.idle`). `oldest_ms` is
-    the age of the object with the oldest record, by the store's clock. It is None if everything is merged.
+    of regions without generations but with rows of an idle writer that a merge will flush (`region.idle`). `oldest_ms`
+    is the age of the object with the oldest record, by the store's clock. It is None if everything is merged.
     """
 
     regions: int
@@ -221,7 +221,7 @@ def _look(store: ObjectStore, snapshot: Snapshot, manifest: RegionManifest | Non
     merged = snapshot.merged_generations.get(manifest.region_id, 0)
     flushed = sorted((each.generation, each.path) for each in manifest.flushed_generations if each.generation > merged)
     age_ms, silent = None, 0
-    with suppress(NotFound):  # the object was merged and collected in the meantime
+    with suppress(NotFound):  # The object was merged and collected in the meantime.
         if flushed:
             key = keys.generation_file_key(manifest.region_id, flushed[0][1], MANIFEST_FILE)
         else:

@@ -28,7 +28,7 @@ _logger = logging.getLogger(__name__)
 COPIED = 32
 COPIED_BYTES = 384 * 2**10
 
-_MANIFEST_BYTES = 512  # about the memory of a manifest, and also the memory of each generation that a manifest lists
+_MANIFEST_BYTES = 512  # Approximate memory of a manifest, and of each generation in a manifest.
 
 
 def region_of(table_id: str) -> str:
@@ -39,8 +39,8 @@ def region_of(table_id: str) -> str:
 def read_latest(store: ObjectStore, region: str) -> RegionManifest | None:
     """Return the newest manifest of the region, or None if the region was never claimed.
 
-    The hint only saves requests. A missing, torn, stale or too high hint gives the same result (lesson 46). Raises
-    `Corrupt` if a manifest does not match its key.
+    The hint only saves requests. The result is the same with a missing, torn, stale or too high hint (lesson 46).
+    Raises `Corrupt` if a manifest does not match its key.
 
     Cost:
         With a good hint: one GET of the hint. Then one GET of the manifest and one HEAD of the next version,
@@ -53,7 +53,7 @@ def read_latest(store: ObjectStore, region: str) -> RegionManifest | None:
 def read_from(store: ObjectStore, region: str, hint: Hint, *, near: bool = False) -> RegionManifest | None:
     """Return the result of `read_latest` without the request for the hint. `near` is the option of `under_way`."""
     if hint.version:
-        # A version is missing only if the hint is too high, which is rare. A check before the GET would cost every
+        # A version is missing only if the hint is too high. This is rare. A check before the GET would cost every
         # reader a HEAD.
         with suppress(NotFound):
             return _last_from(store, region, hint.version, near=near)
@@ -65,8 +65,8 @@ def read_from(store: ObjectStore, region: str, hint: Hint, *, near: bool = False
 def read_after(store: ObjectStore, known: RegionManifest, *, near: bool = False) -> RegionManifest | None:
     """Return the result of `read_latest`, given an earlier newest manifest.
 
-    Usually one GET and one HEAD, concurrently. The hint is read too, because the versions after `known` may have been
-    collected.
+    Usually one GET and one HEAD, concurrently. The function also reads the hint, because the versions after `known` may
+    be collected.
     """
     region = known.region_id
     with under_way(partial(read_hint, store, region), near=near) as hinted:
@@ -87,7 +87,7 @@ def _last_from(store: ObjectStore, region: str, version: int, *, near: bool) -> 
 
 
 def memory_bytes(manifest: RegionManifest) -> int:
-    """Return about how many bytes a manifest takes in memory."""
+    """Return the approximate memory of a manifest in bytes."""
     copied = sum(each.copies.nbytes for each in manifest.flushed_generations)
     return _MANIFEST_BYTES * (1 + len(manifest.flushed_generations)) + copied
 
@@ -95,7 +95,7 @@ def memory_bytes(manifest: RegionManifest) -> int:
 def read_version(store: ObjectStore, region: str, version: int) -> RegionManifest:
     """Return one manifest version. One GET.
 
-    Raise `NotFound` if the manifest is absent. Raise `Corrupt` if the manifest contains another version or region.
+    Raise `NotFound` for a missing manifest. Raise `Corrupt` if the manifest contains another version or region.
     """
     key = keys.region_manifest_key(region, version)
     manifest = region_manifest.decode_region(store.get(key).data, key)
@@ -111,7 +111,7 @@ def read_version(store: ObjectStore, region: str, version: int) -> RegionManifes
 def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> bool:
     """Write this version and return True. Return False if another writer's manifest has the same number.
 
-    The write happens exactly once even if replies are lost, because the manifest contains the writer's id. Raises
+    The write happens exactly once, even if replies are lost, because the manifest contains the id of the writer. Raises
     `CommitUnknown` if the store does not report the outcome.
 
     Cost:
@@ -127,10 +127,10 @@ def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> boo
 
 
 def with_bounded_copies(listed: Sequence[FlushedGeneration]) -> tuple[FlushedGeneration, ...]:
-    """Return these generations, with copies only for the newest `COPIED`, of at most `COPIED_BYTES` in total.
+    """Return these generations with copies only for the newest `COPIED`, up to `COPIED_BYTES` in total.
 
-    Each flush, claim and sort writes the copies again, and each reader of a new manifest fetches the copies. The writer
-    of a manifest does not know which generations are merged. So the newest generations get copies.
+    Each flush, claim and sort writes the copies again, and each reader of a new manifest fetches the copies. A writer
+    of a manifest does not know the merged generations. So the newest generations get copies.
     """
     left, chosen = COPIED_BYTES, set[int]()
     for each in sorted(listed, key=lambda each: each.generation)[: -COPIED - 1 : -1]:
@@ -146,9 +146,9 @@ def advance(
 ) -> RegionManifest | None:
     """Commit the manifest that `change` returns as the next version, and return this manifest.
 
-    `change` reads the newest manifest and returns a changed one, or None to write nothing. It is called again after
-    each lost race, so changes of other writers are never undone. For each race, this makes the requests of `change`
-    and of `commit`. Raises their errors.
+    `change` reads the newest manifest and returns a changed manifest, or None to write nothing. It is called again
+    after each lost race, so changes of other writers are never undone. Each attempt makes the requests of `change` and
+    of `commit`, and raises their errors.
     """
     while (changed := change()) is not None:
         following = replace(changed, version=changed.version + 1, writer_id=writer_id)
@@ -180,8 +180,7 @@ def fenced(region: str, epoch: int, latest: RegionManifest | None) -> WriterFenc
 class Hint:
     """Start points of two searches: for the newest manifest of a region, and for the end of its log.
 
-    Both values may be wrong. `version=0` means that the version is unknown, and `replay_after=None` that the end of the
-    log is unknown.
+    Both values may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of the log.
     """
 
     version: int = 0
@@ -190,7 +189,7 @@ class Hint:
 
 
 def last_existing(is_there: Callable[[int], bool], start: int) -> int:
-    """Return the highest existing number from `start` on. The existing numbers from `start` on must have no gap.
+    """Return the highest existing number from `start` on. The existing numbers must have no gap.
 
     Cost:
         About two requests per doubling of the distance from `start`. One request if `start` is the highest number.
@@ -234,8 +233,8 @@ def _number(found: object) -> int | None:
 
 
 def _write_hint(store: ObjectStore, manifest: RegionManifest) -> None:
-    # The hint is written by compare-and-swap and never moves backwards, so a put that arrives late cannot lower it
-    # (lesson 05). The writer id makes equal versions have different bytes (lesson 09).
+    # The hint is written by compare-and-swap and never moves backwards. So a late put cannot lower the hint (lesson
+    # 05). Because of the writer id, equal versions have different bytes (lesson 09).
     key = keys.region_hint_key(manifest.region_id)
     found = {"version": manifest.version, "replayAfter": manifest.replay_after_wal_id, "nonce": manifest.writer_id}
     body = json.dumps(found).encode()
@@ -247,7 +246,7 @@ def _write_hint(store: ObjectStore, manifest: RegionManifest) -> None:
         _logger.warning("%s: the hint was not updated, which only costs readers time: %s", key, error)
 
 
-# Pruning of a region's manifest, which keeps it from growing with the history of the region.
+# Pruning of a region's manifest. Without pruning, it would grow with the history of the region.
 #
 # Every flush and every claim writes the whole list of generations. A generation that every retained version has merged
 # is collected (`maintain.regions`). When its objects are deleted, the collector removes it from the list
@@ -260,7 +259,7 @@ NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
 
 
 def beyond(distributed: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
-    """Return the offsets of a region that are higher than the offsets that the table's log has `reached`."""
+    """Return the offsets of a region that are higher than the offsets in `reached`, the offsets of the table's log."""
     return {writer: last for writer, last in distributed.items() if last > reached.get(writer, 0)}
 
 
@@ -275,9 +274,9 @@ def prune_collected(
 ) -> bool:
     """Remove generations up to `generation` from the region's manifest. Return True if this call removed them.
 
-    Use it only for generations whose objects are deleted. `collected_generation` never decreases, so a late caller
-    changes nothing. The call also removes the offsets that the table's log has `reached`. The commits that reached
-    these offsets must be so old that no distributor still plans with lower offsets.
+    Use it only for generations with deleted objects. `collected_generation` never decreases, so a late caller changes
+    nothing. The call also removes the offsets that the table's log has `reached`. The commits with these offsets must
+    be so old that no distributor still plans with lower offsets.
 
     Raises `CommitUnknown` if the store does not report the outcome. The next collection then reads the stored state.
 
@@ -310,8 +309,8 @@ def prune_collected(
 def require_listed(manifest: RegionManifest, merged: int) -> None:
     """Raise `SnapshotExpired` unless the manifest lists every flushed generation that the snapshot has not merged.
 
-    Every snapshot that was retained at the time of a collection has merged the collected generations. An older
-    snapshot has not, so a read at this snapshot would miss rows.
+    Every retained snapshot at the time of a collection has merged the collected generations. A read at an older
+    snapshot would miss rows.
     """
     if merged < manifest.collected_generation:
         raise SnapshotExpired(

@@ -1,11 +1,11 @@
 """Merge of a region: apply its generations to the base table (docs/architecture/ingestion.md, "Merge").
 
-A merge writes the folded records as new splits. In the same commit it hides the rows that they supersede with deletion
-vectors. A later compaction rewrites the remaining rows of those splits. The base never contains two live rows of one
-key, so reads of the base need no deduplication.
+A merge writes the folded records as new splits. In the same commit, deletion vectors hide the superseded rows. A later
+compaction rewrites the remaining rows of these splits. The base never contains two live rows of one key, so reads of
+the base need no deduplication.
 
-The commit makes a merge exactly-once. Its requirement and its progress action name the generations that it contains.
-The log refuses the commit unless these generations follow the recorded generations (lessons 22 and 25).
+The commit makes a merge exactly-once. The requirement and the progress action of the commit name the merged
+generations. The log refuses the commit unless these generations follow the recorded generations (lessons 22 and 25).
 """
 
 from __future__ import annotations
@@ -65,14 +65,13 @@ from storage_core.write.region.merge_work import (
 from storage_core.write.region.spec import known_manifests
 
 # Candidate rows of the base from the primary-key index, used if it costs less than reading the keys (decision 0021).
-#
 # Without the index, a merge reads the key columns of every split that may contain one of its keys. If few records are
-# spread over many splits, most of these reads find nothing. The index then names the splits and rows to read. If there
-# are many records, most of the keys are needed anyway, and the index is not used.
+# spread over many splits, most of these reads find nothing. The index then gives the splits and rows to read. With many
+# records, most of the keys are needed anyway, and the index is not used.
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
-    """Return the works with the index parts that cover the splits of their base. Skip small splits. No request."""
+    """Return the works with the index parts for the splits of the base. Skip small splits. No request."""
     index = index_of(snapshot) if works else None
     if index is None:
         return list(works)
@@ -87,7 +86,7 @@ def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork
 
 @dataclass(frozen=True, slots=True)
 class IndexedBase:
-    """The base of a merge. `hashes` are the hashes of the keys of its folded records, distinct and ascending."""
+    """The base of a merge. `hashes` are the distinct, ascending hashes of the keys of the folded records."""
 
     store: ObjectStore
     work: MergeWork
@@ -102,7 +101,7 @@ class IndexedBase:
     def rows(self, split: Add) -> Positions | None:
         """Return the ascending positions of all rows that may have a key of a record, or None if they are unknown.
 
-        The index is read only if this costs less than reading the keys. The requests are those of `candidate_rows`.
+        The index is read only if this costs less than a read of the keys. Requests: see `candidate_rows`.
         """
         found = self.work.answering.get(split.path)
         if found is None:
@@ -110,9 +109,9 @@ class IndexedBase:
         return candidate_rows(KeyReading(self.store, split, found, NOTHING), self.hashes, self._is_dear)[0]
 
     def _is_dear(self, reading: KeyReading) -> bool:
-        """Return whether using the index costs more than reading all keys of the split.
+        """Return whether the use of the index costs more than a read of all keys of the split.
 
-        The cost of the index includes reading the keys of the row groups that the index names.
+        The cost of the index includes the read of keys in the row groups that the index gives.
         """
         split, columns = reading.add, len(self.work.context.schema.names)
         groups = metadata.groups_about(split.numRecords or 1, split.size)
@@ -123,13 +122,11 @@ class IndexedBase:
         return asked * REQUEST_COST_BYTES + size + left >= REQUEST_COST_BYTES + keys
 
 
-# Segments of generations that become segments of the base. A merge records which row of a generation each row came
-# from.
-#
-# If a generation gives a whole row, and no later generation has a record of its key, the row is the same in the base.
-# So the generation's segments cover the row through a translation, and the merge only names the segments. Segments
-# count rows in the order in which a merge writes them, which keeps the translation small (decision 0019). No segment
-# covers the other rows of the merge, which are called the rest.
+# Segments of generations that become segments of the base. A merge stores the source row in a generation for each row.
+# If a generation gives a whole row, and no later generation has a record of the same key, the row is the same in the
+# base. So the segments of the generation cover the row through a translation, and the merge only adds the segments to
+# the log. Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers
+# the other rows of the merge, which are called the rest.
 
 
 _logger = logging.getLogger(__name__)
@@ -137,7 +134,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MovingSegments:
-    """The generations of a merge, and those of their records that are merged."""
+    """The generations of a merge, and the merged records of these generations."""
 
     generations: Sequence[Generation]
     records: Records
@@ -151,9 +148,9 @@ class MovingSegments:
     def followed(
         self, store: ObjectStore, rewrite: Rewrite, rows: pa.Table, placed: Sequence[Positions], *, ids: Ids
     ) -> Rewrite:
-        """Return the rewrite, extended by the generation segments that cover its rows and by their translation.
+        """Return the rewrite with the generation segments that cover its rows, and with their translation.
 
-        Generations are skipped if more than a fifth of their rows were superseded, or if some of their records were
+        A generation is skipped if more than a fifth of its rows were superseded, or if some of its records were
         quarantined. No segment is written.
 
         Args:
@@ -161,7 +158,7 @@ class MovingSegments:
             placed: the position of each of the `rows` in the order of the splits.
 
         Cost:
-            One GET per segment, which is checked, and one PUT.
+            One GET per segment for a check, and one PUT.
         """
         if len(self.generations) >= MOST_INPUTS:
             return rewrite
@@ -231,10 +228,10 @@ class MovingSegments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origins:
-    """For each row of a merge, the number of the generation that gave the whole row, and the row number there.
+    """For each row of a merge, the generation that gave the whole row, and the row number there.
 
-    The number is -1 if no generation gave the whole row. `whole` is the number of whole rows that each generation
-    gives. Rows are counted in the order in which a merge writes them.
+    The number of the generation is -1 if no generation gave the whole row. `whole` is the number of whole rows of each
+    generation. Rows are counted in the order of a merge.
     """
 
     source: Positions
@@ -256,7 +253,7 @@ def _map(origins: _Origins, taken: Sequence[int], outputs: Sequence[int]) -> Tra
 
 
 def _is_of(found: TranslationMap, origins: _Origins, taken: Sequence[int]) -> bool:
-    """Return whether the translation maps every row of a generation to the row of the merge that it became."""
+    """Return whether the translation maps every row of a generation to the right row of the merge."""
     for number, source in enumerate(taken):
         rows, there = found.places(number, np.arange(origins.whole[source]))
         own = np.flatnonzero(origins.source == source)
@@ -270,9 +267,8 @@ def _rows_of(origins: _Origins, source: int) -> BitMap:
 
 
 # Regions that one commit merges in a table with manual regions (docs/architecture/ingestion.md).
-#
-# Nothing except the promise of the callers prevents a key from being in two manual regions. So no commit merges two
-# manual regions, because each region could add a row of the same key.
+# Only the promise of the callers prevents a key in two manual regions. Two manual regions could each add a row of the
+# same key. So no commit merges two manual regions.
 
 
 def in_turn(
@@ -280,8 +276,8 @@ def in_turn(
 ) -> list[RegionManifest]:
     """Return the regions of `regions` that one commit can merge. None means all regions. No request.
 
-    If the table allows manual regions, the result is either the regions of the spec or one manual region. The version
-    of the snapshot selects one of these groups.
+    If the table allows manual regions, the result is all regions of the spec, or one manual region. The version of the
+    snapshot selects the group.
     """
     chosen = [each for each in manifests if regions is None or each.region_id in regions]
     if not snapshot.config.regions_by_hand:
@@ -295,7 +291,7 @@ def in_turn(
 
 
 def merges_of(snapshot: Snapshot) -> Mapping[str, int] | None:
-    """Return the merged generation of every region, if the commit must require that none has changed."""
+    """Return the merged generation of every region, if the commit must check that no region has changed."""
     return dict(snapshot.merged_generations) if snapshot.config.regions_by_hand else None
 
 
@@ -312,9 +308,8 @@ def plan(
 ) -> list[MergeWork]:
     """Return the merges that are due, at most one per region. The list is empty if the base contains everything.
 
-    Several works can touch the same splits of the base. `actions_of` then combines the rows that they hide. A work
-    takes the oldest unmerged generations, at least one, up to about `max_records` records. Plan again for the later
-    generations.
+    Several works can touch the same splits of the base. `actions_of` then combines the hidden rows. A work takes the
+    oldest unmerged generations, at least one, up to about `max_records` records. Plan again for the later generations.
     Raises `Corrupt` for a gap in the generations.
 
     Args:
@@ -351,14 +346,14 @@ def _plan_region(
 
 
 def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quarantine: bool = False) -> MergeResult:
-    """Fold the generations, hide the base rows of touched keys in deletion vectors, and write the folded rows.
+    """Fold the generations, hide the base rows of the same keys with deletion vectors, and write the folded rows.
 
-    Nothing is committed. The caller commits the result with `actions_of`. No split is rewritten. A split without a
-    live row is removed. A delete of a row that does not exist writes nothing (lesson 28).
+    Nothing is committed. The caller commits the result with `actions_of`. No split is rewritten. A split without a live
+    row is removed. A delete of a row that does not exist writes nothing (lesson 28).
 
     Args:
-        quarantine: whether to put the records of a key that cannot be applied into quarantine. The records are there
-            when this returns, and the base keeps its row of that key.
+        quarantine: whether to quarantine the records of a key that cannot be applied. The quarantined records are
+            durable when this returns, and the base keeps its row of the key.
 
     Raises:
         Corrupt: a generation or a split is damaged. Files that were written before are orphans.
@@ -368,7 +363,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quara
     Cost:
         The requests for the generations. For each split of the base, the requests of `IndexedBase.rows` and
         `merge_work.find`. One PUT per stored deletion vector and per new split. Memory holds the records, the keys of
-        one split, a row group, and the rows that patches change.
+        one split, a row group, and the patched rows.
     """
     with naming_works(work):
         opened = [generation.read(store, work.region, each) for each in work.generations]
@@ -445,7 +440,7 @@ def _foldable(store: ObjectStore, work: MergeWork, records: Records, *, now_ms: 
 def _applicable(
     store: ObjectStore, work: MergeWork, records: Records, folded: pa.Table, *, ids: Ids, now_ms: int
 ) -> pa.Table:
-    """Return the folded records that can be applied, and quarantine the source records of the other folded records."""
+    """Return the applicable folded records, and quarantine the source records of the others."""
     read = _read(work, _superseded(store, work, folded))
     found = list(refused(folded, _application(work, read, ids=ids, now_ms=now_ms)))
     if not found:
@@ -456,7 +451,7 @@ def _applicable(
 
 
 def _application(work: MergeWork, read: pa.Table, *, ids: Ids, now_ms: int) -> Attempt:
-    """Return a function that applies folded records to the base rows of their keys, in a scratch store in memory."""
+    """Return a function that applies folded records to base rows of the same keys, in a scratch store in memory."""
 
     def attempt(part: pa.Table) -> None:
         wanted, held = key_codes([part, read], work.primary_key)
@@ -480,9 +475,9 @@ def _superseded(store: ObjectStore, work: MergeWork, folded: pa.Table) -> list[S
 
 
 def actions_of(store: ObjectStore, results: Sequence[MergeResult], *, ids: Ids, now_ms: int) -> list[Action]:
-    """Return the actions of one commit with the results of several regions, whose keys are disjoint.
+    """Return the actions of one commit with the results of several regions. The regions have disjoint keys.
 
-    If several results hide rows of one split, its deletion vector hides the rows of all results.
+    If several results hide rows of one split, the new deletion vector hides the rows of all results.
 
     Cost:
         At most one PUT, and one GET per stored deletion vector, for each split with several results.

@@ -1,7 +1,7 @@
-"""Work and result of a merge of a region, and the lookup of the rows that the merge supersedes.
+"""Work and result of a merge of a region, and the lookup of superseded rows.
 
 `MergeWork` is one planned merge and `MergeResult` is its output. Both travel between driver and tasks as JSON.
-`refused` finds the records that a merge cannot apply. `find` finds the rows of a split that are superseded.
+`refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a split.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ from storage_core.write.late_rows import keep
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeWork:
-    """One planned merge, with everything that a task needs, so it need not open the table. Travels as JSON.
+    """One planned merge with all data for a task. The task need not open the table. Travels as JSON.
 
     - `generations` are consecutive and start at `after` + 1. A sorted generation counts as the range that it replaces.
-    - `base` contains the live splits whose key bounds admit a touched key, with their deletion vectors. The keys of a
+    - `base` contains the live splits with key bounds that admit a merged key, and their deletion vectors. The keys of a
       split, or a primary-key index, show whether the split contains such a key.
     - `answering` contains the parts of the primary-key index that cover the splits, by path.
     - `merged` is the merged generation of every region at the time of the plan, if the table has manual regions. Only
@@ -74,23 +74,23 @@ class MergeWork:
 
     @property
     def records(self) -> int:
-        """The number of records that the work merges, or 0 if the work was read from JSON."""
+        """The number of records to merge, or 0 if the work was read from JSON."""
         return sum(each.records for each in self.opened)
 
     @property
     def size_bytes(self) -> int:
-        """The bytes of the records in memory. Generations that do not record their size are not counted."""
+        """The bytes of the records in memory. Generations without a recorded size are not counted."""
         return sum(each.size_bytes or 0 for each in self.opened)
 
     @property
     def input_bytes(self) -> float:
-        """The most bytes that the merge reads from records and splits of the base. Infinity if the size is unknown."""
+        """Maximum number of bytes that the merge reads from records and splits of the base. Infinity if unknown."""
         is_known = self.opened and all(each.size_bytes is not None for each in self.opened)
         return (self.size_bytes if is_known else math.inf) + sum(add.size for add in self.base)
 
     @property
     def requirements(self) -> tuple[MergeProgress | SameMerges, ...]:
-        """The requirements of the commit: the last merged generation of the region must still be `after`.
+        """The requirements of the commit: the last merged generation of the region is still `after`.
 
         In a table with manual regions, no region may have been merged since the plan.
         """
@@ -157,8 +157,8 @@ def _answering(body: Mapping[str, Any]) -> Mapping[str, Answering]:
 class MergeResult:
     """The output of a merge, to be committed with `merge.actions_of`. Travels as JSON.
 
-    `rewrite` has the new splits, and removes the splits without a live row. `marks` has the live splits whose deletion
-    vector became longer. The input rows of `rewrite` are the records, and the base rows from which patches took values.
+    `rewrite` has the new splits, and removes the splits without a live row. `marks` has the live splits with a longer
+    deletion vector. The input rows of `rewrite` are the records, and the base rows that patches changed.
     """
 
     rewrite: Rewrite
@@ -185,11 +185,9 @@ class MergeResult:
         )
 
 
-# Records that a merge cannot apply: which records, in which generation, and their quarantine (decision 0010).
-#
-# A record is refused if it fails by itself. The search halves the records repeatedly. It costs about as much as the
-# failed attempt, and runs only after a failure. If the records fail together and no single record fails, no record is
-# refused.
+# Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010).
+# A record is refused if it fails alone. The search halves the records repeatedly. It costs about as much as the failed
+# attempt, and runs only after a failure. If the records fail only together, no record is refused.
 
 
 Attempt = Callable[[pa.Table], object]
@@ -201,7 +199,7 @@ SOURCE = "merge"
 class Records:
     """The records of consecutive generations, in order.
 
-    `lengths` is the number of rows that each generation has in `rows`.
+    `lengths` is the number of rows of each generation in `rows`.
     """
 
     rows: pa.Table
@@ -210,7 +208,7 @@ class Records:
     key: tuple[str, ...]
 
     def naming(self, record: int, error: Exception) -> TidemarkError:
-        """Return the error, extended by the record's generation, its position in the generation (from 0), and its key.
+        """Return the error with the generation of the record, the position in the generation (from 0), and the key.
 
         The key is shortened and escaped.
         """
@@ -230,16 +228,16 @@ class Records:
         return replace(self, rows=self.rows.filter(pa.array(~deleted)), lengths=lengths)
 
     def of_key(self, row: pa.Table) -> Mask:
-        """Return which records have the key of this one row. Raise `InvalidInput` if a record has no key."""
+        """Return a mask of records with the key of this row. Raise `InvalidInput` if a record has no key."""
         held, wanted = key_codes([self.rows, row], self.key)
         mask: Mask = held == wanted[0]
         return mask
 
 
 def refused(rows: pa.Table, attempt: Attempt) -> Iterator[tuple[int, Exception]]:
-    """Yield each row that `attempt` refuses by itself, with the error.
+    """Yield each row that `attempt` refuses alone, with the error.
 
-    Yield nothing if `attempt` refuses even zero rows.
+    Yield nothing if `attempt` refuses even an empty input.
     """
     try:
         attempt(rows.slice(0, 0))
@@ -265,7 +263,7 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
 def quarantine_records(
     store: ObjectStore, kept: Sequence[tuple[pa.Table, Exception]], *, region: str, now_ms: int
 ) -> None:
-    """Put records into quarantine, one entry per reason. They are durable when this returns. One PUT per entry."""
+    """Quarantine records, with one entry per reason. The entries are durable when this returns. One PUT per entry."""
     reasons: dict[str, list[pa.Table]] = {}
     for records, error in kept:
         reasons.setdefault(text_of(error), []).append(records)
@@ -283,7 +281,7 @@ def text_of(error: Exception) -> str:
 
 @contextmanager
 def naming_works(*works: MergeWork) -> Iterator[None]:
-    """Add the regions and generations of the works to an error that the data caused. Do not change other errors."""
+    """Add the regions and generations of the works to an error in the data. Do not change other errors."""
     try:
         yield
     except (InvalidInput, Corrupt, Unsupported) as error:
@@ -317,8 +315,8 @@ def _context(works: Sequence[MergeWork]) -> dict[str, object]:
 class Superseded:
     """The effect of folded records on one split.
 
-    `rows` is the number of rows of the file. `deleted` are the positions of the rows that are deleted after the merge.
-    `hit` is the number of rows that the records supersede. `read` are the superseded rows whose values a patch needs.
+    `rows` is the number of rows of the file. `deleted` are the positions of the deleted rows after the merge. `hit` is
+    the number of superseded rows. `read` are the superseded rows that a patch needs.
     """
 
     split: Add
@@ -328,7 +326,7 @@ class Superseded:
     read: pa.Table
 
     def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
-        """Return the action that records the effect: the split with a longer deletion vector, or its removal.
+        """Return the action of the effect: the split with a longer deletion vector, or the removal of the split.
 
         At most one PUT.
         """
@@ -345,7 +343,7 @@ def find(
     footers: Footers | None = None,
     among: Positions | None = None,
 ) -> Superseded | None:
-    """Return the effect of the records on the split, or None if the records do not change the split.
+    """Return the effect of the records on the split, or None without an effect.
 
     Args:
         records: the folded records.
@@ -383,5 +381,5 @@ def find(
 
 
 def _rows(opened: OpenSplit, places: Positions, schema: pa.Schema) -> pa.Table:
-    # The table, not the file, defines which columns are required.
+    # The table, not the file, defines the required columns.
     return conform(conform_split(opened.take(places, stored_schema(schema).names), schema), schema)

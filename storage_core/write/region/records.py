@@ -1,10 +1,10 @@
 """Input of a region writer: its options, the checked records, and the records in memory.
 
 A record is a row with an operation: put, patch, reset or delete (docs/architecture/ingestion.md, "Records").
-`RecordBuilder` checks every value before a byte is written, so nothing is refused later. `WriterOptions` sets how a
-writer groups, limits and flushes records (docs/architecture/ingestion.md). `Following` holds the columns of the table
-and reads newer columns. `Memtable` holds the records of the generation that is being filled. These records can be read
-at once.
+`RecordBuilder` checks every value before the first write, so no later step refuses a value. `WriterOptions` contains
+the rules for grouping, limiting and flushing records (docs/architecture/ingestion.md). `Following` holds the columns of
+the table and reads newer columns. `Memtable` holds the records of the next generation. These records can be read at
+once.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from storage_core.store.contract import ObjectStore
 
 MB = 2**20
 SEGMENT_ROWS = 10_000
-"""The fewest records of a generation that gets index segments.
+"""Minimum number of records of a generation with index segments.
 
-A reader indexes a smaller number of rows about as fast as it reads a segment of these rows. The flush would have to
-wait for the segment.
+A reader indexes fewer rows about as fast as it reads a segment of these rows. The flush would have to wait for the
+segment.
 """
 
 
@@ -50,21 +50,22 @@ class WriterOptions:
     """The settings of one writer. Bytes are bytes of records in memory. Durations are milliseconds.
 
     - `durable`: the default of calls that do not set `durable`. True: a call returns only when its rows are durable.
-    - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written when they reach this many bytes or this
-      age. A WAL entry takes several calls up to `entry_bytes`. A larger call becomes an entry of its own.
+    - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written at this number of bytes or this age. A WAL
+      entry takes several calls up to `entry_bytes`. A larger call becomes a separate entry.
     - `flush_rows`, `flush_bytes`, `flush_entries`: a memtable with this many records, bytes or WAL entries is flushed
       before the next entry.
-    - `flush_age_ms`: a memtable whose oldest record has this age is flushed, even without a further call. None means
+    - `flush_age_ms`: a memtable is flushed when its oldest record has this age, even without a further call. None means
       no maximum age. A `latest` read makes one GET per unflushed entry.
     - `segment_rows`: a generation of at least this many records gets a segment of each index of the table. Smaller
       generations are indexed by each search.
-    - `wait_rows`, `wait_bytes`: while this much is given and not durable, further calls wait, for at most `wait_ms`.
-    - `refuse_rows`, `refuse_bytes`: the limit of rows and bytes that are given or waiting. A call above it raises
-      `Overloaded`.
+    - `wait_rows`, `wait_bytes`: above this number of rows or bytes that are not durable yet, further calls wait, for at
+      most `wait_ms`.
+    - `refuse_rows`, `refuse_bytes`: the limit of all rows and bytes that are not durable or wait. A call above the
+      limit raises `Overloaded`.
 
-    A writer that holds nothing else always accepts one call, even a call above the limits. So a writer holds at most
-    `refuse_bytes`, `flush_bytes` and one entry in memory. During a flush it also holds the key index of the memtable.
-    For a table with indexes it also holds a folded copy of the memtable and the new index data.
+    An empty writer always accepts one call, even a call above the limits. So a writer holds at most `refuse_bytes`,
+    `flush_bytes` and one entry in memory. During a flush it also holds the key index of the memtable. For a table with
+    indexes it also holds a folded copy of the memtable and the new index data.
     """
 
     durable: bool = True
@@ -82,7 +83,7 @@ class WriterOptions:
     refuse_bytes: int = 256 * MB
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` if an option is negative or two options contradict each other."""
+        """Raise `InvalidInput` for a negative option, or for two options that contradict each other."""
         for each in fields(self):
             value = getattr(self, each.name)
             if value is not None and value < 0:
@@ -107,11 +108,11 @@ def require_keys(table: pa.Table, key: Sequence[str]) -> None:
 class RecordBuilder:
     """Builder of the records of one table.
 
-    `schema` is the row schema, `key` has the columns of the primary key in order, and `merged_maps` the merged map
-    columns. `nonzero` contains the embedding columns whose values must not be zero.
+    `schema` is the row schema. `key` has the columns of the primary key in order. `merged_maps` has the merged map
+    columns. `nonzero` has the embedding columns that must not contain zero embeddings.
 
-    Every method returns a table with `rows.fold.record_schema` in the order of the input. On an invalid value, it
-    raises `InvalidInput`, which names the column (and the first row, counted from 0), and changes nothing.
+    Every method returns a table with `rows.fold.record_schema` in the order of the input. An invalid value raises
+    `InvalidInput` with the column and the first such row, counted from 0. Nothing is changed then.
     """
 
     schema: pa.Schema
@@ -151,7 +152,7 @@ class RecordBuilder:
     def deletes(self, keys: Keys) -> pa.Table:
         """Return one delete per key. A key is a value, a tuple of values in key order, a mapping, or a row of a table.
 
-        A key may be longer than the current limit for rows, because early 0.1 versions may have stored longer keys.
+        A key may be longer than the current limit for rows, because early 0.1 stored longer keys.
         """
         table = table_of(self._key_rows(keys), self.schema)
         self._require_key(table, "delete")
@@ -270,7 +271,7 @@ class Known:
 class Following:
     """The newest known columns of a table. Writers of several regions share one object. Any thread can renew it.
 
-    A writer reads the columns when it is opened and after each flush.
+    A writer reads the columns at its start and after each flush.
     """
 
     store: ObjectStore | None
@@ -290,8 +291,8 @@ class Following:
 
         Cost:
             One GET per new version, and one GET that finds no further version. After half of the retention period of
-            versions, the table is opened again instead, because the next version may be collected. If there is no
-            store, there is no request.
+            versions, the table is opened again instead, because the next version may be collected. Without a store, no
+            request.
         """
         if self.store is None:
             return
@@ -316,8 +317,8 @@ class Following:
 class KeyRuns:
     """The positions of all added rows, counted from 0, by the hash of their key.
 
-    If a run is not longer than the run added after it, the two runs are joined, as in the carry of a binary counter. So
-    n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
+    If a run is not longer than the next run, the two runs are joined, like the carry of a binary counter. So n
+    additions leave about log2(n) runs, and each row is sorted about log2(n) times.
     """
 
     _runs: list[tuple[Hashes, Positions]] = field(default_factory=list)
@@ -335,9 +336,9 @@ class KeyRuns:
         self._runs.append((hashes[order], positions[order]))
 
     def find(self, wanted: pa.Table, key: Sequence[str]) -> Positions:
-        """Return the ascending positions of all rows whose key has the hash of a wanted key.
+        """Return the ascending positions of all rows with the hash of a wanted key.
 
-        The result can include rows of other keys, but rarely does.
+        In rare cases, the result includes rows of other keys.
         """
         hashes = np.unique(key_hashes(wanted, key))
         parts = [positions[within(hashes, run)] for run, positions in self._runs]
@@ -346,11 +347,11 @@ class KeyRuns:
 
 @dataclass(slots=True)
 class Memtable:
-    """Durable records that are in no generation yet, in the order of their acknowledgement.
+    """Durable records outside all generations, in the order of their acknowledgement.
 
-    `schema` is the record schema, `key` the primary key. A memtable grows by whole WAL entries. When it is large, the
-    writer flushes it and starts another memtable. One thread can add records while another thread reads. Only one
-    thread can read at a time.
+    `schema` is the record schema, and `key` is the primary key. A memtable grows by whole WAL entries. The writer
+    flushes a large memtable and starts another. One thread can add records while another thread reads. Only one thread
+    can read at a time.
     """
 
     schema: pa.Schema
@@ -408,8 +409,8 @@ class Memtable:
     def find(self, wanted: pa.Table) -> pa.Table:
         """Return all records of the wanted keys, in order. `wanted` is a table of the key columns.
 
-        Records added since the last call are hashed and sorted once. A binary search in about log2(entries) sorted
-        runs then finds the rows. Only these rows are read.
+        The call hashes and sorts the records since the last call. A binary search in about log2(entries) sorted runs
+        then finds the rows. Only these rows are read.
         """
         for part in self._parts[self._indexed :]:
             self._runs.add(part, self.key)
@@ -418,7 +419,7 @@ class Memtable:
         return matching(found, wanted, self.key)
 
     def get(self, wanted: pa.Table) -> pa.Table:
-        """Return one record per wanted key that has records. This record combines all records of the key in order."""
+        """Return one record per wanted key with records. It combines all records of the key in order."""
         return fold.fold(self.find(wanted), self.key)
 
     def _rows_at(self, positions: Positions) -> Iterator[pa.Table]:
@@ -430,6 +431,6 @@ class Memtable:
 
 
 def matching(records: pa.Table, wanted: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the records whose key is one of the wanted keys, in order. One pass over the records."""
+    """Return the records of the wanted keys, in order. One pass over the records."""
     held, requested = key_codes([records.select(key).combine_chunks(), wanted], key)
     return records.filter(pa.array(np.isin(held, requested)))

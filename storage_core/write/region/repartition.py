@@ -1,8 +1,8 @@
 """Change of the region spec of a table (docs/architecture/ingestion.md, "Regions", decision 0010).
 
-A new spec becomes current in a commit which requires that all regions of the previous spec are merged completely. At
-this point, the regions of the previous spec are closed. So none of their rows can stay outside the base, and none of
-their rows can replace a newer row that was written under the new spec.
+The commit of a new spec requires that all regions of the previous spec are merged completely. These regions are closed
+at this point. So all rows of the previous spec are in the base. None of these rows can replace a newer row of the new
+spec.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
     """Make `fields` the fields of the table's current region spec. Return the snapshot with this spec.
 
     Nothing happens if the spec already has these fields. Otherwise the old regions are merged in this process, closed,
-    and merged again. Then the new spec is committed. If the call is interrupted, repeat it to finish the change. A
+    and merged again. Then the new spec is committed. If the call is interrupted, a second call finishes the change. A
     region that cannot be merged is not closed and takes rows as before.
 
     Args:
@@ -57,7 +57,7 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
 
     Raises:
         InvalidInput: the fields cannot divide the table.
-        CommitConflict: other processes keep committing changes of the same rows.
+        CommitConflict: other processes committed changes of the same rows in every attempt.
 
     It also raises the errors of the merge and of `close_regions`.
     """
@@ -75,8 +75,8 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
         spec = RegionSpec(id=config.region_spec.id + 1, fields=fields)
         check_spec(spec, snapshot.schema, config.primary_key)
         try:
-            # Merge before closing: if the merge fails, the region still accepts the rows that can fix it. A closed
-            # region cannot be reopened.
+            # Merge first: if the merge fails, the region still accepts rows that can fix the fault. A closed region
+            # cannot be reopened.
             _flush_everything(log, snapshot)
             _merge_everything(log, quarantine=quarantine)
             progress = close_regions(log.store, snapshot, successor=spec.id, clock=log.clock, ids=log.ids)
@@ -97,14 +97,14 @@ def _flush_everything(log: TransactionLog, snapshot: Snapshot) -> None:
         latest = read_latest(log.store, region.id)
         if latest is None or latest.closed_by:
             continue
-        with suppress(WriterFenced, RegionClosed):  # a writer is active, and `close_regions` will flush its rows
+        with suppress(WriterFenced, RegionClosed):  # A writer is active, and `close_regions` will flush its rows.
             writer = RegionWriter.open(log.store, snapshot, clock=log.clock, ids=log.ids, region=region)
             with writer:
                 writer.flush()
 
 
 def _of_spec(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
-    """Return the regions of the spec that is being replaced. Manual regions have no spec and stay as they are."""
+    """Return the regions of the old spec. Manual regions have no spec and do not change."""
     return [each for each in known_regions(store, snapshot) if each.spec_id != BY_HAND_SPEC]
 
 
@@ -128,7 +128,7 @@ def _commit_spec(log: TransactionLog, spec: RegionSpec, progress: Sequence[Merge
 
 
 def is_ending(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Return whether a change of the current spec has begun, so that the spec takes no more rows. 1 to 3 requests."""
+    """Return whether a change of the current spec has begun. The spec then takes no more rows. 1 to 3 requests."""
     spec = snapshot.config.region_spec
     if spec.fields:
         return spec.id in read_registry(store).closed
@@ -141,17 +141,17 @@ def close_regions(
 ) -> tuple[MergeProgress, ...]:
     """Close every region of the snapshot's current spec. Return the progress that their merges must reach.
 
-    After this, no row can be added to the regions, and no region can be added to the spec. Each region is claimed,
-    which fences its writer. Its log is flushed, and its manifest records that it is closed. Every acknowledged row is
-    then in a generation. Repeating the call changes nothing. Raises `Unavailable` if other processes keep claiming a
-    region. About 15 requests per region.
+    After this, no row can be added to the regions, and no region can be added to the spec. The call claims each region
+    and so fences its writer. Then it flushes the log and marks the region as closed in the manifest. Every acknowledged
+    row is then in a generation. A second call changes nothing. Raises `Unavailable` if other processes claim a region
+    again and again. About 15 requests per region.
     """
     spec = snapshot.config.region_spec
     close_region = partial(_close, store, snapshot, successor=successor, clock=clock, ids=ids)
     if not spec.fields:
         return (close_region(only_region(snapshot.table_id, spec)),)
-    # The manifest of the closing region records that the spec is closed, in case the registry is lost. A region may be
-    # added through a lost registry before this manifest is written. The second call of `close` also returns such a
+    # The manifest of the closing region also marks the spec as closed, in case the registry is lost. With a lost
+    # registry, a region may be added before this manifest is written. The second call of `close` also returns such a
     # region (decision 0010).
     closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
@@ -175,7 +175,7 @@ def _close(
                 if commit(store, closed, clock=clock):
                     _logger.info("region %s: closed, region spec %d follows", region.id, successor)
         except (WriterFenced, RegionClosed):
-            continue  # another process claimed or closed the region in the meantime
+            continue  # Another process claimed or closed the region in the meantime.
     raise Unavailable(
         f"region {region.id}: other writers claimed it during each of {_ATTEMPTS} attempts to close it. Stop them, or "
         "try again later",

@@ -1,13 +1,13 @@
-"""Writers over the regions of a table: for callers, and for a distributor of a raw log.
+"""Writers for all regions of a table: for callers, and for a distributor of a raw log.
 
-`RoutingWriter` writes each row to the region of its key, for a table whose spec has fields
+`RoutingWriter` writes each row to the region of its key, for a table with a spec with fields
 (docs/architecture/ingestion.md, "Regions"). `open_writer` returns the writer for a table.
 
-A distributor writes rows of the raw log as a generation of a region, exactly once (lesson 03). The region's manifest
-contains the offset of the raw log. One PUT records both the generation and the chunks that the generation contains. So
-a distributor that ends before this PUT leaves no visible rows, and a later distributor finds the offset. The
-distributor first claims the region. The claim fences a direct writer and every other distributor. Rows that the direct
-writer has not flushed become an earlier generation than the distributed rows, so the order of acknowledgement is kept.
+A distributor writes rows of the raw log as a generation of a region, exactly once (lesson 03). The manifest of the
+region contains the offset of the raw log. One PUT adds the generation and moves the offset over its chunks. So a
+distributor that ends before this PUT leaves no visible rows, and a later distributor finds the old offset. The
+distributor first claims the region. The claim fences a direct writer and every other distributor. Unflushed rows of the
+direct writer become an earlier generation than the distributed rows. So the order of acknowledgement stays.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class RoutingWriter:
     """Writer to all regions of a keyed table, or to one of them. Threads of one process can share it.
 
     - A call groups its rows by region and writes one WAL entry per region, one region after the other. All rows of a
-      call are checked before the first row is written.
-    - Atomicity: the part of a call that is in one region becomes durable together.
-    - Errors: if a region refuses its part (fenced, unknown, unavailable), the parts of the earlier regions are durable
-      and later parts are not written. The error lists the regions that were written (`context["written"]`). It is safe
-      to repeat the whole call, because applying a record twice has the same effect as applying it once.
+      call are checked before the first write.
+    - Atomicity: all rows of a call in one region become durable together.
+    - Errors: if a region refuses its part (fenced, unknown, unavailable), the parts of earlier regions are durable and
+      later parts are not written. The error contains the written regions (`context["written"]`). The whole call can be
+      repeated, because the second application of a record has no effect.
     - Order: the order of the records of a key is kept, because a key is in one region.
     - Claims: the first row of a region claims this region and fences its earlier writer. Other regions are not
       claimed.
@@ -88,7 +88,7 @@ class RoutingWriter:
 
     @property
     def metrics(self) -> LateMetrics:
-        """The late rows that this writer received, over all regions, counted by how the writer handled them."""
+        """The number of late rows of this writer, over all regions, by treatment."""
         return sum((each.metrics for each in self._claimed()), LateMetrics())
 
     @property
@@ -125,7 +125,7 @@ class RoutingWriter:
         self._each(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
-        """Return when all rows that were given to any region are durable. Raise errors as `close` does."""
+        """Wait until all given rows of all regions are durable. Raise errors as `close` does."""
         self._every(RegionWriter.sync)
 
     def flush(self) -> dict[str, int]:
@@ -145,8 +145,8 @@ class RoutingWriter:
     def close(self) -> None:
         """Close the writer of every claimed region, even after a writer has failed.
 
-        Raises the first error. In its context, `lost_rows` is the number of lost rows of all regions, and `failed` the
-        number of regions that failed.
+        Raises the first error. In the context of the error, `lost_rows` is the number of lost rows of all regions, and
+        `failed` is the number of failed regions.
         """
         self._require_home()
         with self._lock:
@@ -160,7 +160,7 @@ class RoutingWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the writer. If the block raised an error, raise this error, with an error of closing as its note."""
+        """Close the writer. If the block raised an error, raise this error. An error of closing becomes its note."""
         close_after(error, self.close)
 
     def _every(self, act: Callable[[RegionWriter], T]) -> dict[str, T]:
@@ -179,7 +179,7 @@ class RoutingWriter:
         return done
 
     def _each(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
-        """Write to each region its records."""
+        """Write the records of each region."""
         routed = self._routed(records)
         written: list[str] = []
         for region, chosen in groups_of(routed):
@@ -203,7 +203,7 @@ class RoutingWriter:
         return routed
 
     def _require_home(self) -> None:
-        # Checked before any lock is taken, because the thread that holds the lock may exist only in the other process.
+        # This check comes before any lock, because the thread with the lock may exist only in the other process.
         self._home.require(f"the writer of {self._store.uri}", "open a writer of this process")
 
     def _writer(self, region: Region) -> RegionWriter:
@@ -286,7 +286,7 @@ _logger = logging.getLogger(__name__)
 class Turn:
     """A claim of a region by a distributor: the epoch, the number of the next generation, and the last WAL entry.
 
-    All rows of the WAL are in generations at this point.
+    All rows of the WAL are then in generations.
     """
 
     region: str
@@ -305,13 +305,13 @@ class Stretch:
 
 
 def offsets(store: ObjectStore, region: str) -> Mapping[str, int]:
-    """Return, for each writer of the raw log, the number of its last chunk in the region. About three requests."""
+    """Return the number of the last chunk of each raw log writer in the region. About three requests."""
     manifest = read_latest(store, region)
     return {} if manifest is None else manifest.distributed
 
 
 def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: Clock, ids: Ids) -> Turn:
-    """Claim the region, and flush the rows that its last writer acknowledged and did not flush.
+    """Claim the region, and flush the acknowledged rows that its last writer did not flush.
 
     A new region is registered first. Raises the errors of a claim and of a flush.
 
@@ -372,7 +372,8 @@ def finish(
     The offsets of the writers `passed` are removed, because the table's log contains them.
 
     Raises:
-        CommitConflict: an offset is not at the start of its range. Another distributor has moved it since the plan.
+        CommitConflict: an offset is not at the start of its range, because another distributor has moved it since the
+            plan.
         WriterFenced: the region was claimed since the turn began. Nothing is written.
         CommitUnknown: the store did not report the outcome. The next plan reads the stored state.
 

@@ -1,11 +1,11 @@
-"""Region specs of a table: parse a declaration, compute the region of every row, and keep the registry of regions.
+"""Region specs of a table: declarations, the region of every row, and the registry of regions.
 
 A region spec is a list of fields. Each field is computed from key columns, by a transform or by an SQL expression. For
 example, `{"transform": "bucket", "source": "id", "n": 4}` divides a table into four regions. All rows with the same
 field values are in one region (docs/architecture/ingestion.md, "Regions").
 
-The UUID of a region is derived from the table, the spec and the values of the spec's fields. So a writer, a reader and
-a Spark task can compute the region of a key without a request.
+The UUID of a region is derived from the table, the spec and the field values. So a writer, a reader and a Spark task
+can compute the region of a key without a request.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ class Routed:
 
 
 def whole_table(table_id: str) -> Region:
-    """Return the only region of a table whose spec has no fields."""
+    """Return the only region of a table with a spec without fields."""
     return Region(id=region_of(table_id), spec_id=WHOLE_TABLE_SPEC, values=())
 
 
 def only_region(table_id: str, spec: RegionSpec) -> Region:
     """Return the region of a spec without fields.
 
-    Raise `InvalidInput` for a spec with fields, which has several regions.
+    Raise `InvalidInput` for a spec with fields, because it has several regions.
     """
     if spec.fields:
         names = [each.field_id for each in spec.fields]
@@ -102,9 +102,9 @@ def _named(table_id: str, spec_id: int, values: tuple[Value, ...]) -> Region:
 
 
 def closing_region(table_id: str, spec: RegionSpec) -> Region:
-    """Return the region that is added to a spec with fields when the spec is closed.
+    """Return the region that closes a spec with fields.
 
-    It never contains rows, because every row has a value per field, and this region has no values.
+    It never contains rows. Every row has a value per field, and this region has no values.
     """
     return Region(id=region_for(table_id, spec, ()).id, spec_id=spec.id, values=None)
 
@@ -112,7 +112,7 @@ def closing_region(table_id: str, spec: RegionSpec) -> Region:
 def route(table_id: str, spec: RegionSpec, rows: pa.Table) -> Routed:
     """Return the region of every row. `rows` has the source columns with the table's types.
 
-    Only the distinct values become Python objects. Raises `InvalidInput` if an expression fails on a row.
+    Only distinct values become Python objects. Raises `InvalidInput` if an expression fails on a row.
     """
     if not spec.fields:
         return Routed(regions=(region_for(table_id, spec, ()),), positions=np.zeros(rows.num_rows, np.int64))
@@ -128,7 +128,7 @@ def route(table_id: str, spec: RegionSpec, rows: pa.Table) -> Routed:
 def region_of_values(table_id: str, spec: RegionSpec, values: Mapping[str, object]) -> Region:
     """Return the region with these values of the spec's fields, by field id.
 
-    Raises `InvalidInput`, which names the field, for an invalid value.
+    Raises `InvalidInput` with the field for an invalid value.
     """
     names = [each.field_id for each in spec.fields]
     if set(values) != set(names):
@@ -159,7 +159,7 @@ def field_values(field: RegionField, rows: pa.Table) -> pa.Array:
 
 
 def canonical(values: pa.Array) -> list[Value]:
-    """Return the values as plain JSON. Equal values have the same form, independent of the width of their type.
+    """Return the values as plain JSON. Equal values have the same form for every width of the type.
 
     Integers, booleans and text stay as they are. Floats become the hexadecimal text of the float64. Bytes become
     hexadecimal text. Dates become days, and timestamps become microseconds. Decimals become text without trailing
@@ -173,10 +173,10 @@ def canonical(values: pa.Array) -> list[Value]:
 
 
 def check_spec(spec: RegionSpec, schema: pa.Schema, key: Sequence[str]) -> None:
-    """Raise `InvalidInput`, which names field and column, unless the spec fits the table.
+    """Raise `InvalidInput` with field and column unless the spec fits the table.
 
     All sources must be part of the primary key, because rows of one key must be in one region. All fields must have
-    values of their result type.
+    values of the declared result type.
     """
     for field in spec.fields:
         outside = [name for name in field.source_ids if name not in key]
@@ -281,7 +281,7 @@ def _tried(text: str, columns: list[pa.Array]) -> pa.DataType:
     try:
         first, second = (expressions.evaluate(text, columns) for _ in range(2))
     except InvalidInput:
-        return nulls.type  # some sample fails, so a write of a row with such a value will be refused
+        return nulls.type  # A sample fails, so writes of rows with such a value will be refused.
     if canonical(first) != canonical(second):
         raise InvalidInput(
             f"the region expression {text!r} gives other values when asked again. Use functions of the row alone",
@@ -326,14 +326,12 @@ def _type_text(type_: pa.DataType) -> str:
 
 
 # The registry of a table's regions. It lets readers find the regions without listing the log.
-#
-# `_mem_wal/_regions.json` names every region of a spec with fields, and every manual region. The region of a whole
-# table needs no entry. The registry is extended by compare-and-swap *before* the first manifest of a region is written.
-# So every acknowledged row is in a region that the registry names. The registry also lists the specs that take no new
-# region, because a change of the spec closes the previous spec (decision 0010).
-#
-# The registry is derived data. If it is lost or torn, it is rebuilt from the manifests of the regions, whose
-# directories a listing finds.
+# `_mem_wal/_regions.json` contains every region of a spec with fields, and every manual region. The region of a whole
+# table needs no entry. A region is added by compare-and-swap *before* its first manifest is written. So every
+# acknowledged row is in a region of the registry. The registry also contains the closed specs, which take no new
+# region. A change of the spec closes the previous spec (decision 0010).
+# The registry is derived data. If it is lost or torn, it is rebuilt from the manifests of the regions. A listing finds
+# the directories of the regions.
 
 
 _logger = logging.getLogger(__name__)
@@ -360,10 +358,10 @@ def read_registry(store: ObjectStore) -> Registry:
 
 
 def known_regions(store: ObjectStore, snapshot: Snapshot) -> list[Region]:
-    """Return the regions that may have rows that the snapshot has not merged.
+    """Return the regions that may have unmerged rows at the snapshot.
 
-    First come the regions of its current spec, then the manual regions. Regions of earlier specs were merged
-    completely before the current spec became current (decision 0010). An append table has no regions.
+    Regions of the current spec come first, then manual regions. Regions of earlier specs were merged completely before
+    the current spec (decision 0010). An append table has no regions.
 
     Cost:
         One GET of the registry. No request if the spec has no fields and the table has no manual regions.
@@ -417,11 +415,11 @@ def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> N
 
 
 def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Clock, ids: Ids) -> Registry:
-    """Close the spec of `closing`, so that it takes no region after `closing`. Return the registry.
+    """Close the spec of `closing`. The spec then takes no region after `closing`. Return the registry.
 
-    The returned registry is durable, and no further region of the spec can appear. A caller that read an earlier state
-    of the registry cannot add a region. Closing again changes nothing. Raises `CommitUnknown` or `Unavailable`. One
-    GET, and one PUT for the first call.
+    The returned registry is durable, and no further region of the spec can appear. A caller with an earlier state of
+    the registry cannot add a region. A second call changes nothing. Raises `CommitUnknown` or `Unavailable`. One GET,
+    and one PUT for the first call.
     """
 
     def with_closed(current: Registry) -> Registry:
@@ -434,7 +432,7 @@ def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Cl
 
 
 def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
-    """Return the error of a claim of a region whose spec is closed."""
+    """Return the error for a claim of a region of a closed spec."""
     return RegionClosed(
         f"region {region}: its region spec {spec_id} is closed, and spec {successor} follows it. Open the table again "
         "and write there. If `Table.set_regions` is running or was interrupted, finish it first",
@@ -447,8 +445,8 @@ def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
 def rebuilt(store: ObjectStore) -> Registry:
     """Return a registry from the regions: all regions with a manifest, and all specs that a closed region closes.
 
-    The values of the fields are unknown, so these regions are not pruned until their next claim. Raises `Corrupt`,
-    which names the manifest, if a manifest cannot be read. One LIST and about three requests per region.
+    The field values are unknown, so lookups do not exclude these regions until the next claim. Raises `Corrupt` with
+    the name of an unreadable manifest. One LIST and about three requests per region.
     """
     found = (read_latest(store, region) for region in _listed(store))
     manifests = [each for each in found if each is not None and each.region_spec_id != WHOLE_TABLE_SPEC]
@@ -493,10 +491,10 @@ def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionProgress:
-    """The progress of a region: its epoch, the generation being filled, and the last merged generation.
+    """The progress of a region: the epoch, the number of the next generation, and the last merged generation.
 
-    `merged_generation` is the last generation that the snapshot has merged. `values` are the values of the region
-    spec's fields, or None if unknown.
+    `merged_generation` is the last generation that the snapshot has merged. `values` are the field values of the region
+    spec, or None if unknown.
     """
 
     region_id: str
@@ -507,7 +505,7 @@ class RegionProgress:
 
 
 def list_regions(store: ObjectStore, snapshot: Snapshot) -> list[RegionProgress]:
-    """Return the progress of every region that was ever claimed, ordered by id. An append table has no regions.
+    """Return the progress of every claimed region, ordered by id. An append table has no regions.
 
     Regions of earlier specs take no more rows and are omitted. About three requests per region.
     """

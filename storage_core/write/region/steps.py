@@ -42,10 +42,10 @@ from storage_core.write.region.merge_work import MergeResult, MergeWork, naming_
 def run_merge(job: JobRun[Merge]) -> JobReport:
     """Merge consecutive generations of each region, with regions in parallel. One commit has all results and progress.
 
-    First the driver flushes the rows that idle writers left (`region.idle`). A region whose log is damaged does not
-    stop the merge of other regions. Its `Corrupt` is raised after the merge. With `quarantine`, records of keys that
-    cannot be applied are quarantined. No other maintenance step quarantines such records. A run merges up to about a
-    million records per region. Run it again until it reports that there is nothing to do.
+    First the driver flushes the rows of idle writers (`region.idle`). A region with a damaged log does not stop the
+    merge of other regions. The `Corrupt` error of this region is raised after the merge. With `quarantine`, records of
+    keys that cannot be applied are quarantined. No other maintenance step quarantines such records. A run merges up to
+    about a million records per region. Run it again until it reports that there is nothing to do.
 
     Raises:
         Held: another run merges this table.
@@ -91,10 +91,10 @@ def _merged(job: JobRun[Merge], works: Sequence[MergeWork], details: dict[str, o
 def merge_regions(
     log: TransactionLog, head: Snapshot, regions: Collection[str] | None = None, *, quarantine: bool = False
 ) -> Snapshot:
-    """Merge these regions, or all regions, in this process, until none of their generations is pending.
+    """Merge these regions, or all regions, in this process, until no generation is pending.
 
-    Return the last version. No lease is taken. Raises `CommitConflict` if another process changed a region after the
-    plan, or a split that the merge changes.
+    Return the last version. Takes no lease. Raises `CommitConflict` if another process changed a region or a touched
+    split after the plan.
 
     Cost:
         The requests of `merge.plan`, of each merge, and of one commit per plan.
@@ -108,7 +108,7 @@ def merge_regions(
 
 
 def _metrics(works: Sequence[MergeWork], results: Sequence[MergeResult]) -> Metrics:
-    """Return the metrics. Input bytes are the bytes of the records in memory and of the splits that are removed."""
+    """Return the metrics. Input bytes are the bytes of the records in memory and of the removed splits."""
     rewritten = Metrics.of([each.rewrite for each in results])
     return replace(rewritten, bytes_in=rewritten.bytes_in + sum(each.size_bytes for each in works))
 
@@ -137,7 +137,7 @@ def _merge_details(due: MergeDue) -> dict[str, object]:
 
 
 def due_merge(inputs: Inputs) -> Outlook:
-    """Return the merge run that is due now, and the time until another writer counts as idle."""
+    """Return the due merge run, and the time until another writer counts as idle."""
     found = merge_due(inputs.store, inputs.snapshot)
     waiting = sum(len(each.generations) for each in found.works)
     reasons = [f"generations that wait: {waiting}"] if waiting else []
@@ -152,11 +152,11 @@ LOG = logging.getLogger(__name__)
 
 
 def run_sort(job: JobRun[Sort]) -> JobReport:
-    """Sort a run of generations in every region that is due, with regions in parallel and one commit per region.
+    """Sort a run of generations in every due region, with regions in parallel and one commit per region.
 
-    Nothing is committed to the table's log. A run sorts up to about a million records per region. Run it again until
-    it reports that there is nothing to do. A region that another process sorted in the meantime does not stop the
-    other regions. Raises `Held` if another run sorts this table, and `Fenced` if another run took over.
+    Nothing is committed to the table's log. A run sorts up to about a million records per region. Run it again until it
+    reports that there is nothing to do. If another process sorted a region in the meantime, the other regions continue.
+    Raises `Held` if another run sorts this table, and `Fenced` if another run took over.
     """
     return job.carry_out(
         lambda snapshot: generation_write.plan_sort(job.store, snapshot),
@@ -223,7 +223,7 @@ def due_sort(inputs: Inputs) -> DueRun | None:
 def merge_region(place: Place, item: Item) -> Answer:
     """Merge the pending generations of one region.
 
-    `quarantine` selects whether records that cannot be applied are quarantined.
+    `quarantine=True` quarantines records that cannot be applied.
     """
     work = MergeWork.from_json(item["work"])
     now_ms = place.clock.now_ms()

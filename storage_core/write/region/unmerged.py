@@ -1,10 +1,10 @@
-"""Rows that are not merged into the base yet, for readers (docs/architecture/reads.md, "Consistency").
+"""Unmerged rows for readers (docs/architecture/reads.md, "Consistency").
 
 `find` looks up keys in generations. `capture` reads the unmerged records of all regions at one instant into memory.
-`region_positions` returns the same instant as read positions, which other processes can use later
+`region_positions` returns read positions for the same instant. Other processes can use these positions later
 (docs/architecture/ingestion.md, "Paged reading"). A read position contains no records. It contains the version of the
-region's manifest, which names the generations, and the range of WAL entries after the generations. All of these objects
-are immutable. So a later reader with the same position reads the same records, until the collector deletes them.
+region's manifest with the generations, and the range of later WAL entries. All of these objects are immutable. So a
+later reader with the same position reads the same records, until the collector deletes them.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from storage_core.write.region.wal import Logged
 _logger = logging.getLogger(__name__)
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
-"""A function that returns the regions that a read needs at a snapshot, or None for all regions (`read.lookup`)."""
+"""A function that returns the needed regions of a read at a snapshot, or None for all regions (`read.lookup`)."""
 
 
 def find(
@@ -74,23 +74,23 @@ def find(
     The records are in the order of their acknowledgement, one table per WAL entry or data file. The newest generation
     is searched first. If a record gives the whole row of a key, no older generation is searched for this key.
 
-    Filter and index only save work. If the filter or the index is missing or damaged, all records of the generation are
-    read. Filters, indexes and entries in `kept` are not read again. The cache of `kept` stores filters and indexes. It
-    does not store entries, because the manifest of the generation has no checksum of entries.
+    The filter and the index only save work. If one of them is missing or damaged, all records of the generation are
+    read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes. It does not
+    cache entries, because the manifest of the generation has no checksum of entries.
 
     Args:
         wanted: a table of the key columns, in their order and types.
-        schema: the record schema of the result. If it is None, records keep the schema with which they were written.
+        schema: the record schema of the result. If it is None, records keep their original schema.
 
     Raises:
-        Corrupt: in the cases of `read_records`. Also if an index with the right checksum names an entry or row that
+        Corrupt: in the cases of `read_records`. Also if an index with the right checksum contains an entry or row that
             does not exist.
 
     Cost:
-        A generation whose bounds exclude every key makes no request. Otherwise there is one GET of its Bloom filter,
+        A generation makes no request if its bounds exclude every key. Otherwise there is one GET of its Bloom filter,
         unless the region's manifest has a valid copy of the filter. Filters are read concurrently, in growing groups.
-        If the filter admits a key, there is one GET of the key index and one GET of each entry that the index names. A
-        sorted generation has no key index. It takes ranged GETs of the chunks that may contain a key.
+        If the filter admits a key, there is one GET of the key index and one GET of each entry in the result of the
+        index. A sorted generation has no key index. It takes ranged GETs of the chunks that may contain a key.
     """
     parts: list[pa.Table] = []
     hashes = key_hashes(wanted, wanted.column_names)
@@ -112,9 +112,9 @@ def find(
 def admitting_generations(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> tuple[int, int]:
-    """Return how many generations admit a key by their bounds, and how many by both their bounds and their filter.
+    """Return the number of generations with bounds that admit a key, and the number that also passes the filters.
 
-    One GET per filter that is neither copied nor in `kept`.
+    One GET per filter without a copy that is not in `kept`.
     """
     hashes = key_hashes(wanted, wanted.column_names)
     admits = [each.may_contain(hashes).any() for _, each in _with_filters(store, generations, wanted, kept)]
@@ -124,9 +124,9 @@ def admitting_generations(
 def _with_filters(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> Iterator[tuple[Generation, BloomFilter]]:
-    """Yield the generations that admit a key by their bounds, newest first, each with its filter."""
+    """Yield the generations with bounds that admit a key, newest first, and their filters."""
     waiting = admitting(generations, wanted)[::-1]
-    at_once = 1  # most requested keys were written recently, so the newest filter often is enough
+    at_once = 1  # Most requested keys were written recently, so the newest filter is often enough.
     while waiting:
         # A generation with a copy of its filter costs no request, so it does not count for the size of the group.
         asked = accumulate(not each.filter_bytes for each in waiting)
@@ -212,15 +212,14 @@ def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
 
 
 def _beyond(held: Generation, what: str) -> Corrupt:
-    # If all records were read instead, a forged index would stay hidden. So would a defect of the writer that also
-    # omits other keys.
+    # A read of all records would hide a forged index. It would also hide a defect of the writer that omits other keys.
     where = file_key(held, INDEX_FILE)
     return Corrupt(f"{where}: the key index of generation {held.generation} names {what}", key=where)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unmerged:
-    """Records of one generation, or of a region's log after its generations, in the order of their acknowledgement.
+    """Records of one generation, or of the log after the generations, in the order of their acknowledgement.
 
     For the log, `entries` contains the entry number of each table in `records`, if known.
     """
@@ -233,9 +232,9 @@ class Unmerged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitting:
-    """The number of unmerged generations of a snapshot, and how many of them may contain some keys.
+    """The number of unmerged generations of a snapshot, and the number that may contain some keys.
 
-    One count is by bounds, and one by bounds and Bloom filters.
+    There is one number by bounds, and one number by bounds and Bloom filters.
     """
 
     unmerged: tuple[Generation, ...]
@@ -245,7 +244,7 @@ class Admitting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CapturedRegion:
-    """Captured state of one region: its manifest, and the durable entries after the manifest's generations.
+    """Captured state of one region: the manifest, and the durable entries after its generations.
 
     The manifest is None before the first claim.
     """
@@ -293,7 +292,10 @@ class CapturedRegion:
         return [*find(self.store, flushed, wanted, self.kept, schema=schema), *parts]
 
     def admitting(self, snapshot: Snapshot, wanted: pa.Table) -> Admitting:
-        """Return which generations may contain one of the keys. One GET per filter that is neither copied nor kept."""
+        """Return the numbers of generations that may contain a key.
+
+        One GET per filter that is not copied and not kept.
+        """
         held = [] if self.manifest is None else self._flushed(self.manifest, snapshot)
         by_bounds, by_filters = admitting_generations(self.store, held, wanted, self.kept)
         return Admitting(unmerged=tuple(held), by_bounds=by_bounds, by_filters=by_filters)
@@ -315,15 +317,15 @@ def _merged(manifest: RegionManifest, snapshot: Snapshot) -> int:
 class Captured:
     """Captured state of all regions of a table, captured one region at a time.
 
-    For each region, it contains the acknowledged records up to some point. It can be combined with any snapshot of the
-    same region spec, older or newer, because `above` omits the records that the snapshot has merged.
+    For each region, it contains the acknowledged records up to some point. It fits any snapshot of the same region
+    spec, older or newer, because `above` omits the records that the snapshot has merged.
     """
 
     regions: tuple[CapturedRegion, ...]
 
     @property
     def raw_parts(self) -> tuple[()]:
-        """Return an empty tuple, because none of the records comes from a raw log (`read.unmerged`)."""
+        """Return an empty tuple, because no record comes from a raw log (`read.unmerged`)."""
         return ()
 
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
@@ -334,9 +336,9 @@ class Captured:
         their WAL entries were captured. The base may contain newer rows of their keys (lesson 22).
 
         Args:
-            keys: rows with the key columns. If given, only the records that determine the rows of these keys are
-                returned (`CapturedRegion.of_keys`). Generations that certainly contain none of the keys are not read.
-                First their bounds decide this, then their Bloom filter, which takes one more GET.
+            keys: rows with the key columns. If given, the result has only records that determine the rows of these keys
+                (`CapturedRegion.of_keys`). Generations that certainly contain none of the keys are not read. The bounds
+                decide first, then the Bloom filter, with one more GET.
 
         Cost:
             One GET per generation, and one GET per WAL entry that is read.
@@ -365,13 +367,13 @@ def capture(
     """Return the current state of the table's regions, or of `regions`. The snapshot is only used to find the regions.
 
     The registry is read first, then the manifest and the log of each region. A region that is not in the registry yet
-    has acknowledged nothing. The log is read from the replay point of the manifest. So a concurrent flush neither
-    hides a row nor returns it twice. Raises `Corrupt`, which names the entry, for a damaged entry.
+    has acknowledged nothing. The log is read from the replay point of the manifest. So a concurrent flush does not hide
+    or repeat a row. Raises `Corrupt` with the name of a damaged entry.
 
     Cost:
         About three requests per region, `PARALLEL_REGIONS` regions at a time. With `include_wal`, also one GET per
-        entry that is in no generation, and two more requests. Immutable objects in `kept` are not read again. There is
-        one extra round trip for the hint, unless `kept` has a manifest.
+        entry outside all generations, and two more requests. Immutable objects in `kept` are not read again. The hint
+        takes one extra round trip, unless `kept` has a manifest.
     """
     chosen = known_regions(store, snapshot) if regions is None else regions
     parts = all_of(lambda each: _capture(store, each.id, kept, include_wal=include_wal), chosen, PARALLEL_REGIONS)
@@ -381,7 +383,7 @@ def capture(
 def _capture(store: ObjectStore, region: str, kept: KeptValues, *, include_wal: bool) -> CapturedRegion:
     """Capture one region.
 
-    A hint or an earlier read names the start of the log, so log and manifest are read concurrently.
+    A hint or an earlier read gives the start of the log. So log and manifest are read concurrently.
     """
     name = ("newest manifest", region)
     known = kept.get(name)
@@ -409,9 +411,8 @@ def _with_tail(
 ) -> tuple[RegionManifest | None, list[Logged]]:
     """Return the newest manifest, and all log entries after its replay point, up to the end of the log.
 
-    Manifest and log are read concurrently. It does not matter which of them is older, because no entry is deleted
-    while a reader may need it. A log that was read from another point is used only if it has all entries after the
-    manifest's replay point.
+    Manifest and log are read concurrently. Either may be older, because no entry is deleted while a reader may need it.
+    A log from another start is used only if it has all entries after the replay point of the manifest.
     """
     if after is None:
         manifest = newest()
@@ -423,7 +424,7 @@ def _with_tail(
     behind = manifest.replay_after_wal_id
     if behind == after:
         return manifest, ahead()
-    with suppress(Corrupt):  # flushed entries may have been collected by now
+    with suppress(Corrupt):  # Flushed entries may be collected by now.
         logged = ahead() if after < behind else []
         if logged and logged[-1].id >= behind:
             return manifest, [each for each in logged if each.id > behind]
@@ -431,13 +432,13 @@ def _with_tail(
 
 
 def region_positions(store: ObjectStore, snapshot: Snapshot, *, include_wal: bool) -> list[RegionPosition]:
-    """Return the read position of every region that was ever claimed. The snapshot is only used to find the regions.
+    """Return the read position of every claimed region. The snapshot is only used to find the regions.
 
-    The positions can be combined with any later snapshot of the same region spec.
+    The positions fit any later snapshot of the same region spec.
 
     Cost:
-        The requests of `known_regions`, and about three requests per region. With `include_wal`, also HEADs. Their
-        number grows with the logarithm of the number of unflushed entries.
+        The requests of `known_regions`, and about three requests per region. With `include_wal`, also about log n HEADs
+        for n unflushed entries.
     """
     known = known_regions(store, snapshot)
     positions = all_of(lambda each: _position(store, each.id, include_wal=include_wal), known, PARALLEL_REGIONS)
@@ -447,8 +448,8 @@ def region_positions(store: ObjectStore, snapshot: Snapshot, *, include_wal: boo
 def was_collected(store: ObjectStore, snapshot: Snapshot, damage: Corrupt) -> bool:
     """Return whether the damage is only a deleted object that no read of this snapshot needs.
 
-    The snapshot must be the newest snapshot. Only in this case may the collector have deleted an object that an earlier
-    snapshot needed. Raises `Corrupt` for damage to an object that this check reads.
+    The snapshot must be the newest snapshot. Only then can a missing object be an object that only an earlier snapshot
+    needed. Raises `Corrupt` for damage to an object that this check reads.
 
     Cost:
         One HEAD and about three requests. If a WAL entry is missing, one GET per unmerged generation.

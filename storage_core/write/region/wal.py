@@ -1,16 +1,15 @@
 """Write-ahead log (WAL) of a region: append, find the tail, replay (docs/architecture/ingestion.md, "WAL").
 
-A put-if-absent at the next number is enough to check the epoch. This works as follows. A claim first commits a manifest
-with a higher epoch. Then it puts a sentinel, an entry without rows, at the first free number. The old writer moves
-forward only over numbers that are occupied. So its next number is never beyond the sentinel, and its next put collides
-with the sentinel. A writer reads the manifest only after a collision. Therefore every acknowledged entry is before the
-sentinel and is replayed. An append costs one PUT and no other request.
+A put-if-absent at the next number is enough to check the epoch. A claim first commits a manifest with a higher epoch.
+Then it puts a sentinel, an entry without rows, at the first free number. The old writer skips only occupied numbers. So
+its next number is never beyond the sentinel, and its next put collides with the sentinel. A writer reads the manifest
+only after a collision. Therefore every acknowledged entry is before the sentinel and is replayed. An append costs one
+PUT and no other request.
 
-After a collision, the writer reads the entry at that number. The writer can skip an entry of a lower epoch. If the
-entry has the writer's own epoch, but another process wrote it, that process is a copy of the writer's process. A
-fork() or a restored machine makes such a copy. Such an entry ends the writer, because the rows of the entry are
-acknowledged. If this writer flushed and moved the replay point past the entry, its rows would never be replayed
-(decision 0011).
+After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
+with the same epoch from another process comes from a copy of the process. A fork() or a restored machine makes such a
+copy. The entry ends the writer, because the rows of the entry are acknowledged. If this writer flushed and moved the
+replay point past the entry, these rows would never be replayed (decision 0011).
 """
 
 from __future__ import annotations
@@ -33,12 +32,12 @@ from storage_core.write.region.manifest import check_epoch, last_existing
 _logger = logging.getLogger(__name__)
 
 IN_PAIRS = 8
-"""The number of first entries that are read two at a time. Most tails are shorter. The second GET detects their end."""
+"""Number of first entries that are read two at a time. Most tails are shorter, and the second GET detects the end."""
 
 TOGETHER = 16
 """Number of entries that are read at a time in a longer tail."""
 
-_ENTRY_BYTES = 2048  # about the memory of an entry without its values
+_ENTRY_BYTES = 2048  # Approximate memory of an entry without its values.
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +99,7 @@ class WalAppender:
     def _require_earlier(self) -> None:
         """Raise `WriterFenced` unless the entry at `next_id` has an earlier epoch.
 
-        An entry of an earlier epoch is the last entry of an earlier writer, or the sentinel of a claim that came too
-        late.
+        An entry of an earlier epoch is the last entry of an earlier writer, or the sentinel of a late claim.
         """
         found = read_known(self.store, self.region, self.next_id).entry
         if found.writer_epoch >= self.epoch:
@@ -120,7 +118,7 @@ def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
     """Return the number of the last WAL entry, or `after` if no entry follows it.
 
     Args:
-        after: the last entry that is known to be flushed. 0 if no entry is known to be flushed.
+        after: the last known flushed entry, or 0.
         seed: a number that only shortens the search. If this entry does not exist, the search starts at `after`.
 
     Cost:
@@ -136,7 +134,7 @@ def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
 def read(store: ObjectStore, region: str, entry: int, kept: KeptValues = NOTHING) -> Logged:
     """Return one entry. One GET unless `kept` has the entry.
 
-    Raises `NotFound`, or `Corrupt`, which names the key, if the bytes do not verify.
+    Raises `NotFound`, or `Corrupt` with the key for invalid bytes.
     """
     return kept.made(
         _name(region, entry),
@@ -157,7 +155,7 @@ def _read(store: ObjectStore, region: str, entry: int) -> Logged:
 def decoded(data: bytes, region: str, entry: int) -> Logged:
     """Return the entry in these bytes.
 
-    Raise `Corrupt`, which names the key of the entry, if the bytes are not the bytes of this entry.
+    Raise `Corrupt` with the key of the entry if the bytes do not belong to this entry.
     """
     key = keys.wal_entry_key(region, entry)
     found = arrow_files.decode_wal_entry(data, key)
@@ -167,7 +165,7 @@ def decoded(data: bytes, region: str, entry: int) -> Logged:
 
 
 def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = NOTHING) -> Logged:
-    """Return an entry that a durable object names. Raise `Corrupt` if the entry is damaged or missing."""
+    """Return an entry that a durable object references. Raise `Corrupt` if the entry is damaged or missing."""
     try:
         return read(store, region, entry, kept)
     except NotFound as error:
@@ -180,8 +178,8 @@ def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = N
 def belonging(logged: Logged, generation: int) -> Logged:
     """Return an entry after the flushed entries, with its generation raised to `generation` if it is lower.
 
-    `generation` is the generation that is flushed next. An entry has a lower generation if a copy of the writer
-    flushed that generation without the entry (decision 0011).
+    `generation` is the number of the next flush. An entry has a lower generation if a copy of the writer flushed this
+    generation without the entry (decision 0011).
     """
     if logged.entry.generation >= generation:
         return logged
@@ -189,10 +187,10 @@ def belonging(logged: Logged, generation: int) -> Logged:
 
 
 def is_of(entry: WalEntry, generation: int) -> bool:
-    """Return whether an entry that this generation lists can be part of it.
+    """Return whether a listed entry of this generation can be part of it.
 
-    An entry of a lower generation can be part of it (see `belonging`), but only if the entry contains its number.
-    If it did not contain its number, it could have been swapped with another entry.
+    An entry of a lower generation can be part of it (see `belonging`), but only if the entry contains its number. An
+    entry without its number could have been swapped with another entry.
     """
     return entry.generation == generation or (entry.generation < generation and entry.number is not None)
 
@@ -200,7 +198,7 @@ def is_of(entry: WalEntry, generation: int) -> bool:
 def replay(store: ObjectStore, region: str, *, after: int, before: int) -> Iterator[Logged]:
     """Yield the entries that have rows, from `after` + 1 to `before` - 1, in order. One GET each.
 
-    No number is skipped. Raises `Corrupt`, which names the entry, for the first missing, torn or damaged entry.
+    No number is skipped. Raises `Corrupt` with the name of the first missing, torn or damaged entry.
     """
     return _with_rows(read_known(store, region, entry) for entry in range(after + 1, before))
 
@@ -210,8 +208,8 @@ def read_tail(
 ) -> Iterator[Logged]:
     """Yield the entries with rows after entry `after`, in order, up to the last entry.
 
-    Raises `Corrupt`, which names the entry, for a torn or damaged entry, even if it is the last entry. Also raises
-    `Corrupt` for a missing entry before an existing entry.
+    Raises `Corrupt` with the name of a torn or damaged entry, even if it is the last entry. Also raises `Corrupt` for a
+    missing entry before an existing entry.
 
     Cost:
         One GET per entry that is not in `kept`, two at a time, and two more requests at the end. After `IN_PAIRS`
@@ -224,8 +222,8 @@ def read_tail(
 def read_kept(store: ObjectStore, region: str, *, after: int, before: int) -> tuple[list[Logged], list[int]]:
     """Return the existing entries with rows from `after` + 1 to `before` - 1, and the numbers of missing entries.
 
-    This is for callers that may run while generations are collected. The caller must find out whether a missing entry
-    should exist. Raises `Corrupt`, which names the entry, for a torn or damaged entry. One GET each.
+    Use this function if a collection of generations may run concurrently. The caller must determine whether a missing
+    entry should exist. Raises `Corrupt` with the name of a torn or damaged entry. One GET each.
     """
     missing: list[int] = []
 
@@ -255,8 +253,8 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
         entries = all_of(found, numbers, at_once)
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
-                # Numbers have no gaps. So if the next entry exists, this missing entry is a hole and not the end of the
-                # log, unless both entries were put a moment ago.
+                # Numbers have no gaps. If the next entry exists, this missing entry is a hole and not the end of the
+                # log. The only other case is that both entries were put a moment ago.
                 later = entries[entry - first + 1 :]
                 if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
                     return
@@ -267,7 +265,7 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
 def _with_rows(entries: Iterator[Logged]) -> Iterator[Logged]:
     """Omit sentinels, and entries after the sentinel of a higher epoch.
 
-    No caller was told that these entries succeeded.
+    These entries were never acknowledged.
     """
     highest = 0
     for each in entries:

@@ -1,6 +1,6 @@
 """Region writer: makes rows durable before each call returns, and fences every earlier writer of the region.
 
-A writer owns its region by an epoch, a number that grows with every claim of the region. Only the writer with the
+A writer owns its region by an epoch. The epoch is a number that grows with every claim. Only the writer with the
 highest epoch can add rows. Example:
 
     with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
@@ -59,10 +59,9 @@ from storage_core.write.region.wal import Logged, WalAppender
 # 3. Read the manifest once more. If another claim was made between steps 1 and 2, this claim fails before it
 # acknowledges anything.
 # 4. Replay the WAL. At this point nobody can add an entry in front of the sentinel.
-#
-# A merge also claims a region if its writer seems to have ended (`region.idle`). The manifest then records the epoch
-# from which the merge took the region. As long as only merges have claimed the region since, the writer of that epoch
-# can claim the region again with its next call.
+# A merge also claims a region if its writer seems to have ended (`region.idle`). The manifest then contains the epoch
+# of this writer. As long as only merges have claimed the region since, this writer can claim the region again with its
+# next call.
 
 
 _logger = logging.getLogger(__name__)
@@ -72,7 +71,7 @@ _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 10_240
 
 Follow = Callable[[RegionManifest | None], RegionManifest]
-"""A function that maps the newest manifest to the manifest of a claim, or raises an error.
+"""A function from the newest manifest to the manifest of a claim. It may raise an error.
 
 The caller sets the version and the writer of the manifest.
 """
@@ -80,11 +79,11 @@ The caller sets the version and the writer of the manifest.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """A claimed region: its manifest, its WAL appender, and the entries that are in no generation yet, in order.
+    """A claimed region: the manifest, the WAL appender, and the entries outside all generations, in order.
 
-    `again` claims the region again for the same writer, if only merges have claimed it since. It makes the same
-    requests and raises the same errors as `claim`. It raises `WriterFenced` if another writer has claimed the region.
-    `again` is None for a merge, because a merge never takes a region back.
+    `again` claims the region again for the same writer, if only merges have claimed it since. Requests and errors are
+    the same as for `claim`. It raises `WriterFenced` if another writer has claimed the region. `again` is None for a
+    merge, because a merge never takes a region back.
     """
 
     manifest: RegionManifest
@@ -94,7 +93,7 @@ class Claim:
 
 
 def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock: Clock, ids: Ids) -> Claim:
-    """Claim the region, fence every earlier writer, and read the entries that the earlier writer left.
+    """Claim the region, fence every earlier writer, and read the remaining entries of the earlier writer.
 
     Raises:
         RegionClosed: the region takes no more rows.
@@ -105,7 +104,7 @@ def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock
 
     Cost:
         About nine requests for a region without unflushed entries. Each unflushed entry adds one GET. A region of a
-        spec with fields adds one request, which puts the region into the registry.
+        spec with fields adds one request for the entry in the registry.
     """
     register(store, target, clock=clock, ids=ids)
     return _claim(store, target, partial(_next, target), record_schema=record_schema, clock=clock, ids=ids)
@@ -127,9 +126,9 @@ def claim_idle(store: ObjectStore, seen: RegionManifest, *, record_schema: pa.Sc
 
 
 def require_unmerged(manifest: RegionManifest, snapshot: Snapshot) -> None:
-    """Raise `Corrupt` if the generation that is flushed next is already merged.
+    """Raise `Corrupt` if the next generation is already merged.
 
-    Only a lost manifest can cause this. Rows that are written into a merged generation would never be read.
+    Only a lost manifest can cause this. Readers would miss rows that are written into a merged generation.
     """
     merged = snapshot.merged_generations.get(manifest.region_id, 0)
     if manifest.current_generation <= merged:
@@ -216,11 +215,11 @@ T = TypeVar("T")
 class RegionLog:
     """Log of a claimed region: appends WAL entries and flushes generations, strictly in order.
 
-    `stopped` is None, or the error that every further call raises. A flush replaces `memtable` by an empty memtable as
-    soon as a generation contains the records. A reader that holds the old memtable can continue to read it.
+    `stopped` is None, or the error of every further call. A flush replaces `memtable` by an empty memtable as soon as a
+    generation contains the records. A reader of the old memtable can continue to read it.
 
-    A merge may claim the region because it assumes that the writer has ended (`region.idle`). The next call then
-    claims the region again, for the requests of a claim, fills a new memtable from the log, and continues.
+    A merge may claim the region because the writer seems to have ended (`region.idle`). The next call then claims the
+    region again, which takes the requests of a claim. It fills a new memtable from the log, and continues.
     """
 
     memtable: Memtable
@@ -260,25 +259,25 @@ class RegionLog:
 
     @property
     def schema(self) -> pa.Schema:
-        """The schema of records, by the newest table schema that this process has read."""
+        """The schema of records for the newest known table schema."""
         return self._following.known.schema
 
     @property
     def last_entry(self) -> int:
-        """The number of the last WAL entry that was put."""
+        """The number of the last written WAL entry."""
         return self._appender.next_id - 1
 
     def append(self, records: pa.Table) -> None:
         """Make the records durable as one WAL entry and add them to the memtable.
 
-        If the flush fails, none of these records was written. If the append fails, `stopped` is set if nothing more
-        can be written. Raises the errors of `flush` and of `WalAppender.append`.
+        If the flush fails, none of these records was written. If the append fails and no further write is possible,
+        `stopped` is set. Raises the errors of `flush` and of `WalAppender.append`.
 
         Cost:
             One PUT, and before it a flush if one is due.
         """
         if self._is_full() or self.flush_due_in_ms() == 0:
-            # Flush before the append. If the flush fails, nothing of this call is written.
+            # Flush before the append. If the flush fails, no row of this call is written.
             self.flush()
         self._held(lambda: self._append(records))
 
@@ -295,9 +294,9 @@ class RegionLog:
     def flush(self) -> int | None:
         """Write the memtable as a generation and return its number.
 
-        Return None if the memtable is empty or a merge has flushed its records. Later records have the columns that the
-        table has after the flush. If the flush fails before it commits the region's manifest, the memtable stays as it
-        is. The next flush then writes all of the memtable to another directory. Raises `WriterFenced`, `Unavailable` or
+        Return None if the memtable is empty or a merge has flushed its records. Later records have the columns of the
+        table after the flush. If the flush fails before it commits the region's manifest, the memtable does not change.
+        The next flush then writes the whole memtable to another directory. Raises `WriterFenced`, `Unavailable` or
         `CommitUnknown`.
         """
         return self._held(self._flush)
@@ -406,7 +405,7 @@ class RegionLog:
     def _require_next(self, latest: RegionManifest, flushed: FlushedGeneration) -> None:
         """Raise `WriterFenced` if another process flushed under this epoch.
 
-        The other process is a copy of this process and has other rows in memory.
+        The other process is a copy of this process with other rows in memory.
         """
         if latest.current_generation != flushed.generation:
             self.stopped = WriterFenced(
@@ -443,17 +442,17 @@ class RegionWriter:
     - Group commit: calls of several threads share WAL entries.
     - Atomicity: the rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry. All of them become durable
       together before the call returns. If the call fails, none of them is acknowledged.
-    - `durable=False`: the call returns before the rows are durable, and `sync` waits until they are. Until then only
-      `scan` and `get` of this writer return the rows, and no search finds them.
+    - `durable=False`: the call returns before the rows are durable, and `sync` waits for durability. Until then only
+      `scan` and `get` of this writer return the rows, and no search finds the rows.
     - Late rows: the writer quarantines late rows that the table does not accept, with one more PUT, or drops them
       (docs/architecture/ingestion.md). This happens before the call returns. Deletes are never late.
-    - Fencing: after another writer claims the region, the next call of this writer raises `WriterFenced`. None of its
-      later rows becomes visible.
+    - Fencing: after another writer claims the region, the next call of this writer raises `WriterFenced`. Its later
+      rows never become visible.
     - Merges: a merge claims a region that was idle for the table's `idle_after`. The next call of the writer then
       claims the region again, for about nine requests, and continues.
     - Unknown outcome: after `CommitUnknown` the writer refuses every call. Open a new writer, which replays the stored
       entries.
-    - Lost rows: `WriterFenced` and `CommitUnknown` name the rows given with `durable=False` that were lost
+    - Lost rows: `WriterFenced` and `CommitUnknown` contain the number of lost rows given with `durable=False`
       (`lost_rows` and `lost_calls` in the context of the error).
     - Back pressure: calls wait, or raise `Overloaded`, while the writer holds too many rows or bytes
       (`WriterOptions`).
@@ -495,8 +494,8 @@ class RegionWriter:
     ) -> Self:
         """Claim a region of the table, fence its earlier writer, and replay its unflushed entries.
 
-        The writer starts with the key and the columns of the snapshot, or with newer columns that `following` has
-        read. After each flush the writer uses the columns that the table has by then.
+        The writer starts with the key and the columns of the snapshot, or with newer columns in `following`. After each
+        flush, the writer uses the current columns of the table.
 
         Args:
             region: the region to claim. The default is the only region of the table.
@@ -532,12 +531,12 @@ class RegionWriter:
 
     @property
     def epoch(self) -> int:
-        """The epoch, a fencing token, of this writer's last claim."""
+        """The epoch (fencing token) of the last claim of this writer."""
         return self._log.epoch
 
     @property
     def last_entry(self) -> int:
-        """The number of the last WAL entry that this writer put.
+        """The number of the last WAL entry of this writer.
 
         Right after a claim, this is the sentinel of the claim.
         """
@@ -545,7 +544,7 @@ class RegionWriter:
 
     @property
     def metrics(self) -> LateMetrics:
-        """The late rows that this writer received so far, counted by how the writer handled them."""
+        """The number of late rows of this writer so far, by treatment."""
         return self._late_filter.metrics
 
     @checked
@@ -604,7 +603,7 @@ class RegionWriter:
         self.write(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
-        """Return when all rows given so far are durable. Raise the error that prevents this (see the class)."""
+        """Wait until all rows given so far are durable. Raise the error that prevents this (see the class)."""
         self._group.sync()
 
     def flush(self) -> int | None:
@@ -622,28 +621,28 @@ class RegionWriter:
         return self._group.flush()
 
     def unflushed(self) -> pa.Table:
-        """Return the records that are durable and in no generation yet, in order. No request."""
+        """Return the durable records outside all generations, in order. No request."""
         return self._group.look(lambda _: self._log.memtable).records()
 
     def scan(self) -> pa.Table:
         """Return one record per key, durable or not, that this writer has in memory, ascending by key. No request.
 
         A record describes a change of the row (`rows.fold`). To get rows, capture a view of the table *after* this call
-        and fold the records over the view. The result is the rows as the writer's process sees them, unless another
-        thread writes in between. If other threads write, use `over`.
+        and fold the records over the view. The result is the current rows of this process, unless another thread writes
+        in between. If other threads write, use `over`.
         """
         return self._in_memory()[1]
 
     def over(self, view: Callable[[], T]) -> tuple[T, pa.Table]:
         """Return a view of the table, and the records to fold over it.
 
-        View and records describe one instant of the writer's process. There is one record per key, as in `scan`. The
-        records include every record of this region that is in the view and in no generation. So folding never replaces
-        a newer value by an older value, even if other threads write concurrently.
+        View and records describe one instant of the process. There is one record per key, as in `scan`. The records
+        include every record of this region in the view that is not in a generation. So a fold never replaces a newer
+        value by an older value, even if other threads write concurrently.
 
         Args:
-            view: captures everything that is durable, as `Table.scan(consistency="latest")` does. It is called again
-                if a flush happens concurrently.
+            view: captures all durable rows, as `Table.scan(consistency="latest")` does. It is called again after a
+                concurrent flush.
         """
         while True:
             before = self._log.memtable
@@ -651,13 +650,13 @@ class RegionWriter:
             memtable, records = self._in_memory()
             if memtable is before:
                 return seen, records
-            # Records that were flushed in between may be in neither the view nor the memtable.
+            # Records that were flushed in between may be missing in the view and in the memtable.
 
     def get(self, key: Keys) -> pa.Table:
-        """Return the record of a key, or of each key of a list, as `scan` would return it. No request.
+        """Return the record of a key, or of each key of a list, as in `scan`. No request.
 
-        A key without a record has no row in the result. The call does a binary search in the memtable and one pass
-        over the records that are not durable yet.
+        A key without a record has no row in the result. The call does a binary search in the memtable and one pass over
+        the records that are not durable yet.
         """
         wanted = self._builder.deletes(key).select(self._builder.key)
 
@@ -673,7 +672,7 @@ class RegionWriter:
         """Make all given rows durable, and stop writing. Nothing is flushed, because durable rows are in the log.
 
         Raises the errors of `sync`. If rows given with `durable=False` were lost before, the first `close` raises an
-        error that names the lost rows.
+        error with the lost rows.
         """
         self._group.close(InvalidInput(f"the writer of region {self.region_id} is closed. Open a new one"))
 
@@ -691,7 +690,7 @@ class RegionWriter:
         close_after(error, self.close)
 
     def _in_memory(self) -> tuple[Memtable, pa.Table]:
-        """Return the current memtable, and its records folded with the records that are in no entry yet."""
+        """Return the current memtable, and the fold of its records with the records outside all entries."""
 
         def take(waiting: Sequence[pa.Table]) -> tuple[Memtable, list[pa.Table]]:
             memtable = self._log.memtable  # Read only once, because a flush replaces the memtable.
@@ -703,7 +702,7 @@ class RegionWriter:
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         """Write records from a `RecordBuilder` of this table. Raise the errors of `put` except `InvalidInput`."""
         self._group.require_usable()
-        require_readable(records)  # an unreadable record would make the other calls of its entry unreadable
+        require_readable(records)  # An unreadable record would make the other calls of the entry unreadable.
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)
