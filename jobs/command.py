@@ -28,7 +28,7 @@ from jobs.process import ending_with_parent, heard_once, report_to_dagster
 from jobs.spark.spark import SPARK, SmallWork, Spark, SparkUse
 from storage_core.base.errors import Interrupted, TidemarkError, as_tidemark_error
 from storage_core.base.text import log_to_stderr, printable
-from storage_core.data.rows.windows import WindowRange, to_argv, window_range
+from storage_core.data.rows.window_range import WindowRange, to_argv, window_range
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import STEPS, Described, RunOptions, Step, described
 from storage_core.log.job_run import report_of, run

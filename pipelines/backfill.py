@@ -23,7 +23,7 @@ from pipelines.runs import end_dead_runs, process_tags, range_tags, unfinished
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from storage_core.base.errors import Interrupted, InvalidInput
 from storage_core.change.declaration import TableDeclaration
-from storage_core.data.rows.windows import parse_window
+from storage_core.data.rows.window_range import parse_window
 from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")

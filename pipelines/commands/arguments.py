@@ -14,7 +14,7 @@ import typer
 
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.text import did_you_mean, quoted
-from storage_core.data.rows.windows import WindowRange, window_range
+from storage_core.data.rows.window_range import WindowRange, window_range
 
 if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables

@@ -30,7 +30,7 @@ from pipelines.commands.arguments import (
 )
 from pipelines.commands.output import cell, number
 from storage_core.base.errors import InvalidInput
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import LOCAL_SPARK, STEPS, Described, RawLogOptions, Step, TableOptions, described
 

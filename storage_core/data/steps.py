@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Final, Protocol, get_type_hints
 
-from storage_core.data.rows.windows import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.settings.layout import Mode
 
 LOCAL_SPARK: Final = "local[*]"

@@ -31,7 +31,7 @@ import pyarrow as pa
 from storage_core.base.clock import Clock, Ids, SystemClock, SystemIds
 from storage_core.base.errors import CommitConflict, Held, InvalidInput, TidemarkError, error_of
 from storage_core.base.process import holder_of, is_dead
-from storage_core.data.rows.windows import EVERY_WINDOW
+from storage_core.data.rows.window_range import EVERY_WINDOW
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import RunOptions, step_of
 from storage_core.log.actions import Action, Add, Remove
