@@ -71,7 +71,7 @@ class OwnLock:
         _Forks.locks.add(self)
 
     def renew(self) -> None:
-        """Replace the lock by a free lock, even if a thread that no longer exists holds it."""
+        """Replace the lock with a free lock. The holder of the old lock may be a thread that no longer exists."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -102,7 +102,7 @@ class HomeProcess:
         return self.identity == _identity()
 
     def require(self, what: str, advice: str) -> None:
-        """Raise `CopiedProcess`, which names `what`, in a copy of the process that created this object."""
+        """Raise `CopiedProcess` with the name `what` in a copy of the process that created this object."""
         if not self.is_here:
             raise CopiedProcess(
                 f"{what} belongs to process {self.identity[0]}, and this is process {os.getpid()}, a copy of it by "
@@ -250,7 +250,7 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Return a new folder, as `scratch_folder` makes it, and its lock.
+    """Return a new folder, like those of `scratch_folder`, and the lock of the folder.
 
     The lock is a descriptor. When every process that has the descriptor has ended, the next process removes the folder.
     """
@@ -323,13 +323,13 @@ def _lock(folder: Path) -> int | None:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_ENDED = "ZX"  # killed but not yet reaped by its parent, so it does nothing any more
+_ENDED = "ZX"  # killed, but its parent has not reaped it yet. It does no more work.
 
 
 def holder_of(run_id: str | None, process: int | None = None) -> str:
     """Return the text of a lease holder.
 
-    The text names the run, and this process or another process of this machine.
+    The text identifies the run and a process of this machine. By default, this is the current process.
     """
     number = os.getpid() if process is None else process
     return f"{run_id or 'by hand'}@{_place()}/{number}/{_start_of(number)}"

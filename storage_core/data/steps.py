@@ -8,7 +8,7 @@ no library.
 To add a step:
 
 1. Write a dataclass of its options and its entry here. An entry with a `command` becomes a command of `tidemark`.
-2. Write `run_<name>(job)` in the module that the entry names as `home`. This module is in the folder that contains the
+2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the
    work. `job.carry_out` is the loop (`storage_core.log.job_run`). Its arguments are functions that plan, predict, and
    do the work.
 3. Put larger work into a function of a location and a work item, marked with `as_task`. `job.map` runs it in this

@@ -186,8 +186,8 @@ def _number(value: int | None) -> str | None:
 # The origin of a split, as the file records it: its table, and the splits that it replaced.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
-# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite names the splits that it
-# replaces, with their row counts. It also contains the id of the operation, which all outputs share.
+# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite contains the names and row
+# counts of the splits that it replaces. It also contains the id of the operation, which all outputs share.
 
 
 Operation = Literal["append", "compact", "merge"]
@@ -210,8 +210,8 @@ class Lineage:
         operation_id: The id of the operation. All outputs of one operation have the same id and were committed
             together.
         replaces: The splits that this split replaces, with their row counts (-1 if unknown). Each output of a
-            compaction names all inputs of the compaction. Each output of a merge names only its own inputs. So the
-            operation replaces all splits that any of its outputs names.
+            compaction names all inputs of the compaction. Each output of a merge names only its own inputs. The
+            operation replaces all splits that its outputs name.
     """
 
     operation: Operation = "append"
@@ -319,7 +319,7 @@ def rows_per_group(rows: int, taken: int) -> int:
 
 
 def divided(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows of a row group, divided into halves while they are far larger than `GROUP_BYTES`."""
+    """Yield the rows of a row group in parts. A part that is far larger than `GROUP_BYTES` is divided into halves."""
     if rows.num_rows < 2 or decoded_bytes(rows) <= 2 * GROUP_BYTES:
         yield rows
         return
@@ -411,7 +411,7 @@ Recorded = tuple[str, pa.Array, pa.Array]
 
 
 def recorded_row_groups(metadata: Mapping[str, str], path: str, groups: int) -> Recorded | None:
-    """Return the column for which a file records bounds per row group, and the bounds as texts.
+    """Return the column that has bounds per row group in the file, and the bounds as texts.
 
     Return None if the file has no bounds, or bounds for another number of row groups. Raises `Corrupt` if the bounds
     are damaged.

@@ -158,7 +158,7 @@ _TAKEN_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """A split whose footer has been read and verified against the log.
+    """An open split. Its footer has been read and verified against the log.
 
     The rows of the split are the rows that are not deleted. For `add.as_written`, they are all rows of the file.
 
@@ -233,7 +233,7 @@ class OpenSplit:
         return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
     def apart(self) -> OpenSplit:
-        """Return the same split with its own file handle, which another thread may read."""
+        """Return the same split with its own file handle. Another thread may read the result."""
         own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
         return replace(self, _source=own, _file=parquet_file(own, self.footer, sorted(self.dictionaries())))
 
@@ -320,7 +320,7 @@ class OpenSplit:
 
     @property
     def bounds(self) -> Recorded | None:
-        """The column that the file bounds in each row group, with the bounds.
+        """The column that has bounds per row group in the file, and the bounds.
 
         Raises `Corrupt` if the bounds are damaged.
         """
@@ -503,7 +503,8 @@ def open_split(
             and its checksum is verified. A small split (`is_small`) is still read with one GET. In files of earlier
             releases, the checksums of pages are verified instead.
         share: The share of the bytes that will be read.
-        as_dictionary: True to return strings that are stored by dictionary as dictionaries, without decoding.
+        as_dictionary: True to return a string column as a dictionary, without decoding, if the file stores it by
+            dictionary.
         spool: A folder. If it is given with `whole`, the file is mapped instead of held in memory. The mapped file is
             the store's own file or a copy in this folder.
         file_path: The local file of the split, whose content is already verified. The file is mapped.

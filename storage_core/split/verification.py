@@ -114,10 +114,10 @@ def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.
 
 
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """Raise `Corrupt` unless the footer agrees with the log, and with itself, in columns, path and rows.
+    """Raise `Corrupt` if columns, path or rows in the footer contradict the log or other values in the footer.
 
-    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, a column whose name
-    is damaged would be lost.
+    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, a column with a
+    damaged name would be lost.
     """
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
@@ -298,7 +298,7 @@ class Pages:
 
 
 def leaves(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """Return the number of the leaf column for each vector column whose leaf path is unique."""
+    """Return the number of the leaf column for each vector column with a unique leaf path."""
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     listed = {each.name: f"{each.name}.list.element" for each in schema if is_vector(each.type)}
     return {name: paths.index(path) for name, path in listed.items() if paths.count(path) == 1}

@@ -11,10 +11,10 @@
 Credentials are never part of a location. boto3 finds them in its usual sources. A URI with credentials is refused, and
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
 
-A `Route` contains the host of reads and the keys for their signatures, if these can be determined without a client of
-boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes several times as long as the request
-itself. So reads use `s3_calls.S3Reader` if this module supports every setting that affects the reads. Reads use boto3
-if one of these is in use:
+A `Route` contains the host of reads and the keys for their signatures. There is a route only if these can be determined
+without a client of boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes several times as
+long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every setting that affects the
+reads. Reads use boto3 if one of these is in use:
 
 - a proxy
 - an AWS configuration that changes addresses or requests

@@ -162,7 +162,7 @@ _PRIMITIVES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double
 
 
 def least_bytes(text: bytes, where: str) -> int:
-    """Return the least number of bytes of a record with this schema. Raises `Corrupt`, which names `where`.
+    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt`, which names `where`.
 
     See the module's docstring for the schemas that are refused.
     """

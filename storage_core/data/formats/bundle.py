@@ -1,4 +1,4 @@
-"""Bundles, which are several files in one object, and translations of row numbers, which are stored as bundles.
+"""Bundles and translations. A bundle is several files in one object. A translation of row numbers is a bundle.
 
 A bundle has this layout:
 
@@ -88,7 +88,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A packed object, and the values that the log must record so that readers can find and verify its parts."""
+    """A packed object, and the values for the log. Readers need these values to find and verify the parts."""
 
     data: bytes
     footer_offset: int
@@ -276,7 +276,7 @@ class TranslationMap:
         return int(self.order.nbytes + rows) + sum(map(_bytes_of, self.dropped)) + 1
 
     def places(self, source: int, rows: Rows) -> tuple[Rows, Rows]:
-        """Return which of these rows of an input were moved, as indexes in `rows`, and the new position of each.
+        """Return the moved rows among `rows` of an input, as indexes in `rows`, and the new position of each.
 
         Positions count the rows of all outputs, one output after the other.
         """

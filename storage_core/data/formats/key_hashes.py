@@ -60,7 +60,7 @@ def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
 
 
 def within(wanted: Hashes, hashes: Hashes) -> Places:
-    """Return the positions of the wanted hashes in `hashes`, which is ascending. A hash may have several positions."""
+    """Return the positions of the wanted hashes in the ascending `hashes`. A hash may have several positions."""
     first = np.searchsorted(hashes, wanted, side="left")
     lengths = np.searchsorted(hashes, wanted, side="right") - first
     starts = np.cumsum(lengths) - lengths

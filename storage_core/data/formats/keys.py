@@ -1,4 +1,4 @@
-"""Keys of the objects of tables and of raw logs, built and parsed by the templates of `kinds`.
+"""Keys of the objects of tables and of raw logs. The templates of `kinds` define the keys.
 
 Keys are relative to the root of the table or raw log (docs/architecture/object-store.md, "Keys"). `parse(build(x))`
 returns x, and each key that can be parsed is exactly the key that its builder returns. So the key of an object has a
@@ -236,7 +236,7 @@ def gc_boundary_key() -> str:
 
 
 def tags_key() -> str:
-    """Return the key of the table's tags, which are all in one object."""
+    """Return the key of the object that contains all tags of the table."""
     return KINDS[KeyKind.TAGS].key()
 
 
@@ -296,7 +296,7 @@ def iceberg_hint_key() -> str:
 
 
 def validate_table_name(name: str) -> str:
-    """Return `name` if it is a valid table name. Raises `InvalidInput`, which describes valid names."""
+    """Return `name` if it is a valid table name. Raises `InvalidInput` with a description of valid names."""
     return _matching(_TABLE_NAME, name, "a table name (1 to 63 of a-z 0-9 _ -, not starting with _ or -)")
 
 
@@ -328,7 +328,7 @@ def partition_folder(name: str, value: str | None) -> str:
 
 
 def folder_value(value: str | None) -> str:
-    """Return the part of the folder's name after the equals sign, which represents the value."""
+    """Return the part of the folder's name after the equals sign. This part represents the value."""
     return NULL_PARTITION if value is None else _encoded(value, _LONGEST_VALUE, behind="=")
 
 

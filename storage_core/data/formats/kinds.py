@@ -1,7 +1,7 @@
-"""The kinds of objects that Tidemark stores, each declared once (decision 0041, docs/spec.md, section 1).
+"""The kinds of stored objects. Each kind is declared once (decision 0041, docs/spec.md, section 1).
 
-An entry of `KINDS` describes one kind: the form of its keys, and the kinds of the objects to which its objects refer.
-An entry also states what protects an object from the collector, and where an object can contain values of rows. The
+An entry of `KINDS` describes one kind: the form of its keys, and the kinds to which its objects refer. An entry also
+contains the protection of an object from the collector, and the parts of an object that can contain values of rows. The
 entries are used by the code that builds and parses keys, and by the collector, the check, forgetting, clones and
 repair. `storage_core.maintain.walk` reads the objects.
 
@@ -266,12 +266,12 @@ class Reason(StrEnum):
 
 
 class Keeper(StrEnum):
-    """The reason for which the collector keeps an object."""
+    """The reason why the collector keeps an object."""
 
     NOTHING = "nothing"
     ALWAYS = "always"
     REFERENCE = "reference"
-    """A reference. A root, or an object that is reachable from a root, names the key of the object."""
+    """A reference. A root, or an object that is reachable from a root, contains the key of the object."""
     NUMBER = "number"
     """The number of the object. The first retained number of the kind and all greater numbers are protected."""
     REGION = "region"
@@ -297,7 +297,7 @@ class ObjectKind:
     Attributes:
         kind: The name of the kind.
         template: The form of the key. It consists of text and of parts such as `{name:form}`.
-        refers_to: The kinds of the objects that an object of this kind names.
+        refers_to: The kinds of the objects to which an object of this kind refers.
         keeper: What protects objects of this kind from the collector.
         unneeded: The reason to delete an unprotected object.
         removed: The reason to delete an object that a commit removed.
@@ -433,7 +433,7 @@ _ALL: Final = (
         rows=Rows.WHOLE,
         shared=True,
     ),
-    # An action does not name the deletion vector that it replaces. A deletion vector that no action names may be
+    # An action does not refer to the deletion vector that it replaces. A deletion vector without an action may be
     # uncommitted.
     _by_reference(_K.VECTOR, "splits/{folder:folder}/{id:uuid}.dv", unneeded=_R.UNNAMED_VECTOR, shared=True),
     _by_reference(
@@ -590,7 +590,7 @@ CHECKPOINTS: Final = _kinds(_K.STATE, _K.JSON_CHECKPOINT)
 """The roots of checkpoints."""
 
 PARTS_OF_CHECKPOINTS: Final = frozenset(part for root in CHECKPOINTS for part in KINDS[root].refers_to) - SHARED
-"""The objects that a checkpoint consists of, except its root."""
+"""The objects of a checkpoint, except its root."""
 
 REUSED: Final = frozenset(each.kind for each in _ALL if each.reused)
-"""The kinds whose objects a stalled writer could write again under the same name after their deletion."""
+"""The kinds with reused names. After a deletion, a stalled writer could write the same name again."""

@@ -1,4 +1,4 @@
-"""Footers of Parquet files, and the compact protocol of Thrift in which they are written.
+"""Footers of Parquet files, and the encoding of footers, which is Thrift's compact protocol.
 
 The bytes may come from an untrusted writer. The first part reads Thrift's compact protocol as Parquet uses it. The
 second part finds a footer, checks the metadata of its column chunks, and shortens the footers of files with single
@@ -215,7 +215,7 @@ def schema_bytes(footer: bytes) -> bytes | None:
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
     """Return the end of a file without its page indexes, and the position at which this end must be written.
 
-    `end` contains the bytes from the footer on, and so does the result. Bounds for readers from before 2018 and
+    Both `end` and the result contain the bytes from the footer on. Bounds for readers from before 2018 and
     histograms are removed, too. Return None for a file with several row groups, a column chunk with several data pages,
     no indexes, or other data after the indexes.
     """

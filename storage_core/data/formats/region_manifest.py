@@ -70,7 +70,8 @@ class FlushedGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionManifest:
-    """The state of one region at one manifest version: who may write, what is flushed, and where replay starts.
+    """The state of one region at one manifest version: the current writer, the flushed records, and the start of the
+    replay.
 
     Attributes:
         distributed: The offset in the raw log. For each writer, this is the number of the last chunk whose rows are all

@@ -82,7 +82,7 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
 
 
 def nulls_before(column: Coding) -> Coding:
-    """Return codes with the same order in which null has the smallest code. `null_code` is then the code of a value."""
+    """Return the same codes, except that null has the smallest code. `null_code` is then the code of a value."""
 
     def make() -> Iterator[Unsigned]:
         for part in column.make():

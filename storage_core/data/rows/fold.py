@@ -136,7 +136,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
-    """Return the keys whose row is not determined by these records. The records have no other keys.
+    """Return the keys for which these records do not determine the whole row. The records have no other keys.
 
     A put, a reset and a delete determine the whole row. A patch does not.
     """
@@ -174,7 +174,7 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _with_defaults(records: pa.Table) -> pa.Table:
-    """Return the records, with patches given the defaults of the columns that they do not contain."""
+    """Return the records. Each patch gets the defaults of the columns that it does not contain."""
     fields = [field for field in records.schema if default_of(field) is not None]
     patches = np.flatnonzero(_operations(records) == Operation.PATCH) if fields else ()
     if not len(patches):

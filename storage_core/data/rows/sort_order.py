@@ -156,7 +156,7 @@ def equivalent(a: SortSchema, b: SortSchema) -> bool:
 
 
 def nulls_of(recorded: str | None) -> Literal["first", "last"]:
-    """Return the position of nulls in the order that a split records. If it is not a sort schema, nulls are last."""
+    """Return the position of nulls in the recorded order of a split. Without a sort schema, nulls are last."""
     return "first" if recorded is not None and recorded.endswith(_NULLS_FIRST) else "last"
 
 
@@ -351,7 +351,7 @@ class SortOrder:
 
     @property
     def described(self) -> frozenset[str]:
-        """The columns that the sort schema names. A split describes these columns by more than bounds."""
+        """The columns in the sort schema. For these columns, a split contains more than bounds."""
         return frozenset((*(each.name for each in self.columns), *self.statistics))
 
     def present(self, names: Collection[str]) -> SortOrder:
@@ -486,7 +486,7 @@ def sort_indices(table: pa.Table, order: SortOrder) -> npt.NDArray[np.int64]:
 
 
 def is_sorted(table: pa.Table, order: SortOrder) -> bool:
-    """Return whether no row of `table` comes before its predecessor in `order`. The time is linear in the rows."""
+    """Return whether the rows of `table` are sorted by `order`. The time is linear in the rows."""
     undecided = np.ones(max(table.num_rows - 1, 0), np.bool_)
     for key in _keys(table, order):
         if np.any(undecided & (key[1:] < key[:-1])):

@@ -257,7 +257,7 @@ def may_match(expression: str, value: str) -> bool:
 
 
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each column that has a value which its expression does not match.
+    """Return one sentence for each column with a value that the column's expression does not match.
 
     RE2 evaluates the expressions, in linear time for every expression.
     """

@@ -408,7 +408,7 @@ def _decoded(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _judged(array: pa.Array, judge: Callable[[pa.Array], Verdict]) -> Verdict:
-    """Return, by reason, a mask of the rows that have a value, at any depth, that `judge` finds invalid."""
+    """Return, by reason, a mask of the rows with an invalid value at any depth. `judge` finds the invalid values."""
     below = [*judge(array).items()]
     if pa.types.is_struct(array.type):
         below += [item for child in array.flatten() for item in _judged(child, judge).items()]

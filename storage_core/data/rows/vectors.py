@@ -145,7 +145,7 @@ def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
 
 
 def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[tuple[str, Mask]]]:
-    """Return the rows with null in place of each list whose size is not that of its column.
+    """Return the rows with null in place of each list of a wrong size.
 
     Also return, for each column with such a list, a reason and a mask of the rows.
     """

@@ -21,7 +21,7 @@ seed 0). The partition value of null is null.
 | `year`, `month`, `day` | date, timestamp | `2015`, `2015-05`, `2015-05-17`, in UTC |
 | `hour` | timestamp | `2015-05-17-10`, in UTC |
 
-**Ranges of windows** (`WindowRange`) tell a step which windows to process, also as command-line arguments.
+**Ranges of windows** (`WindowRange`) select the windows that a step processes. A range can be command-line arguments.
 """
 
 from __future__ import annotations

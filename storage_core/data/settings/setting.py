@@ -279,7 +279,7 @@ class Form:
         read: Converts a value that a person gives, as text or in another form.
         show: Returns plain data that `read` accepts.
         store: Returns the text of the value in the log.
-        load: Converts the text in the log to a value. Its first argument is the key, which errors name.
+        load: Converts the text in the log to a value. Its first argument is the key, for errors.
         schema: The JSON schema with which an editor checks a value.
         unit: The unit of a number in the log.
     """

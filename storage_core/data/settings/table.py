@@ -12,7 +12,7 @@ Four settings have a record of their own, with its form in `metaData.configurati
 - `SplitCodec`: the compression of the pages of new splits. Every common reader of Parquet has these codecs.
 - `LateData`: the policy for late rows (docs/architecture/ingestion.md).
 - `Publish`: the other table formats in which the table is published (decision 0032).
-- `FeedingRawLog`: a raw log whose rows the table takes (decision 0027).
+- `FeedingRawLog`: a raw log that feeds the table (decision 0027).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MOST_LEVELS: Final[Mapping[str, int]] = {"zstd": 22, "gzip": 9}
 class SplitCodec:
     """A codec of Parquet pages and its level.
 
-    The level is from 1 to the codec's highest, and None is the codec's default.
+    The level is from 1 to the highest level of the codec. None stands for the default level of the codec.
     """
 
     name: SplitCompression = "zstd"
@@ -282,7 +282,7 @@ RAW_LOGS_KEY: Final = "tidemark.rawLogs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedingRawLog:
-    """One raw log that feeds the table, as readers of the table find it.
+    """One raw log that feeds the table. Readers use this record to find the raw log.
 
     Attributes:
         name: The name of the raw log.
@@ -433,7 +433,7 @@ def _read_modes(given: object) -> Mapping[str, str]:
 
 
 def _record(kind: Any) -> Form:
-    """Return the form of a record. A declaration does not give a record as a whole, but each of its parts."""
+    """Return the form of a record. A declaration contains the parts of the record, and not the whole record."""
     return Form(_refused, _refused, kind.to_text, lambda _, text: kind.from_text(text), {"type": "object"})
 
 

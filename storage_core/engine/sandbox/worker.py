@@ -72,7 +72,7 @@ class Caller:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Allow calls of `read` within the block, which answers a query."""
+        """Allow calls of `read` within the block. The block answers one query."""
         self._is_waiting = True
         try:
             yield
@@ -154,7 +154,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-# Sessions of DuckDB that a sandbox reuses for queries over the same files. To open a session takes longer than most
+# Sessions of DuckDB that a sandbox reuses for queries over the same files. Opening a session takes longer than most
 # queries.
 
 _MOST_KEPT = 3
@@ -269,7 +269,7 @@ def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Call
 
 
 def _give_up_writing(folder: Path) -> Unavailable | None:
-    """Give up writing. Return the reason if this fails, else None. Also return None if the system cannot do it."""
+    """Give up writing. Return an error if this fails, else None. On a system without Landlock, do nothing."""
     try:
         give_up_writing(folder)
     except OSError as error:
