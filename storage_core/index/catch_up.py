@@ -1,4 +1,4 @@
-"""Catch-up: builds segments for the rows of live splits without one, in one commit (docs/architecture/indexes.md).
+"""Catch-up: builds missing segments for the rows of live splits, in one commit (docs/architecture/indexes.md).
 
 The driver plans and commits, and each task executes one work item. Items are sent as JSON. If a run fails before its
 commit, its segments are not referenced, and the collector removes them. A run without work plans nothing.
@@ -289,8 +289,8 @@ class IndexDebt:
         uncovered_bytes: The approximate bytes of these rows. A partly covered split counts by its share of rows.
         index_bytes: The bytes of the segments in use.
         merges_due: The number of small segments that wait for a merge.
-        dead_share: The share of the rows of all segments that are in no live split.
-        translation_depth: The most times that rows moved since their segment was written.
+        dead_share: The share of segment rows that are in no live split.
+        translation_depth: The maximum number of moves of a row since its segment was written.
         imbalance: The imbalance of the segment with the most unequal clusters, or None if the index has no embeddings.
     """
 

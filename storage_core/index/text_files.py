@@ -72,15 +72,15 @@ LANGUAGES: Final[Mapping[str, str]] = {
 MOST_GRAM: Final = 10
 
 MOST_BYTES: Final = 65_530
-"""The most bytes of a word. Tantivy does not index a longer word (decision 0023)."""
+"""The maximum size of a word in bytes. Tantivy does not index a longer word (decision 0023)."""
 
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
-"""The tokenizers of tantivy, whose words have never changed."""
+"""The tokenizers of tantivy. Their words have never changed."""
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_USUAL_GRAM = 3  # preferred if the index allows it: shorter sequences are in most rows, longer ones too many
+_USUAL_GRAM = 3  # preferred. Shorter n-grams are in most rows, and there are too many longer n-grams.
 
 # In tantivy's syntax of regular expressions. A combining character is part of the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"
@@ -143,7 +143,7 @@ def folded(definition: IndexDefinition, column: str, text: str) -> str:
 
 
 def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
-    """Return the rows with each text as `folded` returns it."""
+    """Return the rows with `folded` applied to each text."""
     import pyarrow.compute as pc  # opening a table does not need this import
 
     for column in definition.columns:

@@ -6,8 +6,8 @@ state that lists them, then the hint. After a crash at any point, a reader uses 
 
 A new state shares manifests with the previous state. `layout` decides which manifests stay, which are rewritten, and
 which are new. `transactions_layout` decides the same for the objects of transactions. If a table has few transactions,
-they are lines of the state's root instead. The only requests of both functions are the reads of the objects that they
-decide to rewrite.
+they are lines of the state's root instead. Both functions read the objects that they decide to rewrite, and send no
+other requests.
 
 The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only if
 its manifest is small and is joined with other manifests, or if more than a tenth of all entries are dead. New
@@ -433,7 +433,7 @@ def _write_transactions(
 
 
 def _with_references(entries: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
-    """Return the entries with each `docMappingRef` that is a key of `renamed` replaced by its value there."""
+    """Return the entries. Each `docMappingRef` that is a key of `renamed` is replaced with the value of this key."""
     found = entries.column("docMappingRef")
     position = pc.index_in(found, value_set=pa.array(list(renamed)))
     column = pc.coalesce(pa.array(list(renamed.values())).take(position.combine_chunks()), found.combine_chunks())

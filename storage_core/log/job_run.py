@@ -94,7 +94,7 @@ class TaskResult(Protocol):
 class Metrics:
     """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
 
-    `rows_rejected` counts the rejected rows that no earlier commit counted.
+    `rows_rejected` is the number of rejected rows that no earlier commit has counted.
     """
 
     rows_in: int = 0
@@ -437,7 +437,7 @@ class Place:
 
 
 class Task(Protocol):
-    """A task, which `as_task` returns.
+    """A task. `as_task` returns tasks.
 
     Executors call the task with an item. `Here` instead calls the inner function with its own place.
     """
@@ -563,8 +563,8 @@ def run(options: RunOptions, executor: Executor, table: OpenTable | None = None)
 def run_here(options: RunOptions, table: OpenTable) -> JobReport:
     """Run the step in this process on an open table, without a lease. Raises the errors of `run`.
 
-    A lease only avoids that two runs do the same work. Even without a lease, the log refuses the second commit of the
-    same work.
+    A lease only prevents two runs from doing the same work. Even without a lease, the log refuses the second commit of
+    the same work.
     """
     return _run(JobRun(options, Here(table.log), table, takes_leases=False))
 
@@ -820,7 +820,7 @@ class JobRun(Generic[Options]):
         return self._head or self.before
 
     def look_again(self) -> None:
-        """Set `before`, on which the next commit is planned, to the newest snapshot. Costs as much as `log.refresh`."""
+        """Set `before` to the newest snapshot, for the next commit. Costs as much as `log.refresh`."""
         self.before, self._head = self.log.refresh(self.head), None
 
     def map_groups(

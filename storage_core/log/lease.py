@@ -147,7 +147,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
 
 TTL_MS = 300_000
 BEYOND_LOST = 1_000_000
-"""The difference between the recorded token and the next token if the lease object with the last token is lost.
+"""If the lease object is lost, the next token is the recorded token plus this number.
 
 Between two commits for a resource, fewer leases are acquired than this number. So no two holders get the same token.
 """

@@ -228,7 +228,8 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return the checkpoints up to `at` in the thousand versions that contain `at`, else in the thousand before.
+    """Return the checkpoints up to `at` in the thousand versions that contain `at`. If there are none, use the thousand
+    before.
 
     Keys are listed by prefixes of digits, because a store need not list in order.
 
@@ -368,7 +369,7 @@ MOST_LEVELS = 16
 def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
 
-    If `is_new` is True, the location also must not have splits. They belong to a table whose log is lost, and the log
+    If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log
     of a new table would hide the loss.
 
     The error names the other table. A parent folder that this process may not list counts as a folder without a table.

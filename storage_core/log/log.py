@@ -168,8 +168,7 @@ class TransactionLog:
     def refresh(self, snapshot: Snapshot) -> Snapshot:
         """Return the newest snapshot, found by probing forward from `snapshot`.
 
-        If the versions after `snapshot` have been deleted, the newest version is opened in the same way as by the
-        method `snapshot`.
+        If the versions after `snapshot` have been deleted, the method `snapshot` opens the newest version.
 
         Cost:
             The GETs of `advance`, then one GET of the collector's boundary. The collector moves the boundary before it
@@ -362,7 +361,7 @@ def read_tags(store: ObjectStore) -> Tags:
 
 
 def tagged(log: TransactionLog, name: str) -> Tag:
-    """Return the live tag of this name. One GET. Raises `NotFound`, which lists the existing tags."""
+    """Return the live tag of this name. One GET. Raises `NotFound` with the existing tags."""
     tags, now_ms = read_tags(log.store), log.clock.now_ms()
     tag = tags.by_name.get(name)
     if tag is None or not tag.is_live(now_ms):
@@ -397,7 +396,7 @@ def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
 
 
 def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
-    """Replace the tag of this name, which must equal `before`, with `after`. None stands for a missing tag.
+    """Replace the tag of this name with `after`. The tag must equal `before`. None stands for a missing tag.
 
     Nothing is written if `after` is already stored. The cost is one GET and one PUT if no other process changes the
     tags meanwhile.
@@ -487,7 +486,7 @@ OPERATION = "COMPACT STATE"
 
 
 def has_compact_state(snapshot: Snapshot) -> bool:
-    """Return True if the version has a state that `compact_state` cannot make smaller, or a JSON checkpoint."""
+    """Return True if the version has a JSON checkpoint, or a state that `compact_state` cannot make smaller."""
     if snapshot.checkpoint is None or snapshot.checkpoint_version != snapshot.version:
         return False
     listed = snapshot.splits.listed

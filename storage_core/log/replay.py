@@ -74,7 +74,7 @@ def open_head(store: ObjectStore, cached: CachedPieces = NOT_CACHED, *, seen: in
 def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CACHED) -> Snapshot:
     """Return the snapshot at `version`, replayed from a state at or below that version.
 
-    Raises `NotFound`, which names the retained versions. If the hint points to a later state, the cost includes the
+    Raises `NotFound` with the retained versions. If the hint points to a later state, the cost includes the
     LIST of `list_near`. If no checkpoint is near, the cost includes a LIST of the whole log instead.
     """
     load = _loading(store, cached)
@@ -197,7 +197,7 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
 
 
 def _without_state(snapshot: Snapshot) -> Snapshot:
-    """Return the same splits and transactions without a base whose objects a new state could share."""
+    """Return the same splits and transactions without a base. A new state then shares no objects."""
     every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
     splits = LiveFiles(added={add.path: Added(add, *at) for add, at in every})
     return replace(snapshot, splits=splits, txns=Transactions(recent=snapshot.txns.every()))

@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def table_id(self) -> str:
-        """The UUID that the table was created with."""
+        """The UUID of the table, which never changes."""
         return self.metadata.id
 
     @cached_property
@@ -240,9 +240,9 @@ def require_readable(protocol: Protocol) -> None:
 
 
 UNFINISHED_IMPORT = "tidemark.unfinishedImport"
-"""The setting that version 0 of an unfinished import has, and that the last commit of the import removes.
+"""The setting of an unfinished import. Version 0 has this setting, and the last commit of the import removes it.
 
-Its value names the imported source.
+Its value is the imported source.
 """
 
 

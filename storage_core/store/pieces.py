@@ -54,7 +54,7 @@ TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 
 _LISTED = 64  # A process lists the folder again after it has written this fraction of the limit.
 _FULL = 8  # A process leaves this fraction of the limit free, so that eight processes can write until they list again.
-_BLOCKS_BYTES = 8192  # The maximum overhead of a piece on disk, because its bytes need not start or end at a block.
+_BLOCKS_BYTES = 8192  # The maximum overhead of a piece on disk. A piece need not start or end at a block.
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
 _TOUCHED_NS = 60 * 10**9
 _FILE = re.compile(r"[0-9a-f]{32}\.split", re.ASCII)

@@ -168,7 +168,8 @@ _GATHERED_BYTES: Final = 2**18
 """The bytes of codes that are copied together at a time. They stay in the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""If a search needs fewer than one in this many rows, their codes are copied together. Otherwise all are multiplied."""
+"""If a search needs fewer than one in this many rows, it copies their codes together. Otherwise it multiplies all
+codes."""
 
 _Loaded = TypeVar("_Loaded")
 

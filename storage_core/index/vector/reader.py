@@ -98,7 +98,8 @@ rows.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
-"""The wanted number of requests of a search, including one per segment to open it, and the most bytes to fetch."""
+"""The wanted number of requests of a search, including one per opened segment, and the maximum number of bytes to
+fetch."""
 
 FALLOFF, SPARED = 14.0, 0.15
 """The parameters for dropping pieces that exceed the wanted number. See `nearness`.
@@ -140,7 +141,7 @@ BUDGET_OF_ONE = Budget.of_one(1)
 
 
 def nearness(away: Distances, nearest: float) -> Distances:
-    """Return a weight of how many of the nearest rows a cluster may contain, relative to the nearest cluster.
+    """Return a weight for the number of nearest rows in a cluster, relative to the nearest cluster.
 
     `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
     squared distances.

@@ -502,8 +502,8 @@ def train(
         definition: The definition of the index.
         seed: The seed of random choices.
         rows: The number of embeddings, or None for the size of the sample.
-        flat_bytes: The most bytes of codes for which there are no clusters.
-        start: A codebook of this definition from whose centroids training starts, or None.
+        flat_bytes: The maximum size of codes, in bytes, without clusters.
+        start: A codebook of this definition, or None. Training starts from the centroids of this codebook.
 
     Raises:
         InvalidInput: The sample is empty or is not a matrix of finite numbers.
