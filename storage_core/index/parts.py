@@ -86,7 +86,7 @@ class Moves:
 
         Args:
             matching: For each segment, by path, its matching rows, or None if all of its rows match.
-            part_of: A function that returns the rows of a segment over a part of a split.
+            part_of: A function that returns the covered rows of a segment over a part of a split.
 
         Raises:
             Corrupt: A translation is damaged.

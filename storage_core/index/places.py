@@ -49,7 +49,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[Held], BitMap]
-"""A function that returns the rows of a segment over a part. Raises the errors of `segments.load`."""
+"""A function that returns the covered rows of a segment over a part. Raises the errors of `segments.load`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

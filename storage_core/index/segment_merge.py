@@ -475,8 +475,7 @@ class _Merging:
         return found
 
     def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
-        """Return the number of rows in no split, and the result of `numbered`. Here, these rows have the last
-        numbers."""
+        """Return the number of rows in no split, and the result of `numbered` with the last numbers for these rows."""
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
         for _, numbers in found:

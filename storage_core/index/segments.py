@@ -36,12 +36,12 @@ from storage_core.store.contract import ObjectStore, create_once
 
 
 Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
-"""The files of a segment, and the new row number of each of its rows in the merged segment."""
+"""The files of a segment, and for each of its rows the new row number in the merged segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Ascending rows of a split without a segment, and the splits from which these rows came."""
+    """The uncovered rows of a split, ascending, and the splits from which these rows came."""
 
     rows: BitMap
     origins: tuple[str, ...]
@@ -481,7 +481,7 @@ AnsweringOf = Callable[[Add], Answering | None]
 
 
 def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-    """Return a function that finds the segments over a split. Its result is the same as in `coverage`.
+    """Return a function that finds the segments that cover a split. Its result is the same as in `coverage`.
 
     Makes no request and reads no manifest.
     """

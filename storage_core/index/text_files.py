@@ -80,7 +80,7 @@ _UNCHANGED: Final = (RAW, WHITESPACE)
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_USUAL_GRAM = 3  # preferred. Shorter n-grams are in most rows, and there are too many longer n-grams.
+_USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer ones are too many.
 
 # In tantivy's syntax of regular expressions. A combining character is part of the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"

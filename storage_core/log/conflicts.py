@@ -90,8 +90,7 @@ A clone and a repaired table start a new numbering of versions, so these transac
 
 
 def records_a_version(action: Action) -> bool:
-    """Return True if the action records or removes a version. In a log with a new numbering, a version has no
-    meaning."""
+    """Return True if the action records or removes a version. A log with a new numbering must not contain it."""
     match action:
         case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
             return name in {*OF_VERSIONS, *VERSION_APPS}

@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def table_id(self) -> str:
-        """The UUID of the table, which never changes."""
+        """The UUID of the table. The creation of the table sets it."""
         return self.metadata.id
 
     @cached_property
