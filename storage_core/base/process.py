@@ -14,7 +14,7 @@
 The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. If the
 process belonged to this machine and namespace and no longer exists, the holder is dead. Other processes then do not
 wait for its lease to expire. Any other process cannot be checked, so its lease must expire first. If the check gives a
-wrong result, work is repeated but no row is lost, because the log fences a holder whose lease was taken over.
+wrong result, work is repeated but no row is lost, because the log fences a holder that lost its lease.
 """
 
 from __future__ import annotations
@@ -172,7 +172,7 @@ def make_folders(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder. Create it if it is missing. Raises `Unavailable` as `require_private` does."""
+    """Return the folder. Create it if it is missing. Raises `Unavailable` like `require_private`."""
     try:
         make_folders(path)
     except OSError as error:

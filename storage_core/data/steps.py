@@ -185,7 +185,7 @@ class CatchUp(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSegments(LeasedOptions):
-    """The indexes whose small segments are merged."""
+    """The indexes in which small segments are merged."""
 
     index: Annotated[str | None, Option(help="Only this index.", metavar="NAME")] = None
 
@@ -364,7 +364,7 @@ class Step:
         asset: The name of the step's asset. Empty if the step has no asset. `{index}` is replaced by the name of an
             index.
         promise: What the asset guarantees.
-        follows: The steps whose assets its asset depends on, if the table has these steps.
+        follows: The steps before this step, if the table has them. The asset of this step depends on their assets.
         is_of: A function that returns whether a table with this declaration has the step.
         is_windowed: Returns whether the asset of a table has one partition per window.
         kinds: The engine of the work and the format of its result, as Dagster shows them.
@@ -646,7 +646,7 @@ OTHER_STEPS: Final = (
 
 STEPS: Final[Mapping[str, Step]] = {each.name: each for each in (*TABLE_STEPS, *OTHER_STEPS)}
 OBSERVABLE: Final = frozenset(each.name for each in TABLE_STEPS if each.is_observable)
-"""The steps whose pending work the storage shows. Collections and checks run on schedules instead."""
+"""The steps with pending work that the storage shows. Collections and checks run on schedules instead."""
 
 STEP_OF: Final[Mapping[type[RunOptions], Step]] = {each.options: each for each in STEPS.values()}
 

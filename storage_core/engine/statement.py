@@ -578,7 +578,7 @@ def unstable() -> frozenset[str]:
 
 
 def _first(tree: Node, columns: Collection[str], functions: Collection[str]) -> str | None:
-    """Return the first function or word whose value may change with time, or None if there is none."""
+    """Return the first function or word with a value that may change with time, or None."""
     for node in nodes_of(tree):
         if "function_name" in node:
             name = str(node["function_name"]).lower()

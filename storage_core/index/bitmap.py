@@ -187,7 +187,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
 
 
 def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: str) -> ColumnBitmaps:
-    """Return the bitmaps of a column whose file is in memory."""
+    """Return the bitmaps of a column. Its file is in memory."""
     offsets, lengths, data = values.offsets, values.lengths, memoryview(bitmaps)
 
     def read(places: Positions) -> Sequence[memoryview]:

@@ -41,7 +41,7 @@ LENIENT, STRICT = "lenient", "strict"
 SYNTAXES = (LENIENT, STRICT)
 
 # One writer holds at most this much text. The limit is far below the writer's heap, so a writer never flushes early.
-# Every index that is built here is then one tantivy segment whose documents are in row order.
+# Every index that is built here is then one tantivy segment, with its documents in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive

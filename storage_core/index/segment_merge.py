@@ -340,7 +340,7 @@ def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[l
 
 
 def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
-    """Return the segments whose rows can be distinguished from all other rows by their origins.
+    """Return the segments with rows that their origins distinguish from all other rows.
 
     A part of a split is identified by the splits from which its rows came. If another segment, or no segment, covers
     some rows of such a split, these rows would be mistaken for rows of the part.

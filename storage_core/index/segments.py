@@ -1,9 +1,9 @@
 """Segments of indexes, and the live splits that each segment covers.
 
-A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. It is
-a bundle whose identity is the id of the segment. The action in the log contains the splits that the segment covers, and
-the index definition that was used to build it. If this definition differs from the table's current definition, the
-segment is not used.
+A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. The
+object is a bundle. Its identity is the id of the segment. The action in the log contains the splits that the segment
+covers, and the index definition that was used to build it. If this definition differs from the table's current
+definition, the segment is not used.
 """
 
 from __future__ import annotations
@@ -528,7 +528,7 @@ class Nearest:
 
     @staticmethod
     def of(segments: Collection[IndexSegment]) -> Nearest:
-        """Return the segments that cover each split. If two cover the same rows, use the one whose path sorts first."""
+        """Return the segments that cover each split. If two cover the same rows, use the first by path."""
         whole: dict[str, Held] = {}
         parts: dict[str, list[Held]] = defaultdict(list)
         for each in sorted(segments, key=lambda each: each.path):

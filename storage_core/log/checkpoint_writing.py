@@ -183,7 +183,7 @@ def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Lay
 
 
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
-    """Return all listed paths whose entries are dead, and the subset of these paths that a later addition made live."""
+    """Return all listed paths with dead entries, and the paths among them that a later addition made live."""
     replaced = {path for path in files.replacing if listed.find(path) is not None}
     removed = files.removed if files.certain else {path for path in files.removed if listed.find(path) is not None}
     dead = listed.tombstones | removed | replaced
@@ -259,7 +259,7 @@ def _all_transactions_anew(txns: Transactions) -> TransactionsLayout:
 
 
 def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> TransactionsLayout:
-    """Merge `joined` into the sorted parts whose ranges contain the appIds. The other parts stay."""
+    """Merge `joined` into the sorted parts that have the appIds in their ranges. The other parts stay."""
     starts = [part.info.least for part in sorted_parts]
     of_part: dict[int, dict[str, Txn | None]] = {}
     for app_id, txn in joined.items():

@@ -111,9 +111,9 @@ def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str
 def renames(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the new hash for each registered hash that a checkpoint replaces.
 
-    A hash is replaced if it is not the hash of its own schema. Schemas whose JSON differs only in the order of its
-    entries then become one schema. The result is empty if at most five schemas are registered, because rewriting all
-    entries would cost more than it saves.
+    A hash is replaced if it is not the hash of its own schema. If the JSON of two schemas differs only in the order of
+    entries, both then become one schema. The result is empty if at most five schemas are registered, because rewriting
+    all entries would cost more than it saves.
     """
     registered = registry(configuration)
     if len(registered) <= RENORMALIZE_ABOVE:
@@ -333,7 +333,7 @@ def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def expanded(data: bytes, where: str) -> Iterator[bytes]:
-    """Yield the content of a file in any supported form, in pieces whose sizes add up to at most `MAX_EXPANDED_BYTES`.
+    """Yield the content of a file in any supported form, in pieces. Their total size is at most `MAX_EXPANDED_BYTES`.
 
     Raises `Corrupt` if the gzip data is damaged or incomplete, or if the content exceeds the limit.
     """

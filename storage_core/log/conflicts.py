@@ -12,7 +12,7 @@ requires that the split has not changed since the plan. Any other add is a new f
 A new file is not looked up among all live splits. On a table of a million files, that check would read every manifest
 for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a path can
 already be live only if the same file was committed before. The log recognizes a repeated commit by its commit id or its
-`txn`. If the commit has neither, it is checked against the newest commits, which needs no request. `fsck` reports a
+`txn`. A commit without both is checked against the newest commits, which needs no request. `fsck` reports a
 path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
@@ -77,7 +77,7 @@ the same work, and the transaction of this commit may have been pruned. The plan
 """
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
-"""The fences whose tokens are versions. Such a token has no meaning in a log with a new numbering of versions."""
+"""The fences that use versions as tokens. Such a token has no meaning in a log with a new numbering of versions."""
 
 
 FORGOTTEN: Final = "tidemark:forgotten"
@@ -90,7 +90,7 @@ A clone and a repaired table start a new numbering of versions, so these transac
 
 
 def records_a_version(action: Action) -> bool:
-    """Return True if the action records or removes a version. A log with a new numbering must not contain it."""
+    """Return True if the action records or removes a version. A log with a new numbering cannot use it."""
     match action:
         case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
             return name in {*OF_VERSIONS, *VERSION_APPS}
@@ -204,7 +204,7 @@ class TxnProgress:
     """The last recorded version of `app_id` must be `after`. The work of the commit starts there. 0 means no version.
 
     A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work, that
-    is, two commits whose plans have the same start and different ends.
+    is, two commits with the same start and different ends.
     """
 
     app_id: str
@@ -248,7 +248,7 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
     These actions are omitted:
 
-    - A segment whose rows are in no live split, even after they were moved. No search could use the segment.
+    - A segment without a row in a live split, even after moves of its rows. No search could use the segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
     - A translation, if the head has no indexes.
     - The removal of a translation that was already removed, or that a segment added since the plan needs.
@@ -595,7 +595,7 @@ def _require_openable(metadata: Metadata) -> None:
 def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     """Return the actions to write after `head`, or None if the head already contains this work.
 
-    Index segments whose rows are all deleted are omitted, and useless translations are removed. If the actions use a
+    Index segments without a remaining row are omitted, and useless translations are removed. If the actions use a
     feature that the table's protocol lacks, the feature is added to the protocol. Releases without that feature then
     refuse the table.
 

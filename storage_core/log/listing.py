@@ -153,7 +153,8 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 
 
 SPAN = 1_000
-"""The number of versions whose keys differ only in the last three digits. Such versions count as near each other."""
+"""This number of versions have keys that differ only in the last three digits. Such versions count as near each
+other."""
 CLOSE = 100
 """A state counts as close if it is at most this number of versions older.
 

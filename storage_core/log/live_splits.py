@@ -39,7 +39,7 @@ class Part:
     """The entries of one manifest, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, typed_bounds: bool = True) -> None:
-        """Create a part whose entries `read` returns.
+        """Create a part. `read` returns its entries.
 
         Args:
             typed_bounds: True if the bounds are in the order of the columns' types, False if they are in the order of
@@ -54,7 +54,7 @@ class Part:
 
     @staticmethod
     def of(info: ManifestInfo, table: pa.Table) -> Part:
-        """Return a part whose entries are already in memory."""
+        """Return a part with entries that are already in memory."""
         part = Part(info, lambda: table)
         part._table = table  # Access within the class.
         return part

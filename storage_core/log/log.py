@@ -94,7 +94,7 @@ class TransactionLog:
 
         Args:
             actions: Actions of version 0. If there are any, a checkpoint of version 0 is also written, if possible.
-            protocol: A protocol whose features are added to the protocol of version 0.
+            protocol: A protocol. Its features are added to the protocol of version 0.
 
         Raises:
             InvalidInput: A table already exists here, or the schema or configuration is unreadable.
@@ -137,7 +137,7 @@ class TransactionLog:
         """Return the newest snapshot, the snapshot at `version`, or the newest snapshot at the time `timestamp_ms`.
 
         Args:
-            unfinished: True to also return a table whose first import has not ended.
+            unfinished: True to also return a table with an unfinished first import.
 
         Raises:
             NotFound: There is no table, the version does not exist, or all retained versions were committed after

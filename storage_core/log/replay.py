@@ -170,7 +170,7 @@ def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
 
 def _derived(hinted: Checkpointed, load: _Load) -> Snapshot | None:
     loaded = load(hinted)
-    # In a log whose states are themselves commits, a newer state may exist without a version file. Only a LIST finds
+    # In some logs, a state is itself a commit. A newer state may then exist without a version file. Only a LIST finds
     # such a state.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
@@ -311,7 +311,7 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In a log whose states are commits, a deleted state leaves no trace.
+    In some logs, a state is a commit. A deleted state then leaves no trace.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

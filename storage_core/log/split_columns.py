@@ -170,7 +170,7 @@ def rows_at(files: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def without_paths(files: pa.Table, paths: Collection[str]) -> pa.Table:
-    """Return the rows whose path is not among `paths`."""
+    """Return the rows with a path that is not in `paths`."""
     if not paths:
         return files
     import pyarrow.compute as pc

@@ -196,14 +196,14 @@ class TransactionsPart:
     """The transactions of one object, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ProgressInfo, read: Callable[[], Recorded]) -> None:
-        """Create a part whose transactions `read` returns."""
+        """Create a part. `read` returns its transactions."""
         self.info = info
         self._read = read
         self._recorded: Recorded | None = None
 
     @staticmethod
     def of(info: ProgressInfo, recorded: Recorded) -> TransactionsPart:
-        """Return a part whose transactions are already in memory."""
+        """Return a part with transactions that are already in memory."""
         part = TransactionsPart(info, lambda: recorded)
         part._recorded = recorded  # Access within the class.
         return part

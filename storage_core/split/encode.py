@@ -248,7 +248,7 @@ class Sink:
     """A buffer of bytes that are appended to `stream` and then read back. The end can be replaced once afterwards.
 
     On disk, the bytes are in an unnamed file in the folder for temporary files, so that nothing remains after any
-    failure. The bytes are read back through a mapping, whose pages the system may drop and read again.
+    failure. The bytes are read back through a mapping. The system may drop its pages and read them again.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "stream")
@@ -540,7 +540,7 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
     """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    The settings of Arrow's writer for such a path apply to both leaves, whose types may differ. So both leaves get
+    The settings of Arrow's writer for such a path apply to both leaves. Their types may differ. So both leaves get
     Parquet's defaults.
     """
     if not any("." in name for name in schema.names):

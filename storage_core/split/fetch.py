@@ -29,7 +29,7 @@ from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
 REQUEST_COST_BYTES: Final = 2**20
-"""The number of bytes whose transfer takes about as long as a request."""
+"""The transfer of this number of bytes takes about as long as a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ NOTHING_FETCHED: Final = Fetched()
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """An object whose pieces can be read.
+    """An object that can be read in pieces.
 
     Attributes:
         uri: The URI of the store.

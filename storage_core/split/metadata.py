@@ -262,7 +262,7 @@ def write_origin(origin: Origin) -> dict[str, str]:
 def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
     """Return the origin that a file records, or None for a file of a release that did not record it.
 
-    Raises `Corrupt`, which names `where`, if the record cannot be read.
+    Raises `Corrupt` with the name `where` if the record cannot be read.
     """
     if PREFIX + "table_schema" not in metadata:
         return None

@@ -287,7 +287,7 @@ class _Taking:
     def _values(self, group: int, ranges: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int], pa.Array]:
         """Return the decoded pages by column and first row.
 
-        Columns whose pages start at the same row are decoded together.
+        Columns with pages that start at the same row are decoded together.
         """
         values: dict[tuple[str, int], pa.Array] = {}
         missing = defaultdict[tuple[int, int], list[str]](list)

@@ -342,7 +342,7 @@ class OpenSplit:
         return table if mask is None else table.filter(pa.array(mask))
 
     def dictionaries(self) -> frozenset[str]:
-        """Return the columns whose values are read as dictionaries."""
+        """Return the columns that are read as dictionaries."""
         return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
 
     def may_hold_nan(self) -> frozenset[str]:
@@ -456,7 +456,7 @@ AHEAD_BYTES = 2**20
 _WIDE = 8
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
-"""The errors of a split whose rows cannot be read."""
+"""The errors of a split with unreadable rows."""
 
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
@@ -507,7 +507,7 @@ def open_split(
             dictionary.
         spool: A folder. If it is given with `whole`, the file is mapped instead of held in memory. The mapped file is
             the store's own file or a copy in this folder.
-        file_path: The local file of the split, whose content is already verified. The file is mapped.
+        file_path: The local file of the split. Its content is already verified. The file is mapped.
         footers: The cached footers and pieces. A cached part costs no request.
         deleted: The rows to hide instead of the rows of the deletion vector.
 

@@ -52,7 +52,7 @@ from storage_core.store.pieces import Piece
 
 
 def expired_split(add: Add) -> SnapshotExpired:
-    """Return the error for a split whose file no longer exists."""
+    """Return the error for a split if its file no longer exists."""
     return SnapshotExpired(
         f"{add.path}: the log names this split but the store does not have it. "
         f"Open a newer version. If that version names it too, it is lost. {SEE_CORRUPT}",
@@ -189,7 +189,7 @@ def packed(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def entries_of(footer: pq.FileMetaData, where: str) -> dict[str, str]:
-    """Return the key-value metadata of a file, unpacked if necessary. Raises `Corrupt`, which names `where`.
+    """Return the key-value metadata of a file, unpacked if necessary. Raises `Corrupt` with the name `where`.
 
     Raises `UnicodeDecodeError` for values that are not text.
     """
@@ -232,7 +232,7 @@ def recorded_checksums(
 ) -> npt.NDArray[np.uint64] | None:
     """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file records none.
 
-    Raises `Corrupt`, which names `path`, if the number of checksums is not the number of chunks in the footer.
+    Raises `Corrupt` with the name `path` if the number of checksums is not the number of chunks in the footer.
     """
     text = metadata.get(CHECKSUMS_KEY)
     if text is None:
@@ -319,7 +319,7 @@ def vector_pages_entry(data: pa.Buffer, footer: pq.FileMetaData, schema: pa.Sche
 def recorded_vector_pages(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> Mapping[tuple[int, int], Pages]:
-    """Return the recorded pages by leaf column and row group. Raises `Corrupt`, which names `path`."""
+    """Return the recorded pages by leaf column and row group. Raises `Corrupt` with the name `path`."""
     found = {}
     try:
         for leaf, groups in json.loads(metadata.get(VECTOR_PAGES_KEY, "{}")).items():

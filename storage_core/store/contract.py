@@ -316,9 +316,9 @@ class ObjectFile(SeekableFile):
 
 
 # Creation of an object exactly once, even if the store's reply is lost (lessons 01, 02 and 04).
-#
-# A put whose reply is lost may have taken effect. A client library that retries the put then gets a conflict with its
-# own object. So after any result except `Committed`, these functions read the key again, and never delete an object.
+# A put may have taken effect although its reply was lost. A client library that retries the put then gets a conflict
+# with its own object. So after any result except `Committed`, these functions read the key again, and never delete an
+# object.
 
 
 _ATTEMPTS = 4

@@ -160,7 +160,7 @@ def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
 
 
 def list_folder(folder: int, key: str) -> list[str]:
-    """Return the names in the folder, in any order. Raises `Unavailable`, which names `key`."""
+    """Return the names in the folder, in any order. Raises `Unavailable` with the name `key`."""
     with typed(key or "."):
         return os.listdir(folder)
 
@@ -224,7 +224,7 @@ def remove_abandoned(root: Path, now_ms: int) -> int:
 
 
 def not_a_folder(root: Path) -> InvalidInput:
-    """Return the error for a store whose location is a file."""
+    """Return the error for a store if there is a file at its location."""
     return InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root))
 
 

@@ -231,7 +231,7 @@ def prefetch(
 
     Args:
         read: Must be safe for threads.
-        at_once: The maximum number of started reads whose results the caller has not taken.
+        at_once: The maximum number of started reads with a result that the caller has not taken.
         weight: The weight of a key, for example its bytes.
         most: The maximum total weight of the started keys, unless only one key is started.
     """

@@ -20,7 +20,7 @@ reads. Reads use boto3 if one of these is in use:
 - an AWS configuration that changes addresses or requests
 - a variable `AWS_…` that this module does not handle
 - another kind of bucket
-- a region whose hosts do not end in amazonaws.com
+- a region with hosts that do not end in amazonaws.com
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     """Return the location of the URI, completed from the environment.
 
     Raises `InvalidInput` for an invalid bucket or prefix, for an unknown, repeated or empty parameter, and for anything
-    that looks like credentials. The message repeats neither the credentials nor the URI.
+    that looks like credentials. The message does not repeat the credentials or the URI.
     """
     rest = uri.split("://", 1)[1]
     path, _, query = rest.partition("?")

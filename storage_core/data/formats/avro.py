@@ -162,7 +162,7 @@ _PRIMITIVES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double
 
 
 def least_bytes(text: bytes, where: str) -> int:
-    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt`, which names `where`.
+    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt` with the name `where`.
 
     See the module's docstring for the schemas that are refused.
     """
@@ -282,7 +282,7 @@ _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
 
-# The address space of DataFusion: its libraries, whose allocator reserves 2 GiB. For each of its threads (one per core
+# The address space of DataFusion: its libraries. Their allocator reserves 2 GiB. For each of its threads (one per core
 # and some more), a stack and a heap. For each byte of a block, twice the data that may be decoded from it.
 _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20

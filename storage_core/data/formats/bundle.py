@@ -170,7 +170,7 @@ def unpack_bundle(data: bytes, expected: Expected) -> dict[str, memoryview]:
 
 
 def verify_part(data: bytes | memoryview, part: Part, where: str) -> None:
-    """Raise `Corrupt`, which names the object and the part, unless `data` is exactly what was packed as `part`."""
+    """Raise `Corrupt` with the object and the part unless `data` is exactly what was packed as `part`."""
     if len(data) != part.length:
         raise _corrupt(where, f"part {part.name!r} has {len(data)} bytes, expected {part.length}")
     if checksum(data) != part.xxh3:

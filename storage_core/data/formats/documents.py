@@ -249,7 +249,7 @@ _TAG = JsonRecord(Tag, read={"name": validate_tag_name})
 
 
 def encode_tags(wanted: Tags, *, nonce: str) -> bytes:
-    """Return the bytes of the next object, whose counter is one higher than that of `tags`. `nonce` must be unique."""
+    """Return the bytes of the next object. Its counter is one higher than that of `tags`. `nonce` must be unique."""
     found = {name: _TAG.write(tag) for name, tag in sorted(wanted.by_name.items())}
     for each in found.values():
         del each["name"]  # the name is the key of the tag

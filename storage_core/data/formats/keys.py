@@ -59,7 +59,7 @@ ICEBERG_FOLDER: Final = "_iceberg"
 ICEBERG_PREFIX: Final = f"{ICEBERG_FOLDER}/metadata/"
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
-"""The name of the folder for rows whose partition value is null, as in Hive."""
+"""The name of the folder for rows with a null partition value, as in Hive."""
 
 _LONGEST_NAME: Final = 64
 _LONGEST_VALUE: Final = 128

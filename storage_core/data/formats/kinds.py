@@ -115,7 +115,7 @@ def reversed_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """Return the number whose name `reversed_name` returns. Raises `InvalidInput` for any other text."""
+    """Return the number for a name that `reversed_name` returned. Raises `InvalidInput` for any other text."""
     if not re.fullmatch(_BITS, name, re.ASCII):
         raise InvalidInput(f"expected 64 characters, each 0 or 1, found {name!r}", name=name)
     number = int(name[::-1], 2)
@@ -568,7 +568,7 @@ KINDS: Final[Mapping[KeyKind, ObjectKind]] = {each.kind: each for each in _ALL}
 
 
 def document_of(kind: KeyKind) -> JsonDocument:
-    """Return the codec of a kind whose objects are one JSON document. Raises `LookupError` for another kind."""
+    """Return the codec of a kind with JSON documents as objects. Raises `LookupError` for another kind."""
     document = KINDS[kind].document
     if document is None:
         raise LookupError(f"objects of the kind {kind} are not one JSON document")
@@ -576,7 +576,7 @@ def document_of(kind: KeyKind) -> JsonDocument:
 
 
 def with_rows(*rows: Rows) -> frozenset[KeyKind]:
-    """Return the kinds of tables whose objects can contain values of rows in one of these ways."""
+    """Return the kinds of table objects that can contain values of rows in one of these ways."""
     return frozenset(each.kind for each in _ALL if each.tables and each.rows in rows)
 
 

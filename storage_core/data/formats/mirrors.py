@@ -112,7 +112,7 @@ def encode_delta(actions: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def decode_delta(data: bytes, version: int, where: str) -> MirrorCommit:
-    """Return the commit in these bytes. Raises `Corrupt`, which names `where`."""
+    """Return the commit in these bytes. Raises `Corrupt` with the name `where`."""
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         infos, adds, removes, metadata = (
@@ -254,7 +254,7 @@ class NamedFile:
 
 
 def decode_iceberg(data: bytes, number_: int, where: str) -> IcebergMetadata:
-    """Return the metadata in these bytes. Raises `Corrupt`, which names `where`."""
+    """Return the metadata in these bytes. Raises `Corrupt` with the name `where`."""
     try:
         found = json.loads(data)
         location = text(found["location"])

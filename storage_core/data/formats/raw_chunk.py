@@ -367,7 +367,7 @@ def columns_of(chunk: RawChunk) -> RawColumns:
 
 
 def _columns(data: bytes, head: ChunkHead, where: str) -> pa.Table | None:
-    """Return the columns of a chunk whose header is valid. Return None if the records do not match the header."""
+    """Return the columns of a chunk with a valid header. Return None if the records do not match the header."""
     try:
         found = read_columns(data, where, head.container)
     except Corrupt:

@@ -2,7 +2,7 @@
 
 The raw log does not contain the schemas of tables, so the text of a value must contain its type
 (docs/architecture/ingestion.md, "Records"). A value that JSON supports is written as JSON. Any other value is an object
-with one member, whose name is a tag:
+with one member. The name of the member is a tag:
 
 | Value | Written as | | Value | Written as |
 |---|---|---|---|---|
@@ -294,7 +294,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_restored, parse_float=_digits, par
 # Texts of columns.
 
 ROWS_AT_ONCE = 65_536
-"""The number of rows whose texts are in memory twice."""
+"""The number of rows that have their texts in memory twice."""
 
 NOT_IN_PYTHON = (ValueError, ArithmeticError, LookupError, pa.ArrowException)
 """Arrow's errors for values that Python cannot represent: a date that is too late, invalid text, an unknown zone."""

@@ -64,7 +64,7 @@ class FlushedGeneration:
 
     @property
     def first(self) -> int:
-        """The number of the first generation whose records this generation contains."""
+        """The number of the first generation that has its records in this generation."""
         return self.sorted_from or self.generation
 
 
@@ -74,7 +74,7 @@ class RegionManifest:
     replay.
 
     Attributes:
-        distributed: The offset in the raw log. For each writer, this is the number of the last chunk whose rows are all
+        distributed: The offset in the raw log. For each writer, this is the number of the last chunk with all its rows
             in the region.
         collected_generation: The last collected generation. Collected generations are not listed (`region.manifest`).
         idle_epoch: The epoch of the writer from which a merge took the region (`region.idle`). 0 while a writer holds
@@ -214,7 +214,7 @@ MANIFEST_COPY_BYTES = 2**13
 """The maximum size of a copied manifest, in bytes. It is enough for 1,000 WAL entries or 30 chunks."""
 
 FILTER_COPY_RECORDS = 2**15
-"""The maximum number of records of a generation whose Bloom filter is copied. The filter then has 64 KiB."""
+"""The Bloom filter of a generation with at most this many records is copied. The filter then has 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -37,7 +37,7 @@ LONGEST_DEFAULT: Final = 1024
 
 
 def column_id(field: pa.Field) -> int | None:
-    """Return the id of a column. Return None in a table whose schema never changed."""
+    """Return the id of a column. Return None if the schema of the table never changed."""
     text = _entry(field, COLUMN_ID)
     return None if text is None else int(text)
 

@@ -138,7 +138,7 @@ def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
 
 
 def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Return the values of a dictionary whose type differs from the target.
+    """Return the values of a dictionary if its type differs from the target.
 
     Arrow cannot decode views, so they are cast.
     """

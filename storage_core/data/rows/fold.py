@@ -56,7 +56,7 @@ class Operation(IntEnum):
 
 
 def merging(column: str) -> str:
-    """Return the text in `_fields` for a map column whose entries a patch merges into the existing map."""
+    """Return the text in `_fields` for a map column, if a patch merges its entries into the existing map."""
     return f"merge:{column}"
 
 
@@ -318,7 +318,7 @@ def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.N
 
 
 def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]], type_: pa.DataType) -> pa.Array:
-    """Return for each patch the names whose mask is set, in column order. Return null for every other record."""
+    """Return for each patch the names with a set mask, in column order. Return null for every other record."""
     matrix = np.array([mask for _, mask in named], np.bool_).reshape(len(named), len(patches)).T
     names = pa.array([name for name, _ in named], pa.string())
     lengths = np.zeros(records + 1, np.int32)

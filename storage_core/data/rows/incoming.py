@@ -215,7 +215,7 @@ def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
 
 
 def _in_arrow(values: Sequence[object], type_: pa.DataType) -> pa.Array:
-    """Return Arrow's array of the values. Raises `ValueError`, which names the first value that Arrow refuses."""
+    """Return Arrow's array of the values. Raises `ValueError` with the first value that Arrow refuses."""
     try:
         return pa.array(values, type_)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:

@@ -316,7 +316,7 @@ MAX_KEY_BYTES = 64 * 2**10
 
 
 def beyond_limit(rows: pa.Table, name: str) -> Mask:
-    """Return a mask of the rows whose value in the key column exceeds `MAX_KEY_BYTES`. Text is measured in UTF-8."""
+    """Return a mask of the rows with a value above `MAX_KEY_BYTES` in the key column. Text is measured in UTF-8."""
     column, kinds = rows.column(name), pa.types
     texts = kinds.is_string(column.type) or kinds.is_large_string(column.type)
     if not texts and not kinds.is_binary(column.type) and not kinds.is_large_binary(column.type):

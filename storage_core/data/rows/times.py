@@ -77,7 +77,7 @@ def refuse_text(values: Sequence[object], type_: pa.DataType, path: str) -> None
 
 
 def conformed(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column whose times have the type of `field`. Texts are converted, and times without a zone are UTC.
+    """Return a column of times with the type of `field`. Texts are converted, and times without a zone are UTC.
 
     Texts inside of lists, structs and maps are not changed. Columns without times are not changed.
 

@@ -232,7 +232,7 @@ def validated(rows: pa.Table, first: int = 0) -> pa.Table:
 def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
     """Return the rows and the faults of their values. Without faults, every value can be read.
 
-    Raises `InvalidInput` for a column whose buffers contradict each other, because then no value can be read.
+    Raises `InvalidInput` for a column with contradictory buffers, because then no value can be read.
     """
     _require_names(list(rows.schema))
     _require_typed_keys(rows.schema)
@@ -270,7 +270,7 @@ def _require_names(fields: Sequence[pa.Field]) -> None:
 
 
 def has_untyped_keys(type_: pa.DataType) -> bool:
-    """Return whether the type is or contains a map whose keys have no type, such as DuckDB's `map{}`."""
+    """Return whether the type is or contains a map with untyped keys, such as DuckDB's `map{}`."""
     if pa.types.is_map(type_) and pa.types.is_null(type_.key_type):
         return True
     return pa.types.is_nested(type_) and any(
@@ -279,7 +279,7 @@ def has_untyped_keys(type_: pa.DataType) -> bool:
 
 
 def _require_typed_keys(schema: pa.Schema) -> None:
-    """Raise `InvalidInput` for a map of maps whose keys have no type.
+    """Raise `InvalidInput` for a map of maps with untyped keys.
 
     Arrow ends the process when it reads the entries.
     """

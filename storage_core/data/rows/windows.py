@@ -5,9 +5,9 @@ divisions round down, even for times before 1970. The duration of a window divid
 exactly one window in any zone. Durations of several whole hours are an extension of Tidemark, and the table must allow
 such durations.
 
-**Late rows** are rows whose event time is older than their arrival minus the table's acceptance window. On every path
-into a table, this is decided before the rows are acknowledged (docs/architecture/ingestion.md). A row whose age equals
-the acceptance window is in time. A row with a time in the future or without a time is never late.
+A **late row** has an event time before its arrival time minus the table's acceptance window. On every path
+into a table, this is decided before the rows are acknowledged (docs/architecture/ingestion.md). A row that is exactly
+as old as the acceptance window is in time. A row with a time in the future or without a time is never late.
 
 **Partition values** are computed from rows and written as text. `range_keys` returns the range of column values that a
 text may represent. The transforms and the hash of `bucket` are those of Iceberg. The hash is murmur3 (x86, 32 bits,
@@ -169,7 +169,7 @@ _TICKS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 
 def validate_duration(seconds: int, *, coarse: bool = False) -> int:
     """Return `seconds` if it is a valid window duration. `coarse` also allows 2, 3, 4, 6, 8, 12 and 24 hours.
 
-    Raises `InvalidInput`, which lists the valid durations, for any other value.
+    Raises `InvalidInput` with the valid durations for any other value.
     """
     if seconds in WINDOW_SECONDS or (coarse and seconds in COARSE_WINDOW_SECONDS):
         return seconds

@@ -78,7 +78,7 @@ class IndexDefinition:
 
     @staticmethod
     def from_text(key: str, text: str) -> IndexDefinition:
-        """Return the definition that the entry `key` contains. Raises `InvalidInput`, which names the entry."""
+        """Return the definition that the entry `key` contains. Raises `InvalidInput` with the name of the entry."""
         value = json_object(key, text)
         options = value.get("options", {})
         if not isinstance(options, dict):
@@ -123,7 +123,7 @@ class VectorOptions:
 
     @staticmethod
     def of(index: str, options: Mapping[str, str]) -> VectorOptions:
-        """Return the options of the index with this name. Raises `InvalidInput`, which names the invalid option."""
+        """Return the options of the index with this name. Raises `InvalidInput` with the invalid option."""
         unknown = sorted(options.keys() - {*OPTIONS})
         if unknown:
             raise _refused(

@@ -215,7 +215,7 @@ class PartitionField:
 
 
 def partition_field(text: str) -> PartitionField:
-    """Return the field that a text describes. Raises `InvalidInput`, which lists the valid transforms."""
+    """Return the field that a text describes. Raises `InvalidInput` with the valid transforms."""
     found = _TEXT.fullmatch(text)
     if found is None and text:
         return PartitionField(text)
@@ -336,7 +336,7 @@ def specs_to_text(specs: Sequence[RegionSpec]) -> str:
 
 
 def specs_from_text(text: str) -> tuple[RegionSpec, ...]:
-    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput`, which names the entry."""
+    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput` with the name of the entry."""
     bodies = cast("list[dict[str, Any]]", json_value(REGIONS_KEY, text))  # the code below refuses any other type
     try:
         return check_specs(tuple(_spec(each) for each in bodies))

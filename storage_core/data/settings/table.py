@@ -616,7 +616,7 @@ class TableConfig:
 
     @property
     def merged_maps(self) -> tuple[str, ...]:
-        """The sorted names of the map columns whose entries a patch merges."""
+        """The sorted names of the map columns with entries that a patch merges."""
         return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
     @property

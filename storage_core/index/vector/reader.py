@@ -327,7 +327,7 @@ class Reader:
         return _Query(wanted, placed, code, unit)
 
     def _counted(self, allowed: BitMap | None) -> Mask | None:
-        """Return a mask of the positions whose row is allowed. None if all rows are allowed."""
+        """Return a mask of the positions with an allowed row. Return None if all rows are allowed."""
         if allowed is None:
             return None
         is_allowed = np.zeros(self.head.of, np.bool_)
