@@ -1,4 +1,4 @@
-"""The errors that Tidemark raises, grouped by what the caller does next.
+"""The errors that Tidemark raises, grouped by the next action of the caller.
 
     TidemarkError
     ├── InvalidInput        correct the call or the data (also a ValueError)
@@ -48,7 +48,7 @@ SEE_FILE = "Write the file again, or leave it out"
 class TidemarkError(Exception):
     """The root of all errors.
 
-    `str(error)` states what happened, where, and what to do. `context` contains the same facts as fields.
+    `str(error)` describes the event, the place and the remedy. `context` contains the same facts as fields.
     """
 
     kind: ClassVar[str] = "error"
@@ -307,7 +307,7 @@ def of_the_system(error: BaseException) -> bool:
         return True
     if type(error) in _ONLY_TEXT or panicked(error):
         return refusal_in(str(error)) is not None
-    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it for a thread
+    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it without a thread
 
 
 def raise_refused(subject: str, error: BaseException) -> None:

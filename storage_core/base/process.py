@@ -126,7 +126,7 @@ _SIZE = 256 * 2**20
 
 @contextmanager
 def require_headroom(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
-    """Raise `Unavailable` before native code runs, if the system would refuse what the code needs.
+    """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
     DuckDB, Arrow, DataFusion and tantivy end the process if they get no file, thread or address space. Therefore this
     function requests the files and the address space first and releases them immediately. It uses no page of the
@@ -244,7 +244,7 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if home.is_here:  # do not remove it in a copy by fork()
+        if home.is_here:  # a copy by fork() does not remove it
             _remove(path)
         os.close(lock)
 
@@ -293,7 +293,7 @@ def _remove_abandoned(folder: str) -> None:
 def _remove(path: Path) -> None:
     """Remove the folder, and try again if a library's thread created a file in it meanwhile.
 
-    After tantivy has opened an index, one of its threads reloads the index once, which creates a lock file.
+    After tantivy has opened an index, a thread of tantivy reloads the index once. The reload creates a lock file.
     """
     for _ in range(2):
         if path.exists():

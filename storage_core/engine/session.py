@@ -63,7 +63,7 @@ def _all(type_: duckdb.sqltypes.DuckDBPyType) -> Iterator[duckdb.sqltypes.DuckDB
     yield type_
     if type_.id in _NESTED:
         for _, child in type_.children:
-            if not isinstance(child, int | list):  # the size of an array
+            if not isinstance(child, int | list):  # an integer is the size of an array
                 yield from _all(child)
 
 

@@ -145,7 +145,7 @@ TYPES = words("""
     TIME_NS TINYINT TUPLE UBIGINT UHUGEINT UINT128 UINT16 UINT32 UINT64 UINT8 UINTEGER UNION USMALLINT UTINYINT
     UUID VARBINARY VARCHAR VARINT
 """) | {"TIME WITH TIME ZONE", "TIMESTAMP WITH TIME ZONE"}
-"""The types that a value may be cast to."""
+"""The valid target types of a cast."""
 
 NESTED_TYPES = words("""
     ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
@@ -598,7 +598,7 @@ def _has_value_without_table(name: str) -> bool:
 
     quoted = name.replace('"', '""')
     try:
-        parser().execute(f'SELECT "{quoted}"')  # one identifier
+        parser().execute(f'SELECT "{quoted}"')  # quoted, the word is one identifier
     except duckdb.Error:
         return False
     return True
@@ -625,7 +625,7 @@ def constant(value: object, what: str) -> duckdb.Expression:
 def literal(value: object, what: str) -> str:
     """Return the value as text of SQL. Raises `InvalidInput` with a message that begins with `what`."""
     with _refused(value, what):
-        return str(constant(value, what)).encode().decode()  # fails for lone surrogates
+        return str(constant(value, what)).encode().decode()  # raises an error for lone surrogates
 
 
 @contextmanager

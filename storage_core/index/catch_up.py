@@ -175,7 +175,7 @@ def merge_all(
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
-    """Return the work that has to be done so that `index` covers every live split of the snapshot.
+    """Return the missing work until `index` covers every live split of the snapshot.
 
     Makes no request. The same snapshot gives the same plan. Segments to rebuild are replaced, and translations that no
     index needs afterwards are removed. With `retrain`, all segments of embeddings are trained again. Without it, a

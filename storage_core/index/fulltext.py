@@ -392,7 +392,7 @@ MOST_BYTES: Final = 150
 """The maximum size of a fragment in bytes of UTF-8. A longer word is a fragment by itself."""
 
 _SIGMAS = "σς"
-_SNIPPET_HEAP_BYTES = 15_000_000  # the smallest heap that a writer accepts, and it grows with the input
+_SNIPPET_HEAP_BYTES = 15_000_000  # the smallest heap that a writer accepts. The heap grows with the input.
 _SNIPPET_ROOM_PER_TEXT = 8
 
 
@@ -473,7 +473,7 @@ class _Words:
         return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
-        """Return a query for each word that the given query looks for."""
+        """Return a query for each word in the given query."""
         import tantivy
 
         leaves = [*_looked_for(query.tree)]

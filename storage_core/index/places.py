@@ -328,7 +328,7 @@ class SegmentCache:
             return found
         filled = self.passing(files())
         if self._kept is not None:
-            with suppress(OSError):  # this search has the files in any case
+            with suppress(OSError):  # this search can use the files even without the cache
                 self._keep(filled, name, self._kept)
         return filled
 
@@ -363,7 +363,7 @@ class SegmentCache:
             (again / _CHECKSUMS).write_text(json.dumps(contents))
             begin_unused(again)
             target = kept.path / name
-            if os.path.lexists(target):  # the entry is damaged, and a rename does not replace it
+            if os.path.lexists(target):  # The entry is damaged. A rename would not replace it.
                 target.rename(self._new())
             again.rename(target)
 

@@ -550,7 +550,7 @@ def is_usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) 
     )
 
 
-_MOST_DEPTH = 64  # a limit in case somebody forged the log
+_MOST_DEPTH = 64  # this limit protects against a forged log
 _NONE: frozenset[str] = frozenset()
 
 

@@ -144,7 +144,7 @@ def folded(definition: IndexDefinition, column: str, text: str) -> str:
 
 def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
     """Return the rows with `folded` applied to each text."""
-    import pyarrow.compute as pc  # opening a table does not need this import
+    import pyarrow.compute as pc  # imported here because opening a table does not need it
 
     for column in definition.columns:
         if tokenizer_of(definition, column) not in _UNCHANGED:

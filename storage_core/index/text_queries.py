@@ -78,7 +78,7 @@ def check_tree(tree: Node) -> None:
             raise ValueError(
                 f"it has more than {MAX_CLAUSES:,} words and clauses. Search for fewer, or in several queries"
             )
-        if not boost <= MAX_BOOST:  # also true for 0 times infinity, which is not a number
+        if not boost <= MAX_BOOST:  # also true for NaN, the result of 0 times infinity
             raise ValueError(
                 f"it boosts more than {MAX_BOOST:.0f} times, so scores would be infinite. Use a smaller boost"
             )
@@ -285,7 +285,7 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
-            case "prefix":  # it comes from a text that is read as words
+            case "prefix":  # this node comes from a text that is read as words
                 return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
@@ -497,7 +497,7 @@ class QueryBuilder:
         self._warn(f"{reason}. {instead}")
 
     def _warn(self, what: str) -> None:
-        if not self.marking:  # the search has already logged it
+        if not self.marking:  # the search has already logged the warning
             _logger.warning("full-text query on index %s: %s", self.definition.name, shortened(what, 300))
 
     def _not_a_word(self, column: str, term: Term) -> ValueError:

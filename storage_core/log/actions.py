@@ -158,7 +158,7 @@ def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -
 
 
 def _json_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Check free-form JSON against limits that later code relies on."""
+    """Check free-form JSON against limits. Later code relies on these limits."""
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         nested: list[object] = []

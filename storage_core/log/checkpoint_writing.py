@@ -128,7 +128,7 @@ class Layout:
     Attributes:
         kept: The parts that stay unchanged.
         tombstones: The paths in `kept` that are dead.
-        entries: The entries to write, in their order.
+        entries: The entries to write. They are in order.
         manifest_entries: The maximum number of entries per manifest.
     """
 

@@ -230,7 +230,7 @@ def decode_line(line: str, where: str) -> Action:
         raise Corrupt(f"{where}: not JSON", key=where) from error
     except UnicodeError as error:
         raise Corrupt(f"{where}: a text has half a character (a lone surrogate)", key=where) from error
-    except ValueError as error:  # raised by the hooks of the decoder
+    except ValueError as error:  # the hooks of the decoder raise it
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)

@@ -835,7 +835,7 @@ class JobRun(Generic[Options]):
     ) -> Generator[tuple[int, list[Answer] | TidemarkError]]:
         """Execute one task per item. Yield the number and the answers of a group as soon as all tasks of the group end.
 
-        Groups start in their order. The number of active groups is the number of task slots plus one, so that a long
+        Groups start in item order. The number of active groups is the number of task slots plus one, so that a long
         task does not delay other groups. If Spark could not run a group, the error is the answer of that group, and the
         other groups continue.
 
@@ -961,7 +961,7 @@ def _reports_windows(options: RunOptions) -> bool:
 def as_completed(
     calls: Sequence[Callable[[], Brought]], at_once: int
 ) -> Generator[tuple[int, Brought | TidemarkError]]:
-    """Yield the number and the outcome of each call as soon as the call ends. Calls start in their order.
+    """Yield the number and the outcome of each call as soon as the call ends. Calls start in the given order.
 
     At most `at_once` calls run concurrently. If several calls end before the caller takes the next outcome, their order
     is undefined. A `TidemarkError` is the outcome of its call and stops no other call. Any other error is raised. If

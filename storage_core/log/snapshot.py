@@ -226,7 +226,7 @@ def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
 
 
 def require_readable(protocol: Protocol) -> None:
-    """Raise `Unsupported` if this release cannot read the table. The error names the version or feature."""
+    """Raise `Unsupported` if this release cannot read the table. The error contains the version or feature."""
     if protocol.minReaderVersion > READER_VERSION:
         raise Unsupported(
             f"the table needs reader version {protocol.minReaderVersion}, this release has {READER_VERSION}. "

@@ -100,7 +100,7 @@ def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = N
         added_at: The version that added each split, and its time in ms. Without `added_at`, both columns are null.
 
     Raises:
-        Corrupt: An action has a value that is not valid for its field. The error names the split.
+        Corrupt: An action has an invalid value. The error contains the split.
     """
     versions: Sequence[int | None] = [None] * len(adds) if added_at is None else [version for version, _ in added_at]
     times: Sequence[int | None] = [None] * len(adds) if added_at is None else [time for _, time in added_at]

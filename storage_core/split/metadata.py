@@ -183,7 +183,7 @@ def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-# The origin of a split, as the file records it: its table, and the splits that it replaced.
+# The origin of a split in the metadata of its file: the table, and the splits that it replaced.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
 # compaction from its inputs, which stay in storage for weeks. So every file of a rewrite contains the names and row
@@ -222,7 +222,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The table of a file, as the file records it.
+    """The table of a file, read from the metadata of the file.
 
     A version after `planned_version` added the file. The exact version is not known when the file is written.
 
@@ -260,7 +260,7 @@ def write_origin(origin: Origin) -> dict[str, str]:
 
 
 def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
-    """Return the origin that a file records, or None for a file of a release that did not record it.
+    """Return the origin in a file's metadata, or None for a file of a release that did not write the origin.
 
     Raises `Corrupt` with the name `where` if the record cannot be read.
     """

@@ -59,7 +59,8 @@ from storage_core.store.pieces import CachedPieces
 
 
 def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of `schema` in its order. Dictionaries are decoded, and unknown columns are dropped.
+    """Return the columns of `schema` in the order of `schema`. Dictionaries are decoded, and unknown columns are
+    dropped.
 
     A column that the split lacks gets its default value, or null. A column that had a narrower type when the split was
     written is widened. Raises `InvalidInput` if the type of a column still differs from the schema.
@@ -133,7 +134,8 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
 
 
 def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
-    """Return the sort order that a file with these columns records. Raises `Corrupt` if it contains other columns.
+    """Return the sort order in the metadata of a file with these columns. Raises `Corrupt` if it contains other
+    columns.
 
     The columns are identified by path. Files of earlier releases may refer to another leaf with the same path.
     """

@@ -230,7 +230,7 @@ def checksums_entry(data: pa.Buffer, footer: pq.FileMetaData) -> dict[str, str]:
 def recorded_checksums(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> npt.NDArray[np.uint64] | None:
-    """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file records none.
+    """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file contains none.
 
     Raises `Corrupt` with the name `path` if the number of checksums is not the number of chunks in the footer.
     """

@@ -329,7 +329,7 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     if not _is_remote(store):
         if store.uri.startswith("file://"):
             root = _file_path(store.uri)
-            with suppress(OSError):  # the first request reports it
+            with suppress(OSError):  # the first request reports the error
                 if not stat.S_ISDIR(root.stat().st_mode):
                     raise not_a_folder(root)
         return

@@ -71,7 +71,7 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    Lengths that are wrong, or that LZ4 cannot expand to, are refused before memory is allocated for them.
+    Wrong lengths, and lengths that LZ4 cannot expand to, are refused before memory is allocated for them.
 
     Args:
         data: The stream.
@@ -110,7 +110,7 @@ def require_readable(records: pa.Table) -> None:
 
 
 def require_shallow(schema: pa.Schema) -> None:
-    """Raise `ValueError` for a column that nests too many types."""
+    """Raise `ValueError` for a column with too many nested types."""
     level, kinds = 0, [field.type for field in schema]
     while kinds:
         level += 1
@@ -168,7 +168,7 @@ def _follow(metadata: memoryview, at: int) -> int:
 
 
 def _table(metadata: memoryview, table: int, number: int) -> int | None:
-    """Return the position of the table or vector that a table's field refers to."""
+    """Return the position of the table or vector in a table's field."""
     at = _field(metadata, table, number)
     return None if at is None else _follow(metadata, at)
 

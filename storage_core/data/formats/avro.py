@@ -12,7 +12,7 @@ functions convert bytes to records or columns and back, without I/O on the table
   value has no bytes, so a few bytes can state any number of values.
 - **Schemas of records that Tidemark writes** (`record_schema`, `optional`), without Avro's boilerplate.
 - **Containers** (`inspect`): the walk over the blocks costs a few steps per block. It guarantees four things that the
-  decoders do not guarantee. A file that ends between two blocks too early is an error, and not a shorter file. A block
+  decoders do not guarantee. If a file ends too early between two blocks, the file is refused. A block
   never expands beyond a limit. A decoder never receives an incomplete container. A decoder never receives a schema with
   which it would not end. (Apache Avro 1.11 specification, "Object Container Files", and lessons 60, 61 and 82.)
 - **Writing** (`write_container`): the same records give the same bytes.
@@ -510,7 +510,7 @@ class _Cursor:
             if byte < 0x80:
                 self.position += index + 1
                 return (number >> 1) ^ -(number & 1)
-        self.take(_LONGEST_LONG)  # refused if the file ends inside the number
+        self.take(_LONGEST_LONG)  # raises an error if the file ends inside the number
         raise Corrupt(f"{self.where}: a number at byte {self.position} is longer than 64 bits", key=self.where)
 
     def require_checksum(self, found: bytes) -> None:

@@ -139,7 +139,7 @@ def read_directory(tail: bytes, expected: Expected) -> Directory:
     footer = tail[: -_TRAILER.size]
     if length != len(footer):
         raise _corrupt(where, f"the directory has {len(footer)} bytes, its trailer says {length}")
-    # The checksum covers the version byte, so a flipped bit in this byte is damage and not a newer format.
+    # The checksum covers the version byte. So a flipped bit in this byte is reported as damage, not as a newer format.
     if xxhash.xxh3_64_intdigest(footer + magic) != digest:
         raise _corrupt(where, "the checksum of the directory does not match")
     _check_magic(magic, where)

@@ -252,7 +252,7 @@ def encode_tags(wanted: Tags, *, nonce: str) -> bytes:
     """Return the bytes of the next object. Its counter is one higher than that of `tags`. `nonce` must be unique."""
     found = {name: _TAG.write(tag) for name, tag in sorted(wanted.by_name.items())}
     for each in found.values():
-        del each["name"]  # the name is the key of the tag
+        del each["name"]  # the key of the tag already contains the name
     return _TAGS.encode({"counter": wanted.counter + 1, "nonce": nonce, "tags": found})
 
 

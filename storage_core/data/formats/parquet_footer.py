@@ -132,7 +132,7 @@ def _list_head(data: bytes | memoryview, position: int) -> tuple[int, int, int]:
     """Return the kind and the number of a list's values, and where the first value begins."""
     head = data[position]
     size, position = head >> 4, position + 1
-    if size == 15:  # the size does not fit into half a byte and follows separately
+    if size == 15:  # the size does not fit into half a byte, so it follows separately
         size, position = _unsigned(data, position)
     if size > len(data):
         raise ValueError(f"a list of {size} values")
@@ -150,7 +150,7 @@ def _unsigned(data: bytes | memoryview, position: int) -> tuple[int, int]:
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # the last byte of a number
+        if byte < 0x80:  # this is the last byte of the number
             return number, position
     raise ValueError("a number without an end")
 

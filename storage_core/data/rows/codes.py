@@ -46,7 +46,7 @@ class Codes:
 class Coding:
     """The codes of a column, computed on demand.
 
-    `make` yields the codes in pieces, and may be called any number of times. So not all codes need to be in memory at
+    `make` yields the codes in pieces, and may be called any number of times. So the codes need not be in memory all at
     once. Computing the codes again costs less than allocating memory for all of them.
     """
 

@@ -235,7 +235,7 @@ def as_wide(tables: Sequence[pa.Table], names: Sequence[str]) -> list[pa.Table]:
             if name not in types or may_widen(types[name], type_):
                 types[name] = type_
     return [
-        pa.table({name: table.column(name).cast(types[name]) for name in names})  # no copy of equal types
+        pa.table({name: table.column(name).cast(types[name]) for name in names})  # columns of equal type are not copied
         for table in tables
     ]
 

@@ -128,7 +128,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
             places[merged] = len(order) + np.arange(np.count_nonzero(merged))
             source[merged] = places[merged]
         arrays[name] = column.take(pa.array(places, mask=source == _NONE))
-        if default_of(field := records.schema.field(name)) is not None:  # for rows that a patch creates after a delete
+        if default_of(field := records.schema.field(name)) is not None:  # a patch may create a row after a delete
             arrays[name] = _filled(arrays[name], field, (source == _NONE) & (folded_operations == Operation.RESET))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)

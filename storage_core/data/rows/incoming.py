@@ -459,7 +459,7 @@ def is_stream(rows: object) -> TypeGuard[ArrowStream]:
     """Return whether the rows arrive as a stream of batches. This includes all data frames."""
     if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
         return False
-    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series, which is a column
+    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series: it is a column
     return is_frame(rows) or (hasattr(rows, "__arrow_c_stream__") and not is_part)
 
 
@@ -503,7 +503,7 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
         return rows.to_reader()
     reject_lossy_columns(rows)
     # A reader is used directly. If it were converted to a stream, only the text of its errors would be kept.
-    own = getattr(rows, "to_reader", None)  # a scan has this method
+    own = getattr(rows, "to_reader", None)  # scans have this method
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)

@@ -341,8 +341,8 @@ class SortOrder:
     """The columns that decide the order, most significant first. The position of nulls is independent of the direction.
 
     `statistics` are the columns after the cutoff. Splits have statistics of these columns, but the order does not
-    compare them. `text` is the text that splits record: the canonical sort schema, `key(a,b)` for the order by primary
-    key, or an empty text if rows have no order. Splits with equal text have the same order.
+    compare them. `text` is the text in the metadata of splits: the canonical sort schema, `key(a,b)` for the order by
+    primary key, or an empty text if rows have no order. Splits with equal text have the same order.
     """
 
     columns: tuple[OrderColumn, ...]

@@ -120,7 +120,7 @@ def used_values(column: pa.DictionaryArray) -> Mask:
     """
     indices = (column.indices.drop_null() if column.indices.null_count else column.indices).to_numpy()
     changes = indices[1:] != indices[:-1]
-    if np.count_nonzero(changes) < len(indices) // _FEW:  # true for a column of the sort order
+    if np.count_nonzero(changes) < len(indices) // _FEW:  # a column of the sort order has few changes
         indices = np.append(indices[:1], indices[1:][np.flatnonzero(changes)])
     used = np.zeros(len(column.dictionary), np.bool_)
     used[indices.astype(np.int64)] = True

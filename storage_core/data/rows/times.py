@@ -229,7 +229,7 @@ def _read(texts: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if pa.types.is_timestamp(field.type) and field.type.tz:
         texts = pc.replace_substring_regex(texts, rf"\A({_DAY})\z", r"\1T00:00")
         texts = pc.replace_substring_regex(texts, r"(:[0-9.]+)\z", r"\1Z")
-        # An offset, too, ends with a colon and two digits.
+        # An offset also ends with a colon and two digits.
         texts = pc.replace_substring_regex(texts, r"([+-][0-9]{2}:[0-9]{2})Z\z", r"\1")
     return texts.cast(field.type)
 

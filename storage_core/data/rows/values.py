@@ -164,7 +164,7 @@ def _some(found: Mask, values: pa.Array) -> Mask | None:
 
 # Decimals.
 
-_WIDEST = 76  # the digits of a decimal of 256 bits, into which every decimal of 128 bits fits
+_WIDEST = 76  # the digits of a decimal of 256 bits. Every decimal of 128 bits fits into it.
 
 
 TOO_LONG = "a decimal has more digits than its type"
@@ -182,7 +182,7 @@ def _too_long(values: pa.Array) -> Mask | None:
     type_ = values.type
     if not pa.types.is_decimal128(type_):
         return None
-    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # exact in any decimal context
+    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # this is exact in any decimal context
     least, greatest = pc.min_max(values).values()
     if not least.is_valid or (least.as_py() >= -most and greatest.as_py() <= most):
         return None
@@ -492,7 +492,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _flat(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return the list values or map entries of all rows, and the number of them for each row."""
+    """Return the list values or map entries of all rows, and their number for each row."""
     import pyarrow.compute as pc
 
     if pa.types.is_map(array.type):

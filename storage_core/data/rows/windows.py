@@ -202,7 +202,7 @@ def window_starts(array: pa.ChunkedArray | pa.Array, duration: int) -> pa.Int64A
         raise InvalidInput(f"windows need a timestamp column, found {column.type}. Name a column of timestamps")
     ticks_per_window = duration * _TICKS_PER_SECOND[column.type.unit]
     ticks = column.cast(pa.int64()).combine_chunks()
-    if isinstance(ticks, pa.ChunkedArray):  # true for a column without chunks
+    if isinstance(ticks, pa.ChunkedArray):  # a column without chunks stays chunked
         ticks = pa.concat_arrays([pa.array([], pa.int64()), *ticks.chunks])
     starts = np.floor_divide(ticks.fill_null(0).to_numpy(), ticks_per_window) * duration
     return pa.array(starts, pa.int64(), mask=ticks.is_null().to_numpy(zero_copy_only=False))
@@ -438,7 +438,7 @@ def buckets(column: pa.Array, count: int) -> pa.Array:
 
 def _multiples(column: pa.Array, width: int) -> pa.Array:
     values = column.cast(pa.int64()).fill_null(0).to_numpy()
-    remainder = np.mod(values, np.int64(width))  # never negative, so the result is rounded down
+    remainder = np.mod(values, np.int64(width))  # The remainder is never negative, so the result is rounded down.
     # The lowest multiples do not fit into 64 bits. The values below the lowest fitting multiple share the least number.
     return _like(column, np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder))
 

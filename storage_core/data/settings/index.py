@@ -222,7 +222,7 @@ def _definition(index: object) -> IndexDefinition:
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
         raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping. Correct them")
     texts = {str(key): str(value) for key, value in options.items()}
-    kind = cast("IndexKind", str(given["kind"]))  # the record checks the kind
+    kind = cast("IndexKind", str(given["kind"]))  # `IndexDefinition` checks the kind
     return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)
 
 

@@ -215,7 +215,7 @@ class PartitionField:
 
 
 def partition_field(text: str) -> PartitionField:
-    """Return the field that a text describes. Raises `InvalidInput` with the valid transforms."""
+    """Return the field for a text such as `day(ts)`. Raises `InvalidInput` with the valid transforms."""
     found = _TEXT.fullmatch(text)
     if found is None and text:
         return PartitionField(text)

@@ -98,7 +98,7 @@ class SplitCodec:
 
     @property
     def effective_level(self) -> int | None:
-        """The level that splits are written with. None for a codec without levels."""
+        """The level of the codec in new splits. None for a codec without levels."""
         return _USUAL_LEVELS.get(self.name) if self.level is None else self.level
 
     @property

@@ -315,9 +315,9 @@ def _mapped(file: int) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
 
 
-_KEPT_SECONDS = IDLE_SECONDS / 2  # after twice this time, the sandbox may end by itself
+_KEPT_SECONDS = IDLE_SECONDS / 2  # the sandbox may end by itself after twice this time
 _START_SECONDS = 120.0
-_WAKE_SECONDS = 10.0  # the timeout of actions that are immediate unless the process is stopped
+_WAKE_SECONDS = 10.0  # the timeout of actions. They are immediate unless the process is stopped.
 _PROGRAM: Final = """
 import sys
 _, descriptor, folder, *sys.path = sys.argv

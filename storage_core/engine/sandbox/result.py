@@ -84,7 +84,7 @@ class Feeds:
         with typed("the rows of a query"):
             ours, theirs = socketpair()
             try:
-                ours.shutdown(SHUT_RD)  # this end receives nothing
+                ours.shutdown(SHUT_RD)  # this end only sends
                 with self._lock:
                     self._open.add(ours)
                 arguments = (self._made[number], ours)
@@ -327,11 +327,11 @@ def _raised(said: dict[str, Any]) -> Exception:
         return Unavailable(text)
     if name.startswith("Arrow") and "Memory" not in name:
         return duckdb.InvalidInputException(f"Invalid Input Error: {text}")
-    if "MemoryError" in name:  # an error of Python or Arrow
+    if "MemoryError" in name:  # Python or Arrow raised it
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)
     known = getattr(duckdb, name, None)
-    if isinstance(known, type) and issubclass(known, duckdb.Error):  # and not another object of this name
+    if isinstance(known, type) and issubclass(known, duckdb.Error):  # another object may have this name
         return known(text)
     return RuntimeError(f"{name}: {text}")

@@ -98,7 +98,7 @@ class Caller:
 
 # The right to write. Linux (Landlock) can take this right from a process, regardless of the code that it runs.
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # these numbers are the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
 # Bits: write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link). Then refer and
 # truncate.

@@ -132,7 +132,7 @@ def apart(offsets: Floats, products: Floats) -> Floats:
     If the value does not fit into 32 bits, the row counts as one of the nearest, and its exact embedding decides.
     """
     found: Floats = offsets - products
-    if not np.isfinite(found.sum(dtype=np.float64)):  # true if any number is not finite
+    if not np.isfinite(found.sum(dtype=np.float64)):  # the sum is not finite if a number is not finite
         found = np.nan_to_num(found, nan=-float(np.finfo(np.float32).max))
     return found
 
@@ -241,7 +241,7 @@ class Head:
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
     """Return the names of the files of a segment, in the order in which they are packed."""
-    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # next to the directory, because one request fetches both
+    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # One request fetches these files and the directory.
     return (BLOCKS, SECOND, *opening) if quantization == "rotated" else (BLOCKS, *opening)
 
 

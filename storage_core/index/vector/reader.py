@@ -51,7 +51,7 @@ from storage_core.index.vector.segment import codebook_of, require_rows
 
 Distances = npt.NDArray[np.float64]
 
-_VALUES_AT_ONCE = 2**16  # half a megabyte, which stays in the processor's cache
+_VALUES_AT_ONCE = 2**16  # half a megabyte. It stays in the processor's cache.
 
 
 def exact(query: npt.ArrayLike, vectors: Floats, metric: Metric) -> Distances:

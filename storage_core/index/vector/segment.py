@@ -119,7 +119,7 @@ def distances_to(vectors: Floats, centroids: Floats) -> Floats:
 def in_a_row(centroids: Floats) -> Floats:
     """Return the centroids in an order where neighbours in space are mostly adjacent.
 
-    Each centroid is followed by the nearest of the centroids that remain. The clusters that a search reads are then in
+    The nearest of the remaining centroids follows each centroid. The clusters that a search reads are then in
     few pieces. The time grows with the square of the number of centroids.
     """
     if len(centroids) <= 2:
