@@ -48,7 +48,7 @@ SEE_FILE = "Write the file again, or leave it out"
 class TidemarkError(Exception):
     """The root of all errors.
 
-    `str(error)` describes the event, the place and the remedy. `context` contains the same facts as fields.
+    `str(error)` describes the fault, its place and the remedy. `context` contains the same facts as fields.
     """
 
     kind: ClassVar[str] = "error"
@@ -159,8 +159,8 @@ class NotWritten(Unavailable):
 class Corrupt(TidemarkError):
     """Stored bytes differ from what was written. Stop and inspect. No row was returned from these bytes.
 
-    `str(error)` is the finding, followed by the advice. A text that quotes another error uses `found` of that error, so
-    that the advice appears only once. `advice` is None if the finding already ends with advice.
+    `str(error)` is the finding, followed by the advice. To quote another error, use the `found` of that error. The
+    advice then appears only once. `advice` is None if the finding already ends with advice.
     """
 
     kind = "corrupt"
@@ -299,7 +299,7 @@ def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
 
 
 def of_the_system(error: BaseException) -> bool:
-    """Return True if the error means that the system refused something, and False if it means that bytes are invalid.
+    """Return True if the system refused something. Return False if the error is about invalid bytes.
 
     The result is False for every error of Tidemark, because its class already has a meaning.
     """

@@ -97,7 +97,7 @@ def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
 
 _TAB = 4
 
-# Parts of Tidemark's own texts that must not be removed: examples in advice, and locations that are already removed.
+# These parts of Tidemark's own texts must stay: examples in advice, and locations that are already removed.
 _OURS = r"/{0,2}(?:bucket/prefix|…@?…?[).,:;]*)?(?:[\s'\"]|$)"
 _LOCATION = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"

@@ -42,7 +42,7 @@ class Option:
         metavar: The placeholder of the value in the help.
         command: The name of the command's option, if it differs from the name of the field. Empty: only jobs have the
             option.
-        has_all: The command has an option --all, which means that this option is not given.
+        has_all: The command has an option --all. It has the same meaning as the absence of this option.
         is_duration: The command takes a duration such as 10m, and the job takes a number of milliseconds.
         choices: For a `Mode`, the help of each mode that has an option of its own.
     """
@@ -271,7 +271,7 @@ class HealRaw(RawLogOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectRaw(RawLogOptions):
-    """The time for which a chunk is in the collector's plan before the chunk is deleted."""
+    """The time between the entry of a chunk in the collector's plan and the deletion of the chunk."""
 
     horizon_ms: Annotated[
         int | None,
@@ -314,7 +314,7 @@ class Publication(Protocol):
 
 
 class Declared(Protocol):
-    """The part of a declaration that decides which steps a table has."""
+    """The part of a declaration that determines the steps of a table."""
 
     @property
     def landing(self) -> Landing | None:
@@ -566,7 +566,7 @@ TABLE_STEPS: Final = (
         cron="30 3 * * *",
     ),
 )
-"""The steps that the assets of a table run, in the order of their dependencies."""
+"""The steps of the assets of a table, in the order of their dependencies."""
 
 OTHER_STEPS: Final = (
     Step(

@@ -31,7 +31,7 @@ _SQL_TYPES: Final = {
     "INTEGER_LITERAL": "INTEGER",
     "STRING_LITERAL": "VARCHAR",
 }
-"""The names that DuckDB uses in its errors for types, with the names in SQL."""
+"""The names of types in DuckDB's errors, with the names in SQL."""
 
 _TRY = "Use try_cast to get null, or correct the text"
 
@@ -124,7 +124,7 @@ _OPERATORS: Final = {
     "__postfix": "!",
     "->>": "->>",
 }
-"""The names that DuckDB uses in its errors for operators, with the words in SQL."""
+"""The names of operators in DuckDB's errors, with the words in SQL."""
 
 
 def _call(found: re.Match[str]) -> str:

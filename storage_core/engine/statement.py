@@ -176,12 +176,12 @@ OF_ONE_ROW = words("""
 """Functions that always return the same value for a row. The query text limits the length of the result."""
 
 
-# The tree that DuckDB's parser makes of a text, and the error for a text that is refused.
+# The tree of DuckDB's parser for a text, and the error for a refused text.
 
 Node = Mapping[str, Any]
 _NESTED = (dict, list)  # the types of nested JSON values
 _SCHEMAS = (["main"], ["system", "main"])
-"""The schemas that DuckDB searches for a function before it searches for a column with that name."""
+"""The schemas in which DuckDB searches for a function first. After that, it searches for a column with that name."""
 
 
 def nodes_of(tree: Any) -> Iterator[Node]:
@@ -284,7 +284,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
     Args:
         text: The statement.
         what: A description of the statement, for errors.
-        given: The text that errors quote, if the caller has made `text` from another text.
+        given: The text for quotes in errors, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"a {what} is text, found {text!r}. Give a text", query=text)
@@ -315,7 +315,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
 
 
 def _several(what: str, found: str, text: str) -> InvalidInput:
-    """Return the error for a text that is several statements, or a statement that is not a SELECT."""
+    """Return the error for several statements in one text, or for a statement that is not a SELECT."""
     if what == "query":
         form = "one SELECT statement"
         advice = "To change rows, use append, upsert, update, overwrite or delete"
@@ -598,7 +598,7 @@ def _has_value_without_table(name: str) -> bool:
 
     quoted = name.replace('"', '""')
     try:
-        parser().execute(f'SELECT "{quoted}"')  # quoted, the word is one identifier
+        parser().execute(f'SELECT "{quoted}"')  # the quotes make the word one identifier
     except duckdb.Error:
         return False
     return True

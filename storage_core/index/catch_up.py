@@ -114,7 +114,7 @@ def actions_of(
     merged: Iterable[MergedSegments] = (),
     idle: Iterable[str] = (),
 ) -> list[Action]:
-    """Return the actions of the commit that ends a run, given the segments that its tasks built and merged.
+    """Return the actions of a run's last commit. The arguments are the segments that its tasks built and merged.
 
     If a segment was built or merged and then merged into a larger segment in the same run, the actions do not contain
     it. `idle` are translations that no index needs after the commit.
@@ -175,7 +175,7 @@ def merge_all(
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
-    """Return the missing work until `index` covers every live split of the snapshot.
+    """Return the work that is needed until `index` covers every live split of the snapshot.
 
     Makes no request. The same snapshot gives the same plan. Segments to rebuild are replaced, and translations that no
     index needs afterwards are removed. With `retrain`, all segments of embeddings are trained again. Without it, a
@@ -263,7 +263,7 @@ def _part(store: ObjectStore, work: CatchUpWork) -> Part:
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:
-    """Return the version up to which the index covers every split that is live in the snapshot.
+    """Return the version up to which the index covers every live split of the snapshot.
 
     If all live splits are covered, it is the version of the snapshot. Otherwise it is the version directly before the
     one that added the oldest uncovered split. The watermark is computed and never stored, so it always agrees with the

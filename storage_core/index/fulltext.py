@@ -180,7 +180,7 @@ def parse(
     two changes (`text_queries`). `NOT` and `-` exclude rows from their group. If the group has no other clause, they
     exclude rows from the whole table. The remaining rows have the score 0.
 
-    A text that is not a valid query is read as a query for any of its words. A text is not valid in these cases:
+    An invalid text is read as a query for any of its words. A text is invalid in these cases:
 
     - It cannot be parsed, or names a column that the index does not have.
     - It exceeds a limit of `text_queries`.
@@ -473,7 +473,7 @@ class _Words:
         return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
-        """Return a query for each word in the given query."""
+        """Return a query for each word for which the given query searches."""
         import tantivy
 
         leaves = [*_looked_for(query.tree)]

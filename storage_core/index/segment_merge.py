@@ -54,7 +54,7 @@ def merge_text(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict
     and leaves the other segments separate.
 
     Raises:
-        Corrupt: A document has a row number that its part does not contain, or that another document also has.
+        Corrupt: Two documents have the same row number, or a row number is not in the part of its document.
 
     Cost:
         Memory is twice the size of the files, and 40 bytes per row of one part. Scratch files take the same space on

@@ -465,7 +465,7 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """The segments that cover rows of a live split, and the translations that lead from these segments to the split."""
+    """The segments that cover rows of a live split, and the translations from these segments to the split."""
 
     segments: tuple[IndexSegment, ...]
     translations: tuple[Translation, ...] = ()

@@ -125,7 +125,7 @@ def _clauses(node: Node) -> int:
 def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
     """Yield the positions that the words of a sloppy phrase may have. Each set of positions is yielded once.
 
-    A word that moves by d positions is d positions after its position in the phrase. The moves of all words differ by
+    If a word moves by d, it is d positions after its position in the phrase. The moves of all words differ by
     at most `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
     """
     for count, moves in enumerate(_moves(words, slop), 1):

@@ -373,7 +373,7 @@ class MergeSkip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """The action that makes a batch job idempotent: a commit that repeats a recorded (appId, version) is a no-op."""
+    """The action that makes a batch job idempotent. A commit with a recorded (appId, version) does nothing."""
 
     NAME: ClassVar[str] = "txn"
     appId: str

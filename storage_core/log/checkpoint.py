@@ -84,8 +84,8 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, Piece
 class Recovery:
     """Fallbacks for unreadable objects of a state.
 
-    Each function gets the error of the failed read. The function either returns the same content from another source,
-    which is slower, or raises that error. None stands for a missing fallback.
+    Each function gets the error of the failed read. The function returns the same content from a slower source, or
+    raises that error. None stands for a missing fallback.
     """
 
     splits: Recover | None = None

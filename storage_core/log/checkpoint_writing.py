@@ -4,10 +4,9 @@ See docs/architecture/transaction-log.md, "Checkpoints". A state is derived from
 writers write a state of the same version, the first written state is valid. The manifests are written first, then the
 state that lists them, then the hint. After a crash at any point, a reader uses the newest complete state (lesson 47).
 
-A new state shares manifests with the previous state. `layout` decides which manifests stay, which are rewritten, and
-which are new. `transactions_layout` decides the same for the objects of transactions. If a table has few transactions,
-they are lines of the state's root instead. Both functions read the objects that they decide to rewrite, and send no
-other requests.
+A new state shares manifests with the previous state. `layout` determines the manifests to keep, to rewrite and to add.
+`transactions_layout` decides the same for the objects of transactions. If a table has few transactions, they are lines
+of the state's root instead. Both functions read the objects that they decide to rewrite, and send no other requests.
 
 The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only if
 its manifest is small and is joined with other manifests, or if more than a tenth of all entries are dead. New
@@ -317,7 +316,7 @@ def write_checkpoint(
     compact: bool = False,
     recovery: Recovery = NOWHERE,
 ) -> CheckpointResult:
-    """Ensure that a complete state of the snapshot's version exists, and that the hint is at least as new.
+    """Ensure that the snapshot's version has a complete state, and that the hint is not older.
 
     Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state from which
         the snapshot was loaded, unless the layout joins old manifests. The caller ensures that the earlier state still

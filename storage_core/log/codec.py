@@ -269,7 +269,7 @@ def _require_rows(add: Add, where: str) -> None:
 
 
 def _require_moves(translation: Translation, where: str) -> None:
-    """Check that the counts match the inputs and outputs, and that no more rows leave an input than it has."""
+    """Check that the counts match the inputs and outputs. An input must not lose more rows than it has."""
     inputs, outputs = len(translation.inputs), len(translation.outputs)
     if len(translation.inputRows) != inputs or len(translation.movedRows) != inputs * outputs:
         counts = f"{len(translation.inputRows)} and {len(translation.movedRows)} counts"

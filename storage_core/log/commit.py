@@ -1,8 +1,8 @@
 """Commits: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
 The version file is the commit. A commit becomes at most one version. After a failed attempt, the committer first reads
-which commit became that version. Only then does it try the next version. So the committer resolves an unknown outcome
-by reading the log, and never undoes a write.
+the log to find the commit of that version. After that, it tries the next version. So the committer resolves an unknown
+outcome by reading the log, and never undoes a write.
 """
 
 from __future__ import annotations

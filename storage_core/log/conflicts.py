@@ -72,7 +72,7 @@ RESTORES = "tidemark:restore"
 PRUNING = "tidemark:prune"
 """The fence of prunings. Its token is the last version that pruned transactions.
 
-A commit that was planned before that version must not record transactions. Since the plan, another commit may have done
+A commit with an earlier plan must not record transactions. Since the plan, another commit may have done
 the same work, and the transaction of this commit may have been pruned. The plan would then repeat the work.
 """
 
@@ -251,7 +251,7 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
     - A segment without a row in a live split, even after moves of its rows. No search could use the segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
     - A translation, if the head has no indexes.
-    - The removal of a translation that was already removed, or that a segment added since the plan needs.
+    - The removal of a translation, if it was already removed or a segment added since the plan needs it.
 
     Raises `CommitConflict` if no action is left.
     """
@@ -344,7 +344,7 @@ def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot)
     - A segment to remove is no longer live.
     - An index, or a column of an index, was changed or dropped.
     - Another segment of the index now covers the same rows of a split.
-    - An index that the commit drops has a new segment that the commit does not remove.
+    - The commit drops an index but does not remove a new segment of the index.
     """
     removed = {action.path for action in actions if isinstance(action, RemoveIndexSegment)}
     deleted = sorted(removed - head.segments.keys())

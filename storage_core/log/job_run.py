@@ -334,7 +334,7 @@ class Outlook:
 
 
 class Inputs(Protocol):
-    """The inputs that determine which run a table needs: its newest version, its declared settings and the time."""
+    """The inputs that determine the needed run: the table's newest version, its declared settings and the time."""
 
     @property
     def store(self) -> ObjectStore:

@@ -159,7 +159,7 @@ IsDead = Callable[[str], bool]
 
 
 class Lease:
-    """A resource that this process holds, or held until another process took it over.
+    """A resource that this process holds or held. Another process may have taken it over.
 
     One thread may work under the lease while another thread renews the lease. A token is valid for one commit, and
     `advance` takes the next token. After a fork(), the child process does not hold the lease. In the child process,

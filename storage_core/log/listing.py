@@ -48,7 +48,7 @@ def decode_boundary(data: bytes) -> int:
 
 
 def first_version(store: ObjectStore) -> int:
-    """Return the first version that may exist, which is 0 before any collection. One GET.
+    """Return the first version that may exist. It is 0 before any collection. One GET.
 
     Raises `Corrupt` if the boundary cannot be parsed. Unlike the hint, the boundary cannot be replaced: it is the only
     record of the deletions.
@@ -124,7 +124,7 @@ def read_hint(store: ObjectStore) -> Checkpointed | None:
 def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
     """Point the hint at a newer state. Return True if this call moved the hint.
 
-    A hint that is at least as new is not changed, unless its state does not exist. If other processes win every
+    A newer or equal hint is not changed, unless its state does not exist. If other processes win every
     attempt, that is not an error, because their hint is usable. Without any hint, opening the table only takes longer.
 
     Cost:
@@ -373,8 +373,8 @@ def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log
     of a new table would hide the loss.
 
-    The error names the other table. A parent folder that this process may not list counts as a folder without a table.
-    The same applies to a table that is being created at this moment.
+    The error names the other table. If this process may not list a parent folder, the folder counts as a folder without
+    a table. The same applies to a table that is being created at this moment.
 
     Cost:
         One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16

@@ -13,8 +13,8 @@ even if the application sends it several times.
 
 A compact state has the minimum number of manifests for its splits, and no tombstones. `compact_state` writes a compact
 state on request. Without a request, a state is rewritten only if that saves more work than it costs
-(`checkpoint_writing`). States are immutable. So if the newest version already has a state, `compact_state` commits a
-new version that changes nothing, and writes the compact state of that new version.
+(`checkpoint_writing`). States are immutable. So if the newest version already has a state, `compact_state` first
+commits a new version without changes. Then it writes the compact state of the new version.
 """
 
 from __future__ import annotations
@@ -193,9 +193,9 @@ class TransactionLog:
     ) -> CommitResult:
         """Commit `actions`, planned on `snapshot`, as the next version: all actions exactly once, or none.
 
-        The version that the commit follows passes all checks that docs/architecture/transaction-log.md defines for
-        these actions, and meets every requirement. If all transactions in `actions` are already recorded, nothing is
-        written. If an error other than `CommitUnknown` is raised, nothing is written either.
+        The commit follows a version that passes all checks for these actions (docs/architecture/transaction-log.md),
+        and that meets every requirement. If all transactions in `actions` are already recorded, nothing is written. If
+        an error other than `CommitUnknown` is raised, nothing is written either.
 
         Args:
             commit_id: Marks a possible retry. The history up to `snapshot` is searched for this id first.

@@ -153,7 +153,7 @@ def state_at(store: ObjectStore, newest: MirrorCommit) -> DeltaState:
 
 
 def _descriptor(found: Json | None) -> Json | None:
-    """Return the descriptor in the form that a commit contains, that is, without nulls."""
+    """Return the descriptor without nulls, which is the form in a commit."""
     return None if found is None else {name: value for name, value in found.items() if value is not None}
 
 

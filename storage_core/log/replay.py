@@ -144,7 +144,7 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
     """Return the newest snapshot that follows `found`. Raise `Corrupt` if a later version exists after a gap.
 
     The cost is one LIST of the version files after the snapshot. A listing may lack a version that exists. So a listing
-    can prove that a gap exists, but not that no gap exists.
+    can prove a gap, but not the absence of gaps.
     """
     while (newest := newest_beyond(store, found.version)) > found.version:
         following = advance(store, found)

@@ -104,7 +104,7 @@ class TableStore:
     """The objects of a table. If the table is a shallow clone, these include the objects of the source.
 
     The first read of each object in the source costs one more request. The first such read also costs one GET of
-    `_source.json`. A table that is not a clone sends these additional requests only for missing objects. Reads also
+    `_source.json`. Other tables send these additional requests only for missing objects. Reads also
     raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
     """
 

@@ -55,8 +55,8 @@ class Snapshot:
         segments: Index segments by path.
         mergeskips: Splits that an operation skips, by path.
         translations: Translations by path.
-        checkpoint: The checkpoint from which the snapshot was loaded, or which was written for the snapshot. None if
-            there is no checkpoint. The equality of snapshots does not depend on this field.
+        checkpoint: The checkpoint that the snapshot was loaded from or that was written for it. None without a
+            checkpoint. The equality of snapshots does not depend on this field.
     """
 
     version: int

@@ -74,7 +74,7 @@ reused for more rows.
 _SAMPLE_SLICES: Final = 4
 _SAMPLE_ROWS: Final = ROWS_PER_PAGE
 _WORTH_BYTES: Final = 0.25
-"""The bytes per row that another encoding must save compared with the dictionary of a string column.
+"""Another encoding of a string column must save this many bytes per row compared with the dictionary.
 
 A merge does not decode dictionaries, which makes it several times as fast.
 """

@@ -1,4 +1,4 @@
-"""The metadata that a split file contains about itself, and the size of its row groups.
+"""The metadata of a split in its own file, and the size of its row groups.
 
 All metadata is text in the Parquet key-value metadata, under keys that start with `tidemark.`. A missing value, for
 example no window, is a missing key. The rest of the metadata, including native statistics, belongs to Parquet. See
@@ -107,7 +107,7 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 
 
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
-    """Return the action from which `describe` made this metadata, without the values that need the whole file.
+    """Return the action of this metadata, which `describe` made. The values that need the whole file are missing.
 
     `split.writer.with_file_metrics` adds these values, which are the checksum and the position of the footer. Raises
     `Corrupt` if the metadata does not belong to a split at `path`, where the file was found.

@@ -95,7 +95,7 @@ def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
 
 
 def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.Schema:
-    """Return the columns of a file. A column that is a vector in the recorded table schema gets the vector type."""
+    """Return the columns of a file. A vector column of the recorded table schema gets the vector type."""
     columns = columns.remove_metadata()
     text = metadata.get(PREFIX + "table_schema", "")
     if VECTOR not in text:

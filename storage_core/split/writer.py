@@ -4,8 +4,8 @@
 sorted rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the
 result to the driver as JSON.
 
-The functions of this module do not commit. A split that no version refers to is an orphan, and the collector removes it
-later.
+The functions of this module do not commit. A split without a version that refers to it is an orphan. The collector
+removes orphans later.
 """
 
 from __future__ import annotations
@@ -411,7 +411,7 @@ class Expected:
 
 
 class RollingWriter:
-    """A writer that writes sorted rows, which arrive in pieces, as splits of about the target size.
+    """A writer of splits of about the target size. The rows are sorted and arrive in pieces.
 
     The rows are divided only where the key changes. So the row keys of the splits do not overlap. Rows with equal keys
     are never divided, regardless of their size. The number of splits is rounded to the nearest integer. If there are

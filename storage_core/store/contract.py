@@ -369,7 +369,7 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
 def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) -> bool:
     """Ensure that the object exists. Return True if this call wrote the object, False if it already existed.
 
-    Use this function for a key that is derived from the content, so that every writer writes the same bytes.
+    Use this function for a key that is derived from the content. Every writer then writes the same bytes.
 
     Args:
         advice: The end of the message of `CommitUnknown`, which contains the next step for the user.

@@ -64,7 +64,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """An entry, or a folder that is being filled to become an entry: last use, name and size on disk."""
+    """An entry, or an unfinished folder of a future entry: last use, name and size on disk."""
 
     used_ns: int
     name: str

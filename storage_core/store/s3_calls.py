@@ -252,7 +252,7 @@ def _is_quiet(connection: HTTPConnection) -> bool:
 
 
 def _trust(authorities: Path | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts these authorities, or by default the authorities that boto3 trusts."""
+    """Return a TLS context that trusts these authorities. The default authorities are those of boto3."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     shipped = (find_spec(each) for each in ("certifi", "botocore"))
     files = (Path(spec.origin).with_name("cacert.pem") for spec in shipped if spec is not None and spec.origin)

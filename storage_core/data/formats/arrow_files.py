@@ -168,7 +168,7 @@ def _follow(metadata: memoryview, at: int) -> int:
 
 
 def _table(metadata: memoryview, table: int, number: int) -> int | None:
-    """Return the position of the table or vector in a table's field."""
+    """Return the position of the table or vector to which a table's field refers."""
     at = _field(metadata, table, number)
     return None if at is None else _follow(metadata, at)
 
@@ -386,7 +386,7 @@ class DoneLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The lines and rows that left the quarantine in the commit that names this receipt.
+    """The lines and rows that left the quarantine in one commit. The commit refers to this receipt.
 
     `number` counts these commits from 1.
     """

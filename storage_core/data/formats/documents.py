@@ -322,7 +322,7 @@ def _region(body: Mapping[str, Any]) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The last chunk of one writer that may have been collected, its last record, and the time of this entry in ms."""
+    """The last possibly collected chunk of one writer, its last record, and the time of this entry in ms."""
 
     number: int
     sequence: int

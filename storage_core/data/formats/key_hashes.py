@@ -190,7 +190,7 @@ class BloomFilter:
     def may_contain(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return, for each hash, False if the key was certainly not added, else True.
 
-        For a key that was not added, the result is True in about 1 of 1,000 cases.
+        For other keys, the result is True in about 1 of 1,000 cases.
         """
         blocks, bits = _positions(hashes, len(self.words))
         found: npt.NDArray[np.bool_] = (self.words[blocks] & bits == bits).all(axis=1)

@@ -1,8 +1,8 @@
 """Keys of the objects of tables and of raw logs. The templates of `kinds` define the keys.
 
 Keys are relative to the root of the table or raw log (docs/architecture/object-store.md, "Keys"). `parse(build(x))`
-returns x, and each key that can be parsed is exactly the key that its builder returns. So the key of an object has a
-single spelling. A key that cannot be parsed does not belong to Tidemark, and its object is never read or deleted.
+returns x. If a key can be parsed, its builder returns exactly this key. So the key of an object has a single spelling.
+Other keys do not belong to Tidemark. Tidemark never reads or deletes their objects.
 
 Below the root of a raw log, only these keys are valid (docs/architecture/ingestion.md, "Raw log"):
 

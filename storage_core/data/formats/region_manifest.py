@@ -107,7 +107,7 @@ def encode_region(manifest: RegionManifest) -> bytes:
 def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
     """Return all fields except the checksum.
 
-    The checksum covers the bytes without copies, so that releases that do not support copies can verify it.
+    The checksum covers the bytes without copies. So releases without support for copies can verify the checksum.
     """
     from storage_core.data.formats import region_manifest_pb2
 

@@ -1,7 +1,7 @@
 """The ids, defaults and stored names of changed columns (`docs/spec.md`, "Columns that change").
 
 From the first change of a table's schema on, each column has an id, which is never reused in the table. A column that
-was added later may have a default, which is the value of the column in rows that were written before.
+was added later may have a default. The default is the value of the column in older rows.
 
 All splits contain a column under the same stored name. The stored name is the first name of the column, unless another
 column had this name earlier. If the stored name differs from the current name, the field contains the stored name.

@@ -85,8 +85,8 @@ def puts(rows: pa.Table) -> pa.Table:
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key with the combined effect of all records of the key, in ascending order of keys.
 
-    In the result, only patches contain `_fields`, which lists the columns that the patch replaces or merges, in column
-    order. A delete keeps the values of the last delete.
+    In the result, only patches contain `_fields`: the columns that the patch replaces or merges, in column order. A
+    delete keeps the values of the last delete.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every

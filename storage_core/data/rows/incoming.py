@@ -1,4 +1,4 @@
-"""The conversion of rows that callers give, in the form of any library, to exact Arrow columns.
+"""The conversion of rows of callers to exact Arrow columns. The rows may have the form of any library.
 
 Callers give Python objects, Arrow data, data frames of pandas or Polars, or any object with a stream of Arrow data.
 `table_of` and `pieces_of` are the entry points. A value is either stored exactly or refused. The parts of the module:
@@ -466,7 +466,7 @@ def is_stream(rows: object) -> TypeGuard[ArrowStream]:
 def read_whole(rows: Rows) -> InMemory:
     """Return a stream as a table, and everything else unchanged.
 
-    Raises `InvalidInput` for a stream that breaks off, and for a value in it that is not valid for its type.
+    Raises `InvalidInput` for a stream that breaks off, and for an invalid value in the stream.
     """
     if not is_stream(rows):
         return cast("InMemory", rows)  # a later step refuses objects that are not rows

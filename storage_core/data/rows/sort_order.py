@@ -1,7 +1,7 @@
 """The order of rows: the sort schema language, its columns in a table, and the sort itself.
 
-**Sort schemas.** A sort schema lists the columns that order a table, with their directions, and the columns that only
-have statistics:
+**Sort schemas.** A sort schema contains the columns of the order, with their directions, and columns that only have
+statistics:
 
     [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
@@ -400,7 +400,7 @@ def nameless(text: str) -> str:
 def recorded_order(text: str, config: TableConfig, schema: pa.Schema) -> SortOrder | None:
     """Return the order in which a split was written. Return None if the table no longer has the columns.
 
-    A split keeps the sort schema with which it was written, even if the table has another sort schema now.
+    A split keeps its own sort schema, even if the table has another sort schema now.
     """
     current = bind(config, schema)
     if nameless(current.text) == nameless(text):

@@ -377,7 +377,7 @@ def _physical(type_: pa.DataType) -> pa.DataType:
 
 
 def _reachable(array: pa.Array) -> pa.Array:
-    """Return the same values without the values that belong to no row, which are inside nulls or outside a slice.
+    """Return only the values that belong to a row. The other values are inside nulls or outside a slice.
 
     Dictionaries are decoded.
     """

@@ -554,7 +554,7 @@ class TableConfig:
     indexes: tuple[IndexDefinition, ...] = setting((), INDEXES)
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` for settings that contradict each other, and for names that are given twice."""
+        """Raise `InvalidInput` for contradictory settings and for repeated names."""
         check_bounds(self)
         _read_modes(self.map_columns)
         if self.retention_ms is not None and self.window_seconds is None:
@@ -600,7 +600,7 @@ class TableConfig:
 
     @property
     def dividing(self) -> tuple[int, bool]:
-        """The settings that decide which regions exist. A capture of regions under other values is not reused."""
+        """The settings that determine the regions. A capture of regions under other values is not reused."""
         return self.region_spec.id, self.regions_by_hand
 
     @property
@@ -691,7 +691,7 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The description of each group of settings that have a common prefix in their names."""
 LANDING_GROUP: Final = "landing"
-"""The prefix of the settings that a declaration contains next to the landing location, which is not a setting."""
+"""The prefix of settings next to the landing location in a declaration. The landing location is not a setting."""
 
 
 def _by_name() -> dict[str, Setting]:

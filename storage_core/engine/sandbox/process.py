@@ -1,4 +1,4 @@
-"""The sandbox process, which answers queries, and the protocol between the caller and the sandbox.
+"""The sandbox process and the protocol between the caller and the sandbox. A sandbox answers queries.
 
 `Sandbox` starts and ends one process. `taken` and `keep` manage the sandboxes that wait for the next query. `Query` and
 `Relation` describe a query and the data that it reads.

@@ -61,7 +61,7 @@ class Feeds:
         """The first error while rows were produced. The reading then ended without an `END`."""
         self._made = [_HeldWhileSmall(Rows(each.schema, partial(self._until_closed, each))) for each in rows]
         self._home = HomeProcess()
-        # Reentrant, because a thread that holds the lock may run a garbage collection, which may call `close`.
+        # The lock is reentrant: a thread with the lock may run a garbage collection, and this may call `close`.
         self._lock = threading.RLock()
         self._open = set[socket]()
         self._is_closed = False

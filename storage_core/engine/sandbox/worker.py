@@ -137,7 +137,7 @@ def _allow_below(rules: int, rights: int, writable: Path) -> None:
 
 
 def _version() -> int:
-    """Return the version of Landlock that the kernel supports. 0 or less means that it does not support Landlock."""
+    """Return the kernel's version of Landlock. 0 or less means that the kernel does not support Landlock."""
     if sys.platform != "linux":
         return 0
     return int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION))

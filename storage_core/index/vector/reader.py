@@ -183,7 +183,7 @@ def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, piece
 
 
 COARSE = 40
-"""The number of candidates per result row that coarse codes keep, and that clusters must contain with a filter."""
+"""The number of candidates per result row after the coarse codes. With a filter, clusters must contain this number."""
 
 RANKED_PER_ROW = 4
 """The number of candidates per result row that exact embeddings rank. A second step leaves at most this many."""
