@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 MOST_LISTED: Final = 20
-"""The number of names that an error lists. The report contains all names."""
+"""The maximum number of names in an error. The report contains all names."""
 
 
 def first_of(items: Sequence[object], most: int) -> list[object]:

@@ -5,9 +5,9 @@ Every attempt of a commit checks its actions against the head that the commit wo
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
-**Splits.** A removed split must be live, with the deletion vector that the plan or its rebase has seen. So a compaction
-never restores rows that were deleted concurrently (lesson 26). An add that changes the deletion vector of a live split
-requires that the split has not changed since the plan. Any other add is a new file.
+**Splits.** A removed split must be live. Its deletion vector must be the one that the plan, or the rebase of the plan,
+has seen. So a compaction never restores rows that were deleted concurrently (lesson 26). An add that changes the
+deletion vector of a live split requires that the split has not changed since the plan. Any other add is a new file.
 
 A new file is not looked up among all live splits. On a table of a million files, that check would read every manifest
 for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a path can

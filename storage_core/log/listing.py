@@ -299,7 +299,7 @@ def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[
 
 
 def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
-    """Return the last page of version files and of keys that sort among them, and the version at which the page starts.
+    """Return the last page of version files, including other keys that sort between them, and its first version.
 
     The function finds the page by an exponential search, then by a binary search, and lists one page per step. If the
     page has keys, it becomes the lower end of the search. If the page is empty, it becomes the upper end.

@@ -35,7 +35,8 @@ A writer that does not support a feature of a table must not write or vacuum the
 """
 
 ENCODING: Final = "utf-8"
-"""The encoding of a commit. Up to this commit, no statistics contain escapes that other readers misread."""
+"""The encoding of a commit. With this encoding, no statistics up to the commit contain escapes that other readers
+misread."""
 
 Json = dict[str, Any]
 
