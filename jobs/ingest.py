@@ -187,11 +187,14 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     return job.report("nothing_to_do", details=details)
 
 
-def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot) -> list[BatchResult]:
+def _read_files(
+    job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot | None = None
+) -> list[BatchResult]:
     """Execute the tasks of these files with the columns of `table`, and return their results in the order of the files.
 
-    Note the unread files.
+    Note the unread files. Without `table`, the columns are those of the newest version that the run knows.
     """
+    table = table or job.before
     context = context_of(table).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
