@@ -163,7 +163,7 @@ def record(encodings: Encodings, rows: int) -> dict[str, str]:
 
 
 def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
-    """Return the choice in a file. Empty if there is no choice, or if this release does not support it."""
+    """Return the choice in a file. Empty without a choice, or if this release does not support the choice."""
     try:
         found = json_object(metadata, _KEY) or {}
         return {name: Encoding(value) for name, value in found.items()}
