@@ -160,9 +160,9 @@ def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaratio
 def run_distribute(job: JobRun[Distribute]) -> JobReport:
     """Write the records of closed segments to their tables.
 
-    All tables are written at once, with one task per slot. Missing tables are created from their declarations. A
-    missing chunk of a writer holds back the later chunks of this writer, and the report lists the chunk under `held`.
-    Records of unknown tables go to quarantine. A dry run changes nothing.
+    All tables are written at once, with one task per slot. Missing tables are created from their declarations. After a
+    missing chunk, the later chunks of the same writer wait. The report contains the missing chunk under `held`. Records
+    of unknown tables go to quarantine. A dry run changes nothing.
 
     A table that fails does not stop the other tables. The error is raised after all tables are done, with the report in
     its context (`report_of`). `Held` is raised in the same way if another run distributes this raw log into a table.
@@ -214,7 +214,7 @@ class _Tasks:
 
 
 def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
-    """Return, by writer, the number of the last chunk whose absence is accepted. Raises `InvalidInput`."""
+    """Return for each writer the number of the last chunk that may be missing. Raises `InvalidInput`."""
     found: dict[str, int] = {}
     for text in skip_gaps:
         writer, _, last = text.rpartition(":")
@@ -225,9 +225,9 @@ def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
 
 
 def missing_chunks(raw_log: str, held: Iterable[Mapping[str, Any]]) -> Corrupt:
-    """Return the error for missing chunks that make later records wait. It contains the command that gives them up.
+    """Return the error for missing chunks that make later records wait.
 
-    `held` is the list of this name in the report of a distribution.
+    It contains the command to give up these chunks. `held` is the list of this name in the report of a distribution.
     """
     last: dict[str, int] = {}
     for each in held:
@@ -256,7 +256,7 @@ def _distribute(job: DistributeTables, work: _Tasks, terms: Terms, run: JobRun[D
             run_id=run.options.run_id,
             guards={name: lease.requirement for name, lease in leases.items()},
         )
-        # If no lease was taken, no table needs rows, and Spark is not started.
+        # Without a lease, no table needs rows, and Spark is not started.
         done = distributor.distribute(replace(terms, slots=work.slots(_left(job, tables, terms))) if leases else terms)
     done.failures |= job.failures
     return done
@@ -271,8 +271,7 @@ def _leased(
     A lease allows this run to distribute the raw log into the table.
 
     The commits are not fenced, because one lease covers all rounds. The offsets ensure that two runs do not write a
-    record twice. The lease only prevents that two runs do the same work. A table whose lease is not available is added
-    to the failures.
+    record twice. The lease only prevents duplicate work. A table without an available lease is added to the failures.
     """
     leases: dict[str, Lease] = {}
     resource = run.step.lease.format(raw_log=job.raw.name)
@@ -393,7 +392,8 @@ def run_heal_raw(job: JobRun[HealRaw]) -> JobReport:
 def run_collect_raw(job: JobRun[CollectRaw]) -> JobReport:
     """Run both passes of the collector in this process. Without a declared retention nothing is deleted.
 
-    A table that does not exist or cannot be opened protects every chunk. The report lists the table under `protecting`.
+    A table that does not exist or cannot be opened protects every chunk. The report contains the table under
+    `protecting`.
 
     Raises:
         InvalidInput: The horizon is negative.
@@ -443,8 +443,8 @@ def _collection_details(log: DistributeTables, found: RawLogCollection) -> dict[
 def run_forget(job: JobRun[Forget]) -> JobReport:
     """Erase rows in this process.
 
-    The details contain what was done and the report (`docs/spec.md`, section 17). With the option `report` nothing is
-    written, and the report describes the current state. `landed_files` lists the landed files that contain the rows. A
+    The details contain the outcome and the report (`docs/spec.md`, section 17). With the option `report`, nothing is
+    written, and the report describes the current state. `landed_files` contains the landed files with the rows. A
     person must remove these files. Raises the errors of `Table.forget`.
     """
     options = job.options
@@ -494,6 +494,6 @@ def divide(place: Place, item: Item) -> Answer:
 
 @as_task
 def fill(place: Place, item: Item) -> Answer:
-    """Write the records of a raw log that belong to one region as the region's next generation."""
+    """Write the records of a raw log for one region as the next generation of the region."""
     work = FillWork.from_json(item["work"])
     return {"result": distribution.fill(work, place.open(work.uri), clock=place.clock, ids=place.ids).to_json()}

@@ -3,8 +3,7 @@
 `Table` combines the transaction log, the regions, the indexes and the readers of one table. The page
 docs/architecture/README.md describes these parts.
 
-Most methods import their implementation when they are called. A program therefore loads only the code that it uses
-(decision 0042).
+Most methods import their implementation at the call. So a program loads only the code that it uses (decision 0042).
 """
 
 from __future__ import annotations
@@ -76,11 +75,11 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-_loading = typed("this process")  # modules are loaded at their first use, and the system can refuse that
+_loading = typed("this process")  # Modules are loaded at their first use, and the system can refuse this.
 
 
 def _call(method: Callable[P, R]) -> Callable[P, R]:
-    """Return the method with checks of its argument types, and with errors of this project instead of system errors."""
+    """Return the method with checks of argument types, and with errors of this project instead of system errors."""
     return _loading(checked(method))
 
 
@@ -126,8 +125,8 @@ class Table:
     ) -> Table:
         """Create an empty table and return it at version 0.
 
-        A table without a `primary_key` is an append table. A table with one is a keyed table: its rows are put, patched
-        and deleted by key.
+        A table without a `primary_key` is an append table. A table with a `primary_key` is a keyed table: rows are put,
+        patched and deleted by key.
 
         Args:
             uri: Location of the new table: a path, or `s3://bucket/prefix`.
@@ -202,9 +201,9 @@ class Table:
     def declare(declaration: TableDeclaration, uri: str | Path | None = None) -> Table:
         """Open the declared table, and create the table first if the location has none.
 
-        The call is idempotent, also if several processes declare the same table concurrently. An existing table follows
-        its declaration: new and wider columns, the order, the indexes, the landing location and the maintenance
-        settings are committed. Existing splits keep the order in which they were written.
+        The call is idempotent, even if several processes declare the same table concurrently. An existing table follows
+        its declaration. The call commits new and wider columns, the order, the indexes, the landing location and the
+        maintenance settings. Existing splits keep their order.
 
         Args:
             declaration: The declaration, such as one read from a file in `tables/`.
@@ -226,13 +225,13 @@ class Table:
     def alter(self, settings: Mapping[str, object]) -> Table:
         """Change settings of the table in one commit.
 
-        Settings that are not given keep their values, also if another process changes them concurrently. No commit is
-        made if every given setting already has its value. A job uses the new settings from its next run. New splits
-        follow the new settings at once, and existing splits stay as they are.
+        Other settings keep their values, even if another process changes settings concurrently. No commit is made if
+        every given setting already has its value. A job uses the new settings from its next run. New splits follow the
+        new settings at once, and existing splits stay as they are.
 
         Args:
-            settings: Values by name, such as `{"gc.retention": "90d", "compaction": {"factor": 12}}`. The names and
-                values are those of declarations and of `describe()["settings"]`. A value of None restores the default.
+            settings: Values by name, such as `{"gc.retention": "90d", "compaction": {"factor": 12}}`. Names and values
+                are the same as in declarations and in `describe()["settings"]`. A value of None restores the default.
 
         Returns:
             This table, moved to the new version.
@@ -267,15 +266,14 @@ class Table:
         as in `widen_column`. If the files cannot be joined, the import fails before a table is created. The error names
         the file, the column and both types.
 
-        A second import of the same source with the same content does nothing. A stream is identified by its `name`
-        only. Rows that are not imported yet therefore need a new name. `interop.importing.import_rows` describes the
-        import.
+        A second import of the same source with the same content does nothing. The `name` alone identifies a stream, so
+        new rows need a new name. `interop.importing.import_rows` describes the import.
 
         Args:
             uri: Location of the table.
             source: Location of a folder of Parquet files or of a Delta table. Or a stream of Arrow data, such as a
                 DuckDB relation or a data frame, which needs a `name`.
-            name: Name under which the import is recorded. None: the location of the source.
+            name: Recorded name of the import. None: the location of the source.
             version: Version of a Delta table to import. None: its newest version.
             declaration: Declaration of the table to create. None: the new table has the columns of the source and the
                 settings of the four arguments below.
@@ -348,7 +346,7 @@ class Table:
 
     @property
     def version(self) -> int:
-        """The version that reads use."""
+        """The version for reads."""
         return self.snapshot.version
 
     @property
@@ -364,7 +362,7 @@ class Table:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot that reads use."""
+        """The snapshot for reads."""
         return self._view.snapshot
 
     @property
@@ -427,8 +425,8 @@ class Table:
         `writer()`. The next write of that writer raises `WriterFenced`.
 
         A stream into an append table is read, sorted and written in pieces of 64 MiB, and committed at its end. If the
-        stream breaks off or a row does not fit, nothing is committed and the collector deletes the files that were
-        written. A stream into a keyed table is read as a whole.
+        stream breaks off or a row does not fit, nothing is committed and the collector deletes the written files. A
+        stream into a keyed table is read as a whole.
 
         Args:
             rows: A mapping, a list of mappings, Arrow data, a pandas or Polars data frame, or an object with an Arrow
@@ -462,14 +460,13 @@ class Table:
         new version, even if others commit concurrently. The new version contains all rows that did not meet the
         condition and no row that met it. Nothing is committed if no row matches.
 
-        No file is rewritten. Deletion vectors hide the rows, and a split whose rows are all deleted leaves the table.
-        The log's statistics show for some splits that no row matches or that every row matches. The delete does not
-        read these splits.
+        No file is rewritten. Deletion vectors hide the rows. If all rows of a split are deleted, the split leaves the
+        table. The delete does not read a split if the statistics of the log show that no row or every row matches.
 
-        On a keyed table the deleted rows are those that a `latest` read shows. Their keys are deleted in the logs of
-        their regions. After the call returns, the deletes are durable and `committed` and `latest` readers no longer
-        see the rows. The next merge removes the rows from the base. A live writer continues, and rows that this writer
-        puts later are in the table again. `change.statements` describes the details.
+        On a keyed table, the delete uses the rows of a `latest` read, and deletes their keys in the logs of the
+        regions. After the call returns, the deletes are durable and `committed` and `latest` readers no longer see the
+        rows. The next merge removes the rows from the base. A live writer continues. If it puts a deleted row again
+        later, the row is in the table again. `change.statements` describes the details.
 
         Args:
             filter: Condition as in `scan`. `"true"` deletes every row.
@@ -503,8 +500,8 @@ class Table:
         """Set columns of the rows that meet a condition.
 
         On an append table one commit hides the old rows and adds the changed rows as new splits of their windows. The
-        rows are selected as in `delete`. On a keyed table the rows are patched by key, in the same way as `delete`
-        deletes them by key.
+        rows are selected as in `delete`. On a keyed table, the rows are patched by key, just as `delete` deletes by
+        key.
 
         Args:
             values: New value by column: a constant, or a SQL expression over the columns of the old row. Example:
@@ -542,8 +539,8 @@ class Table:
     ) -> Changed:
         """Replace the rows that meet a condition with other rows, in one commit.
 
-        Append tables only. After the commit, the table contains all given rows and none of the old rows that met the
-        condition. The given rows are never late.
+        Append tables only. After the commit, the table contains all given rows, and no old row that met the condition.
+        The given rows are never late.
 
         Args:
             rows: New rows, as in `append`. Each of them must meet the condition.
@@ -569,9 +566,9 @@ class Table:
     def upsert(self, rows: Rows, *, on: str | Sequence[str]) -> Changed:
         """Add rows, and replace the rows that have the same values in the columns `on`.
 
-        On an append table, one commit adds the rows and hides all old rows with the same values. Afterwards exactly one
-        row has each combination of these values. The rows are never late. On a keyed table a region writer puts the
-        rows, as in `append`.
+        On an append table, one commit adds the rows and hides all old rows with the same values. Afterwards each
+        combination of these values has exactly one row. The rows are never late. On a keyed table a region writer puts
+        the rows, as in `append`.
 
         Args:
             rows: New rows, as in `append`. They are read as a whole.
@@ -606,7 +603,7 @@ class Table:
         later. Some objects stay until the retention of versions ends or a tag is removed. The report lists each of
         these objects and the time until which it stays.
 
-        Running the call again is safe at any time. Rows that are written, landed or distributed after the call are not
+        The call can be repeated at any time. Rows that are written, landed or distributed after the call are not
         erased.
 
         Args:
@@ -640,7 +637,7 @@ class Table:
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
     ) -> ForgetReport:
-        """Return a report of the objects that still contain rows that meet a condition.
+        """Return a report of the objects that still contain matching rows.
 
         The report covers the objects of the newest version and of older versions, and objects that no version
         references. Nothing is written, and this object stays at its version. Use `forget` to erase the rows.
@@ -681,7 +678,7 @@ class Table:
     def _matching(
         self, condition: object, verb: str, limits: QueryLimits | None, columns: Sequence[str] | None = None
     ) -> Matching:
-        """Return a function that reads the rows of a keyed table that meet a condition now.
+        """Return a function that reads the current matching rows of a keyed table.
 
         The function refuses rows that records in raw logs can still change.
         """
@@ -715,13 +712,13 @@ class Table:
 
         A manual region is a region that the caller names as text (see `region`). The caller must not write a key there
         that has unmerged records in another region. `delete` and the other statements follow this rule. If a caller
-        breaks the rule, readers fold the records of both regions. They apply the records of the region spec's regions
-        first. Then they apply the records of manual regions in the order of the region ids. The base contains one row
-        per key, which is the row that was merged last.
+        breaks the rule, readers fold the records of both regions. Readers first apply the records of regions of the
+        region spec, then the records of manual regions in the order of the region ids. The base contains one row per
+        key: the last merged row.
 
         Args:
             region: Region to write: one value for each field of the region spec. Only this region is claimed, and rows
-                of other regions are refused. Text names a manual region that the region spec does not cover. A manual
+                of other regions are refused. A text is the name of a manual region outside the region spec. A manual
                 region needs the setting `regions_by_hand` and accepts every row. None: all regions.
             options: Buffer sizes, flush thresholds and durability of the writer. None: the defaults of `WriterOptions`.
 
@@ -817,7 +814,7 @@ class Table:
     def _sources(
         self, at: At | None, consistency: str, tables: Mapping[str, Table | ArrowStream] | None
     ) -> dict[str, Opened | pa.Table]:
-        """Return the tables that a query reads, by name: this table and the further ones."""
+        """Return the tables of a query by name: this table and the further tables."""
         from storage_core.engine.statement import TABLE
         from storage_core.read import sql
 
@@ -850,10 +847,10 @@ class Table:
 
         Cost:
             The requests of the view, plus the requests below for data that this object has not cached. The lookup goes
-            through the unmerged generations, newest first, until a record determines the whole row. For each generation
-            whose bounds and Bloom filter admit the key, it reads the key index and the entries. It also
-            reads the manifest and the filter of a generation if the region's manifest contains no copy of them. For
-            each split whose bounds admit the key, it makes the requests of `key_splits.rows`. `explain_get` lists all
+            through the unmerged generations, newest first, until a record determines the whole row. It reads the key
+            index and the entries of a generation if the bounds and the Bloom filter admit the key. It also reads the
+            manifest and the filter of a generation if the region's manifest has no copies. For each split that may
+            contain the key according to the bounds, it makes the requests of `key_splits.rows`. `explain_get` lists all
             of these requests for one key.
         """
         return self.get_many([key], at=at, consistency=consistency)[0]
@@ -921,16 +918,16 @@ class Table:
     ) -> HeldRows:
         """Return the best rows for a query or a vector, best first, with a `score` column.
 
-        The search finds all matches, also in rows that are not indexed or not merged yet. It reads and indexes rows
-        without an index segment during the search, or scores them exactly by their embeddings. With the consistency
-        `latest` it searches every acknowledged row, with all patches applied. A row written with `durable=False` is
-        searched once it is durable. Deleted and superseded rows are never returned, but count in full-text scores until
-        compaction removes them (decision 0022).
+        The search finds all matches, including rows that are not indexed or merged yet. It reads and indexes rows
+        without an index segment during the search, or scores these rows exactly by their embeddings. With the
+        consistency `latest` it searches every acknowledged row, with all patches applied. A row written with
+        `durable=False` is searched once it is durable. Deleted and superseded rows are never returned, but count in
+        full-text scores until compaction removes them (decision 0022).
 
-        Several rankings are combined if there is a query and a vector, or several indexes. Each index ranks its rows.
-        The `score` is the sum of reciprocal ranks or of scaled scores (see `fusion`), each multiplied by the weight of
-        its index. The columns `<index>_rank` and `<index>_score` contain the rank and the score in each index. They are
-        null for a row that is not among the best rows of the index (`search.hybrid.search`).
+        With a query and a vector, or with several indexes, the search combines several rankings. Each index ranks its
+        rows. The `score` is the sum of reciprocal ranks or of scaled scores (see `fusion`), each multiplied by the
+        weight of its index. The columns `<index>_rank` and `<index>_score` contain the rank and the score in each
+        index. They are null for a row that is not among the best rows of the index (`search.hybrid.search`).
 
         Rows with equal scores have a fixed order. Pages of one version therefore neither overlap nor miss a row. This
         object keeps open searchers, decoded pages and bitmaps in bounded memory and in temporary files
@@ -958,7 +955,7 @@ class Table:
             at: Older version to read, as in `scan`. None: the version of this object.
             consistency: As in `scan`. Default: `snapshot`.
             nprobe: Number of clusters to read in each segment of a vector index. None: chosen for each segment.
-            order_by: Column by which to order the rows instead of the score. The result then has no `score` column.
+            order_by: Column that orders the rows instead of the score. The result then has no `score` column.
                 Nulls are last. None: by score.
             descending: With `order_by`: True (the default) returns the greatest value first. For times this is the
                 newest time.
@@ -1069,11 +1066,11 @@ class Table:
     ) -> HeldRows:
         """Return the most frequent values of a column among all rows that match a query.
 
-        The counts are exact, also if rows are not indexed or not merged yet. See `read.search.matches`.
+        The counts are exact, even if rows are not indexed or merged yet. See `read.search.matches`.
 
         Args:
             query: Query for a full-text or bitmap index, as in `search`.
-            by: Column whose values are counted. A bitmap index must cover it.
+            by: Column with the values to count. A bitmap index must cover the column.
             limit: Largest number of values to return. Default: 10.
             index: As in `search`. None: the only index that accepts the query.
             filter: Condition as in `scan`. None: all rows.
@@ -1156,7 +1153,7 @@ class Table:
             limits: As in `search`. None: the defaults of `QueryLimits`.
 
         Returns:
-            The recall, and the numbers from which it was computed.
+            The recall, and the numbers behind it.
 
         Cost:
             Reads all embeddings once, in bounded memory.
@@ -1178,7 +1175,7 @@ class Table:
         tables: Mapping[str, Table | ArrowStream] | None = None,
         analyze: bool = False,
     ) -> Plan:
-        """Return the plan of a query: what `sql` reads, and what each step prunes.
+        """Return the plan of a query: the data that `sql` reads, and the data that each step prunes.
 
         Print the plan, or convert it with `to_dict()`.
 
@@ -1197,8 +1194,8 @@ class Table:
         Cost:
             For each table: the requests of its view, every manifest, and the footers of splits that are read by ranges
             (`table_read.described`). The footers are not cached, so a later read makes all requests of the plan. The
-            plan does not count the requests that open the tables. Newer records supersede rows if the consistency is
-            above `snapshot`. The plan does not count the requests that find these rows (`TablePlan.newer_records`).
+            plan does not count the requests that open the tables. If the consistency is above `snapshot`, newer records
+            supersede rows. The plan does not count the requests that find these rows (`TablePlan.newer_records`).
         """
         from storage_core.read import sql
 
@@ -1235,11 +1232,10 @@ class Table:
         limits: QueryLimits | None = None,
         analyze: bool = False,
     ) -> SearchPlan:
-        """Return the plan of a search: its work by index and by source, and how it filters.
+        """Return the plan of a search: the work by index and by source, and the use of the filter.
 
-        Print the plan, or convert it with `to_dict()`. Some numbers are known only after a run: how many rows meet the
-        filter, whether a search by vector scores rows exactly or reads clusters, and how many clusters. Use `analyze`
-        for these.
+        Print the plan, or convert it with `to_dict()`. Some values are known only after a run with `analyze`. Examples
+        are the number of rows that meet the filter, and the number of clusters that a search by vector reads.
 
         Args:
             query: As in `search`. Without a query and a vector, the plan covers the indexes named in `index`.
@@ -1301,7 +1297,7 @@ class Table:
     def explain_get(
         self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
     ) -> LookupPlan:
-        """Return the plan of a lookup: what `get` reads for this key in its region and in the base.
+        """Return the plan of a lookup: the data that `get` reads for this key in its region and in the base.
 
         Print the plan, or convert it with `to_dict()`.
 
@@ -1448,7 +1444,7 @@ class Table:
             This table, moved to the new version.
 
         Raises:
-            InvalidInput: The new type is not one of these wider types. The error says what to do instead.
+            InvalidInput: The new type is not one of these wider types. The error contains the remedy.
         """
         from storage_core.change import creation
 
@@ -1483,7 +1479,7 @@ class Table:
 
         Raises:
             InvalidInput: The column is part of the key, the time column, the order of rows, the regions, an index or
-                another setting. The error says what to do.
+                another setting. The error contains the remedy.
         """
         from storage_core.change import creation
 
@@ -1493,8 +1489,8 @@ class Table:
     def drop_column(self, name: str) -> Table:
         """Remove a column, in one commit.
 
-        Older versions keep the column. A column that is added later under the same name is a different column. It never
-        shows the values of the removed one.
+        Older versions keep the column. A later column of the same name is a different column. It never shows the values
+        of the removed column.
 
         Args:
             name: Name of the column.
@@ -1521,7 +1517,7 @@ class Table:
         """Divide a keyed table into other regions.
 
         After the call returns, every acknowledged row of the old regions is in the base, the old regions are closed,
-        and writers follow the new region spec. Until then writes are refused: a live writer is fenced, and opening a
+        and writers follow the new region spec. Until then, the table refuses writes: a live writer is fenced, and a new
         writer raises `RegionClosed`. Readers are not affected.
 
         This process merges the old regions. To shorten the call, run the merge job just before it. If the call is
@@ -1529,7 +1525,7 @@ class Table:
 
         Args:
             regions: Fields as in `create`. Empty: one region for all keys.
-            quarantine: What to do with a record that cannot be merged. False (the default): the call fails, and the
+            quarantine: Treatment of a record that cannot be merged. False (the default): the call fails, and the
                 error names the region, the generation, the row and the key. True: all unmerged records of this key go
                 to quarantine, and the base keeps its row of the key.
 
@@ -1549,7 +1545,7 @@ class Table:
 
     @_call
     def restore(self, to: At, *, commit_id: str | None = None) -> Restored:
-        """Restore the content of an older version, by one new commit. See `maintain.history`.
+        """Restore the content of an older version with one new commit. See `maintain.history`.
 
         Unmerged rows of a keyed table are kept, and the next merge applies them. Files and records that were ingested
         or merged since that version are not ingested or merged again.
@@ -1606,7 +1602,7 @@ class Table:
 
     @_call
     def publish(self, format: str = "delta") -> Mirrored:  # noqa: A002  # the commands and declarations use this name
-        """Publish all versions up to the newest one in another table format, in the table's folder.
+        """Publish all versions up to the newest version in another table format, in the table's folder.
 
         `delta` writes a `_delta_log` that references the same splits, with one Delta commit per version. Delta readers
         then read the table at its own location. `iceberg` writes Iceberg metadata in `_iceberg`, with one snapshot per
@@ -1656,7 +1652,7 @@ class Table:
     def untag(self, name: str) -> Tag:
         """Remove a tag and return it.
 
-        Afterwards the version is retained no longer than a version that never had a tag.
+        Afterwards the version is retained like a version without a tag.
 
         Args:
             name: Name of the tag.
@@ -1710,7 +1706,7 @@ class Table:
 
     @_call
     def checkpoint(self, *, compact: bool = False) -> Table:
-        """Write a checkpoint of this version if it has none, so that opening the version is fast. Idempotent.
+        """Write a checkpoint of this version if it has no checkpoint. The version then opens fast. Idempotent.
 
         Args:
             compact: True writes a state with the fewest manifests and no tombstone. If the version already has another
@@ -1738,7 +1734,7 @@ class Table:
 
     @_call
     def debt(self, mode: Mode | None = None) -> list[Debt]:
-        """Return the windows with pending work of compaction or retention, now or in the future.
+        """Return the windows with pending work of compaction or retention, now or later.
 
         Each entry contains the work, its reason, its bytes and the cost of the next run (`compact.debt`).
 
@@ -1763,7 +1759,7 @@ class Table:
         return debt(self.snapshot, now_ms=self._log.clock.now_ms(), mode=mode or Mode.FINALIZE)
 
     def _require_no_application(self, application: object) -> None:
-        """Raise `InvalidInput` if an `application` is given, because a keyed table does not support one."""
+        """Raise `InvalidInput` if an `application` is given. A keyed table does not support this argument."""
         if application is not None:
             raise InvalidInput(f"{self.uri}: a keyed table does not support `application`. Leave it out")
 

@@ -14,7 +14,7 @@ _Position = TypeVar("_Position")
 
 @dataclass(frozen=True, slots=True)
 class Page(Generic[_Row, _Position]):
-    """A page of rows at one version of the table, and the start of the next page. `after` is None on the last page."""
+    """A page of rows at one version of the table. `after` is the start of the next page, or None on the last page."""
 
     rows: tuple[_Row, ...]
     after: _Position | None
@@ -49,7 +49,7 @@ class CompactionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A live split that may contain a wanted row. Its bounds are texts, as in the log, by stored column name."""
+    """A live split that may contain a wanted row. As in the log, its bounds are texts by stored column name."""
 
     split_id: str
     window_start: int | None

@@ -1,8 +1,8 @@
 """The SQL catalog: a cache of transaction logs in a SQL database, for queries over all tables (decision 0035).
 
-All of its content is derived from the logs. The catalog records for each table the version to which its content
-belongs. A catalog can be created again at any time. No decision depends on the catalog, because a table that is opened
-through the catalog reads its own log.
+All of its content is derived from the logs. For each table, the catalog stores the version of its content. A catalog
+can be created again at any time. No decision depends on the catalog, because a table that is opened through the catalog
+reads its own log.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _OBJECTS: Final = ("partition_values", "min_values", "max_values", "null_counts"
 
 @dataclass(slots=True)
 class Checked:
-    """The result of a check: `differences` is the number of differences, and `shown` contains the first of them."""
+    """The result of a check: `differences` is the number of differences, and `shown` contains the first differences."""
 
     name: str
     uri: str
@@ -222,7 +222,7 @@ def candidates(
     """Return the statement for live splits of a sort schema, ordered by window and path.
 
     If `windowed` is True, the statement returns splits with a window, otherwise splits without a window. The column
-    `beside` shows whether another split has the same scope and window. It is computed only for the rows of the page.
+    `beside` shows whether another split has the same scope and window. It is computed only for rows of the page.
     """
     s, other = SPLITS, SPLITS.alias("other")
     of_scope = [s.c.table_id == table_id, s.c.sort_schema == sort_schema, LIVE]
@@ -238,7 +238,7 @@ def candidates(
     same.append(other.c.window_start == s.c.window_start if windowed else other.c.window_start.is_(None))
     same += [other.c[name].is_not_distinct_from(s.c[name]) for name in _SCOPE]
     same += [other.c.split_id != s.c.split_id, other.c.removed_version.is_(None)]
-    # Because of the limit, this stays one lookup per row. No planner turns it into a join of the whole table.
+    # The limit keeps this one lookup per row. No planner turns the lookup into a join of the whole table.
     beside = sa.select(sa.literal_column("1")).where(*same).limit(1).scalar_subquery().label("beside")
     order = (s.c.window_start, s.c.split_id) if windowed else (s.c.split_id,)
     return sa.select(*(s.c[name] for name in _CANDIDATE), beside).where(*of_scope).order_by(*order).limit(limit)
@@ -264,8 +264,8 @@ def in_time(
     """Return the statement for live splits that may have rows in a range of times, ordered by time and path.
 
     The times are in microseconds, and the end is excluded. If `timed` is True, the statement returns splits with known
-    times, otherwise splits without known times. No split spans more than `longest_us`. A split with rows in the range
-    therefore begins at most this long before the range.
+    times, otherwise splits without known times. No split spans more than `longest_us`. So a split with rows in the
+    range begins at most this time before the range.
     """
     s, (since, until) = SPLITS, times
     wanted = [s.c.table_id == table_id, LIVE]
@@ -285,7 +285,7 @@ def in_time(
 
 
 def expired(table_id: str, cutoff_s: int, limit: int) -> Statement:
-    """Return the statement for windows that ended at or before `cutoff_s`, each with its number of live splits.
+    """Return the statement for windows that ended at or before `cutoff_s`, and the number of live splits of each.
 
     Reads only the index.
     """
@@ -391,7 +391,7 @@ ChangePlace = tuple[int, int, str | None]
 
 
 class _Step(Protocol):
-    """A statement that still lacks the start of its page."""
+    """A statement without the start of its page."""
 
     def __call__(self, *, after: Place | None) -> Statement:
         """Return the statement for the page that starts after this position."""
@@ -470,7 +470,7 @@ class Catalog:
     def __getitem__(self, table: str) -> Table:
         """Open a table, by name, location or id, at the head of its log.
 
-        All data is read from the log. The version in the catalog only replaces the LIST of the versions after the hint.
+        All data comes from the log. The version in the catalog only replaces the LIST of the versions after the hint.
 
         Raises:
             NotFound: The catalog does not contain the table, or the table does not exist.
@@ -491,7 +491,7 @@ class Catalog:
 
         Args:
             table: Name, location or id of the table.
-            sort_schema: Sort schema of the splits. None: the table's own.
+            sort_schema: Sort schema of the splits. None: the sort schema of the table.
             after: Position in the field `after` of the previous page. None: the first page.
             limit: Largest number of splits to read. Default: 500. A page may be empty although another page follows.
 

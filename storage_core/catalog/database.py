@@ -1,7 +1,7 @@
 """The database of the catalog: its connection, its transactions, and the version of its tables.
 
-The class of an error and the error code of the database determine the class of our error. The text of the database
-only supplies names for the message, which is in our words.
+The class of an error and the error code of the database determine the class of our error. Only the names in our message
+come from the text of the database.
 
 `prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalog"). Upgrade
 steps are additive: they add tables, columns and indexes, and change nothing else.
@@ -57,7 +57,7 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
 def require_read_statement(statement: str, place: str) -> None:
-    """Raise `InvalidInput` if a statement does not query rows, or if the database would receive only a part of it."""
+    """Raise `InvalidInput` if a statement does not query rows, or if only a part of it would reach the database."""
     if "\0" in statement:  # PostgreSQL's driver would end the statement there
         raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
     if any("\ud800" <= each <= "\udfff" for each in statement):
@@ -109,9 +109,8 @@ def _comment_end(statement: str, at: int) -> int:
 
 
 # PostgreSQL roles for statements of users: roles that can only read.
-#
-# A statement can get back every right that its session ever had, for example with `set_config('role', …)`. Reducing the
-# rights for one statement is therefore no protection. The role that logged in must not have further rights.
+# A statement can get back every right that its session ever had, for example with `set_config('role', …)`. So it is not
+# enough to reduce the rights for one statement. The role of the login must not have further rights.
 
 
 _MORE_THAN_TO_READ: Final = """
@@ -130,7 +129,7 @@ _MORE_THAN_TO_READ: Final = """
 def require_reader(connection: Connection, place: str) -> None:
     """Raise `InvalidInput` if the PostgreSQL session can get rights over the server. The error contains the remedy."""
     with connection.begin_nested() as whole:
-        # The role that logged in is checked, even if a connection pool has set another role for the session.
+        # The check uses the role of the login, even if a connection pool has set another role for the session.
         connection.exec_driver_sql("SET LOCAL SESSION AUTHORIZATION DEFAULT")
         found = connection.exec_driver_sql(_MORE_THAN_TO_READ).one_or_none()
         whole.rollback()
@@ -164,7 +163,7 @@ _OF_THE_CONNECTION: Final = frozenset(
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
-"""Driver errors about an argument, or about a result that the driver cannot convert, such as an infinite time."""
+"""Driver errors about an argument or a result that the driver cannot convert, such as an infinite time."""
 _BEGIN: Final = "tidemark_begin"
 
 _Made = TypeVar("_Made")
@@ -216,8 +215,8 @@ class Database:
     def ask(self, statement: str) -> tuple[list[str], list[tuple[object, ...]]]:
         """Run one read-only statement of a user. Return the column names and the rows.
 
-        Only statements that query rows are sent. PostgreSQL runs them only for roles without rights over the server,
-        and the connection is closed after the statement, so that no setting or lock remains.
+        Only statements that query rows are sent. In PostgreSQL, the role must not have rights over the server. The
+        connection is closed after the statement, so no setting or lock remains.
 
         Raises:
             InvalidInput: The statement is not a query. Or the text contains several statements, because the second
@@ -338,9 +337,9 @@ def _require_file(url: URL, place: str, *, must_exist: bool) -> None:
 
 
 def _as_transactions(engine: Engine) -> None:
-    """Make SQLite begin a transaction when SQLAlchemy begins one.
+    """Make SQLite begin a transaction when SQLAlchemy begins a transaction.
 
-    Without this, the driver would begin a transaction only at the first statement that writes.
+    Otherwise the driver would begin a transaction only at the first write statement.
     """
     from sqlalchemy import event
 

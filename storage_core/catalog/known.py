@@ -29,10 +29,10 @@ from storage_core.maintain.clone import record_of
 
 # Splits as rows of the catalog: conversion between columns of the log and columns of the database.
 #
-# Bounds, null counts and expressions are JSON objects with positions of columns as keys. A position is the column's id
-# if columns have changed, and otherwise its place in the schema, counted from 1. A position never belongs to another
-# column later. Numbers and booleans are JSON values with the spelling of the log. All other values are text. Converting
-# them back loses no information.
+# Bounds, null counts and expressions are JSON objects with positions of columns as keys. If columns have changed, a
+# position is the id of the column. Otherwise it is the place in the schema, counted from 1. A position never belongs to
+# another column later. Numbers and booleans are JSON values with the spelling of the log. All other values are text.
+# Converting them back loses no information.
 
 
 _NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
@@ -76,7 +76,10 @@ class Columns:
 
 
 def split_rows(files: pa.Table, columns: Columns, table_id: str) -> pa.Table:
-    """Return rows of the table `splits` for live splits (`FILES_SCHEMA`), in their order, without `removed_version`."""
+    """Return rows of the table `splits` for live splits (`FILES_SCHEMA`).
+
+    The order stays the same, and `removed_version` is omitted.
+    """
     files = files.combine_chunks()
     start, seconds = _array(files, "windowStart"), _array(files, "windowSeconds")
     least, greatest = _times(files, columns, start, seconds)
@@ -109,7 +112,7 @@ def split_rows(files: pa.Table, columns: Columns, table_id: str) -> pa.Table:
 
 
 def files_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pa.Table:
-    """Return rows of `splits` in the form of live splits that pruning reads. Values that the catalog lacks are null."""
+    """Return rows of `splits` as live splits for pruning. Values that the catalog lacks are null."""
     names = columns.names
     found: dict[str, list[Any]] = {
         "path": [row["split_id"] for row in rows],
@@ -192,10 +195,10 @@ def _bound(maps: pa.MapArray, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _objects(maps: pa.MapArray, columns: Columns | None, *, raw: bool | None = None) -> pa.Array:
-    """Return each map as a JSON object whose keys are positions. Without `columns`, the map's own keys. Null stays
-    null.
+    """Return each map as a JSON object. The keys are positions, or without `columns` the keys of the map.
 
-    Values are JSON if `raw` is True, and text if it is False. If `raw` is None, the type of the column decides.
+    Null stays null. Values are JSON if `raw` is True, and text if it is False. If `raw` is None, the type of the column
+    decides.
     """
     first, stop = (maps.offsets[0].as_py(), maps.offsets[-1].as_py()) if len(maps) else (0, 0)
     keys, items = maps.keys.slice(first, stop - first), maps.items.slice(first, stop - first)
@@ -301,12 +304,12 @@ class Known:
 
     @property
     def sort_schema(self) -> str:
-        """The sort schema that new splits record, without the name of the sort schema."""
+        """The sort schema of new splits, without the name of the sort schema."""
         return nameless(bind(self.config, from_schema_string(self.schema_string)).text)
 
     @property
     def is_ours(self) -> bool:
-        """Whether every version has a file. If so, a refresh only has to apply the files after the head."""
+        """Whether every version has a file. A refresh then applies only the files after the head."""
         features = json.loads(self.protocol).get("writerFeatures")
         return is_ours(Protocol(writerFeatures=None if features is None else tuple(features)))
 
@@ -322,11 +325,11 @@ class Known:
         return all(getattr(self, name) == getattr(other, name) for name in _SETTINGS)
 
     def row(self) -> dict[str, Any]:
-        """Return the values of those columns of `tables` that every version sets."""
+        """Return the values of the columns of `tables` that every version sets."""
         return {name: value for name, value in asdict(self).items() if name not in _SETTINGS}
 
     def settings(self) -> dict[str, Any]:
-        """Return the values of those columns of `tables` that depend on protocol, schema and configuration."""
+        """Return the values of the columns of `tables` that depend on protocol, schema and configuration."""
         config = self.config
         return {
             **{name: getattr(self, name) for name in _SETTINGS},
@@ -352,7 +355,7 @@ def catalog_id(snapshot: Snapshot) -> str:
 
 
 def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
-    """Return the error for a URI that now contains another table than the table in the catalog at `place`."""
+    """Return the error for a URI with another table than the catalog has at `place`."""
     return InvalidInput(
         f"{known.uri}: the catalog {place} has the table {known.table_id} here, found {found_id}. If the table was "
         f"replaced on purpose, run: tidemark catalog rebuild {known.uri} --url …",

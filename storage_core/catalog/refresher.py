@@ -1,13 +1,12 @@
 """Refresh of one table in the catalog: apply the new versions of its log, or load the whole table.
 
 If the log continues from the version in the catalog, only the new versions are read. Otherwise the whole table is
-loaded. Ids distinguish the cases. If a log was set back to an older version and continued from there, the known version
-has another commit. If a table was moved, its id is found at another location. A location may also contain another table
-now.
+loaded. Ids distinguish the cases. If a log was set back and continued from an older version, the known version has
+another commit. If a table was moved, another location has its id. A location may also contain another table now.
 
-Every function here works within the given transaction. A version is applied only to the version before it, and the
-first statement checks this. If several processes refresh the same table, one process applies a version. The other
-processes then see that the version is already applied.
+Every function here works within the given transaction. A version is applied only to the version before it. The first
+statement checks this. If several processes refresh the same table, one process applies a version, and the others find
+the version applied.
 """
 
 from __future__ import annotations
@@ -61,12 +60,12 @@ from storage_core.log.split_columns import table_of
 from storage_core.log.versions import UNRECORDED, read_version, versions_after
 from storage_core.maintain.forget_holders import OPERATION as FORGET
 
-# The changes of one version, which are the net effect of its actions.
+# The changes of one version are the net effect of its actions.
 
 
 @dataclass(slots=True)
 class Changes:
-    """Splits and segments by path: those that are live after the version, and those whose rows are removed by it."""
+    """Splits and segments by path: the live ones after the version, and the ones that the version removed."""
 
     added: dict[str, Add] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
@@ -78,7 +77,7 @@ class Changes:
 
     @staticmethod
     def of(actions: Iterable[Action]) -> Changes:
-        """Return the result of the actions of a version, in their order. Raises `Unsupported`."""
+        """Return the combined changes of the actions of a version. Raises `Unsupported`."""
         found = Changes()
         for action in actions:
             found._take(action)
@@ -122,7 +121,7 @@ class Changes:
 
 
 COPIED_ROWS: Final = 1_000
-"""The least number of rows for which COPY is used. Fewer rows are inserted with INSERT, with the rest of the commit."""
+"""Minimum number of rows for COPY. Fewer rows are inserted with INSERT, together with the other statements."""
 ANEW_ROWS: Final = 20_000
 """If at least this many rows are added, indexes are dropped and created again.
 
@@ -131,7 +130,7 @@ For fewer rows, each row is added to the existing indexes.
 
 
 def insert(connection: Connection, table: sa.Table, rows: pa.Table) -> None:
-    """Insert rows whose column names are those of the table. Uses COPY for at least `COPIED_ROWS` rows."""
+    """Insert rows with the column names of the table. Uses COPY for at least `COPIED_ROWS` rows."""
     if not len(rows):
         return
     names = ", ".join(f'"{name}"' for name in rows.column_names)
@@ -150,9 +149,9 @@ def bulk(connection: Connection, splits: int) -> Iterator[None]:
     """Make the inserts in a block fast. `splits` is the number of inserted splits.
 
     If most splits are new (in PostgreSQL: if all splits are new), indexes are dropped before the block and created
-    after it. Sorting is faster than changing indexes row by row. Readers of SQLite see the previous state. Readers of
-    PostgreSQL would have to wait, so PostgreSQL's indexes are dropped only for the first rows. PostgreSQL analyzes the
-    table after the block, because its planner would otherwise assume an empty table.
+    after it. A sort is faster than a change of the indexes for each row. Readers of SQLite see the previous state.
+    Readers of PostgreSQL would have to wait, so indexes of PostgreSQL are dropped only for the first rows. PostgreSQL
+    analyzes the table after the block, because its planner would otherwise assume an empty table.
     """
     dropped = SPLITS.indexes if splits >= ANEW_ROWS and _is_new(connection, splits) else set()
     for index in dropped:
@@ -185,14 +184,14 @@ def _copy(connection: Connection, statement: str, rows: pa.Table) -> None:
 PIECE_ROWS: Final = 10_000
 """The number of splits that are converted to rows at a time, about 10 MB."""
 _NAMES: Final = 500
-"""The most names in one SQL statement."""
+"""Maximum number of names in one SQL statement."""
 
 Row = Mapping[str, Any]
 _NOTHING: Final[Row] = MappingProxyType({})
 _WITHOUT_VALUES: Final[Row] = MappingProxyType(
     dict.fromkeys(("min_values", "max_values", "regexes", "partition_values", "min_time_us", "max_time_us"))
 )
-"""The values that are deleted from the row of a removed split, because some of these values may be forgotten."""
+"""Values that are deleted from the row of a removed split, because forgotten rows may have these values."""
 _NO_TOTALS: Final = {"splits": 0, "rows": 0, "bytes": 0, "longest_time_us": 0}
 
 
@@ -419,7 +418,7 @@ class Refresher:
         Raises:
             InvalidInput: The catalog contains another table at this location, or this table also exists at another
                 location.
-            CommitConflict: In every attempt, another process first changed the catalog.
+            CommitConflict: Another process changed the catalog first in every attempt.
 
         Cost:
             Without a load: one GET of the known version, one GET per new version, the GETs that find no further

@@ -1,9 +1,9 @@
 """Creation of a table, and changes of its columns and settings.
 
-A change of columns is a commit of the schema. A change never rewrites rows (decision 0005). A change is a function of
-the newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
+A change of columns is a commit of the schema and never rewrites rows (decision 0005). The change is a function of the
+newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
 
-The first change of columns gives every column an id. It also adds a table feature. Releases that do not support changed
+The first change of columns gives every column an id, and adds a table feature. Releases without support for changed
 columns refuse a table with this feature.
 """
 
@@ -109,7 +109,7 @@ def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnCh
 
 
 def widen_column(name: str, type_: ColumnType) -> ColumnChange:
-    """Return the change of a column to a wider type. Readers widen values that were written before."""
+    """Return the change of a column to a wider type. Readers widen earlier values."""
     wider = _type(type_)
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -174,7 +174,7 @@ def rename_column(old: str, new: str) -> ColumnChange:
 
 
 def drop_column(name: str) -> ColumnChange:
-    """Return the change that removes a column. Compaction removes its values from the splits that it rewrites."""
+    """Return the change that removes a column. Compaction drops the values of the column when it rewrites splits."""
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
         _existing(schema, name)
@@ -234,7 +234,7 @@ def _partition_sources(snapshot: Snapshot) -> set[str]:
 
 
 def _sorted_by(snapshot: Snapshot) -> set[str]:
-    """Return the columns by which live splits are sorted. Reads every manifest."""
+    """Return the sort columns of live splits. Reads every manifest."""
     texts = pc.unique(snapshot.splits.table().column("sortSchema")).drop_null().to_pylist()
     orders = (recorded_order(text, snapshot.config, snapshot.schema) for text in texts)
     return {name for order in orders if order is not None for name in order.described}
@@ -245,7 +245,7 @@ def declared_changes(
 ) -> list[ColumnChange]:
     """Return the changes that give a table the columns of its declaration: added and widened columns.
 
-    The order of columns is the table's own.
+    The table keeps its own order of columns.
 
     Args:
         name: Name of the declaration, for errors.
@@ -303,7 +303,7 @@ def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange)
 
     Raises:
         InvalidInput: The table does not allow the change. The error explains the reason and the remedy.
-        CommitConflict: In every attempt, another process first changed the table's settings. Nothing is committed.
+        CommitConflict: Another process changed the settings first in every attempt. Nothing is committed.
 
     Cost:
         The requests of `log.refresh` and of a commit.
@@ -387,7 +387,7 @@ def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
 
 
 def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:
-    """Return the new column with its id. No column of the table ever had its stored name."""
+    """Return the new column with its id. The stored name is new in the table."""
     folded, stored = {name.casefold() for name in taken}, str(field.name)
     while stored.casefold() in folded:
         stored = f"{stored}~{number}"
@@ -427,8 +427,8 @@ def create(
         extra: Settings that are not part of `config`. Default: none.
 
     Raises:
-        InvalidInput: There is already a table at the location, above it or below it, or the location has splits of a
-            table whose log is lost, or the arguments contradict each other.
+        InvalidInput: There is already a table at, above or below the location. Or the location has splits of a table
+            with a lost log. Or the arguments contradict each other.
         Unsupported: The store cannot hold a table.
 
     Cost:
@@ -451,7 +451,7 @@ def create(
 def declare(
     log: TransactionLog, declaration: TableDeclaration, marks: Mapping[str, str] = MappingProxyType({})
 ) -> Snapshot:
-    """Return the newest version of the declared table, which is created if it is missing. See `Table.declare`.
+    """Return the newest version of the declared table. Create the table if it is missing. See `Table.declare`.
 
     A new table also gets the settings `marks`.
     """
@@ -465,7 +465,7 @@ def declare(
             check_new(schema, config)
             return create(log, schema, config, {**extra, **marks})
         except InvalidInput:
-            if not log.exists():  # otherwise another process declared the table in between
+            if not log.exists():  # Otherwise another process declared the table in between.
                 raise
     found = log.snapshot()
     changes = declared_changes(declaration.name, declaration.schema(), found.schema, landing)
@@ -496,7 +496,7 @@ def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
 
 
 def _declared_settings(declaration: TableDeclaration, extra: Mapping[str, str], current: Snapshot) -> Mapping[str, str]:
-    """Return the settings of the table once it follows its declaration. `extra` are settings outside `TableConfig`."""
+    """Return the settings of a table that follows its declaration. `extra` are settings outside `TableConfig`."""
     wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
     wanted = keeping_hand_regions(wanted, current.config)
     check_names(current, wanted)
@@ -506,7 +506,7 @@ def _declared_settings(declaration: TableDeclaration, extra: Mapping[str, str], 
 def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) -> Snapshot:
     """Commit the given settings, and return the newest version. `given` has the names of `settings.table`.
 
-    Other settings keep their values, also if another process changes them concurrently. Raises `InvalidInput` if a
+    Other settings keep their values, even if another process changes settings concurrently. Raises `InvalidInput` if a
     setting cannot be changed, and the errors of `configure`.
     """
 
@@ -526,8 +526,8 @@ def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str,
 def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, str]) -> Snapshot:
     """Commit these settings unless the table already has them, and return the newest version.
 
-    Settings of other releases and the regions stay. Raises `CommitConflict` if, in every attempt, another process first
-    changed the table's settings.
+    Settings of other releases and the regions stay. Raises `CommitConflict` if another process changed the settings
+    first in every attempt.
     """
     return _following(log, snapshot, lambda _: settings)
 

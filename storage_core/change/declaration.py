@@ -1,12 +1,11 @@
 """Declarations of tables (`tables/*.yaml`) and of raw logs (`raw_logs/*.yaml`).
 
-A table declaration defines the table, the landing location of its rows, and the times of its maintenance. A raw log
-declaration defines the stores of the raw log, the tables whose rows it contains, and the times of its distribution. A
-new file adds a table or a raw log.
+A table declaration defines the table, its landing location, and the times of its maintenance. A raw log declaration
+defines the stores and tables of the raw log, and the times of its distribution. A new file adds a table or a raw log.
 
 A file is checked completely when it is loaded. Each error contains the file, the line and the field. Every scalar is
-read as text, and its field converts it. A column with the name `on` or `no` is therefore not read as a boolean. The
-settings of a table are fields that are generated from the table of settings (`settings.table`).
+read as text, and the field converts the text. A column with the name `on` or `no` is therefore not a boolean. The
+fields for the settings of a table are generated from `settings.table`.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
 
 _FIRST: Final = ("columns", "time_column", "primary_key", "coarse_window", "window", "indexes")
-"""Fields that other fields need for their checks, in the order in which these fields are checked."""
+"""Fields that the checks of other fields need, in the order of the checks."""
 _NEEDS: Final = {"retention": "window", "compaction": "window", "maintained_indexes": "indexes"}
 """Settings that cannot be checked if another field is invalid."""
 
@@ -111,7 +110,7 @@ def _field(entry: Setting) -> tuple[Any, Any]:
 
 
 def _described(schema: Mapping[str, object]) -> Callable[[dict[str, Any]], None]:
-    """Return a function that replaces the JSON schema made by pydantic with the schema of the setting."""
+    """Return a function that replaces pydantic's JSON schema with the schema of the setting."""
 
     def put(found: dict[str, Any]) -> None:
         found.pop("default", None)
@@ -145,7 +144,7 @@ def _fields() -> dict[str, tuple[Any, Any]]:
 if TYPE_CHECKING:
 
     class _Settings(_Placed):
-        """The settings that other modules read by name. `config` returns all settings."""
+        """Settings that other modules read by name. `config` returns all settings."""
 
         time_column: str | None
         window: int | None
@@ -162,8 +161,8 @@ else:
 class TableDeclaration(_Settings):
     """The declaration of one table. Each field is checked against the fields above it.
 
-    `retention` applies to rows. `gc.retention` controls how long old versions can be read. Reads at `latest` include
-    the rows in `raw_logs`.
+    `retention` applies to rows. `gc.retention` is the time for which old versions can be read. Reads at `latest`
+    include the rows in `raw_logs`.
     """
 
     landing: LandingDeclaration | None = Field(
@@ -365,8 +364,7 @@ TABLES: Final = "TIDEMARK_TABLES"
 def find_declared(name: str, environment: Mapping[str, str] = os.environ) -> tuple[Path, str] | None:
     """Return the file that declares a table of this name, and the location of the table. None if there is no such file.
 
-    The files are those of the folder `TIDEMARK_TABLES`, or of `tables/` in the working directory. Invalid files are
-    skipped.
+    Searches the folder `TIDEMARK_TABLES`, or `tables/` in the working directory. Skips invalid files.
     """
     named = environment.get(TABLES)
     folder = Path(named) if named else Path("tables")
@@ -397,11 +395,13 @@ def _spelled_out(store: object) -> object:
 class RawLogDeclaration(Closed):
     """The declaration of one raw log.
 
-    - `tables`: the tables whose rows the raw log contains. Without it: every declared table.
+    - `tables`: the tables with rows in the raw log. The default is every declared table.
     - `closed_after`: the age at which a segment counts as closed, even if its writer has not started another segment.
       Every writer must start another segment before this age.
-    - `retention`: the age at which chunks that every table has are collected. Without it all chunks are kept.
-    - `unique_for`: records with the same producer id are taken once if their segments began at most this time apart.
+    - `retention`: the age at which chunks are collected if every table has the records. Without `retention`, all chunks
+      are kept.
+    - `unique_for`: if two records have the same producer id, only one is used. This time is the limit between the
+      starts of their segments.
     - `upkeep_schedule`: when stores are healed and chunks are collected.
     - `owners`, `tags`: shown on its assets in Dagster.
     """

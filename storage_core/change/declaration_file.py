@@ -57,9 +57,9 @@ def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and
         needs: The required content of the file, for the error about an empty file.
 
     Raises:
-        InvalidInput: There are several causes. The data has a syntax error, is empty, or contains several documents. A
-            field occurs twice in a mapping, for which YAML itself would use the last value. A tag requests an object.
-            The document is too large or too deep, possibly because of its aliases.
+        InvalidInput: The data has a syntax error, is empty, or contains several documents. Or a field occurs twice in a
+            mapping (YAML itself would use the last value). Or a tag requests an object. Or the document is too large or
+            too deep, possibly because of its aliases.
     """
     try:
         _refuse_depth_and_size(data)
@@ -96,7 +96,7 @@ _YAML_FAULTS: Final = (
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """Return the fault in our words. The errors of `_refused_at` already have our words."""
+    """Return the fault in the words of this project. The errors of `_refused_at` already have these words."""
     texts = [each for each in (error.problem, error.context) if each]
     if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError | yaml.composer.ComposerError):
         known = (said for part, said in _YAML_FAULTS if any(part in each for each in texts))
@@ -129,7 +129,7 @@ class _BoundedLoader(yaml.BaseLoader):
         return node
 
     def _weigh(self, node: yaml.Node, event: yaml.Event) -> tuple[int, int]:
-        """Return the number of nodes and the depth of this node, from the known numbers of its children."""
+        """Return the number of nodes and the depth of the tree at this node, computed from its children."""
         if isinstance(node, yaml.ScalarNode):
             return 1, 1
         if isinstance(event, yaml.AliasEvent):
@@ -155,7 +155,7 @@ def _refused_at(line: int, problem: str) -> yaml.MarkedYAMLError:
 def _refuse_depth_and_size(data: bytes) -> None:
     """Raise `InvalidInput` for too large or too deep data, before the scanner reads the text.
 
-    For each bracket, the scanner's work grows with the number of open brackets.
+    The work of the scanner for each bracket grows with the number of open brackets.
     """
     if len(data) > MOST_BYTES:
         raise yaml.YAMLError(f"larger than {MOST_BYTES} bytes")
@@ -223,7 +223,7 @@ def load_as(model: type[Model], path: str | Path) -> Model:
 
     Raises:
         InvalidInput: The message has one line per problem: `<file>:<line>: field `<name>`: <what is wrong>`. It
-            contains all problems that can be found at the same time, but at most 100 problems.
+            contains all problems that can be found at once, up to 100.
         NotFound: The file does not exist.
     """
     if is_text(path):
@@ -358,7 +358,7 @@ def _of_a_value(field: str, text: str) -> str:
 
 
 def _known_fields(model: type[Closed], way: Sequence[str | int]) -> list[str]:
-    """Return the fields of the mapping at this place of a declaration. Return no fields if they are not known."""
+    """Return the fields of the mapping at this place of a declaration. If they are unknown, return no fields."""
     fields = model.model_fields
     for part in way:
         annotation = fields[part].annotation if isinstance(part, str) and part in fields else None

@@ -194,7 +194,7 @@ def _refuse_tag(text: str) -> NoReturn:
 
 
 def _written(schema: Mapping[str, object]) -> WithJsonSchema:
-    """Return the JSON schema of a value in the form in which people write it."""
+    """Return the JSON schema of the written form of a value."""
     return WithJsonSchema(dict(schema))
 
 
@@ -268,7 +268,7 @@ class ColumnDeclaration(Closed):
 class LandingDeclaration(Closed):
     """The landing location of a table's files and their format.
 
-    The fields are those of `ingest.landing.LandingSpec`, and `max_rejected`, which is a setting of the table.
+    The fields are the fields of `ingest.landing.LandingSpec`, and the table setting `max_rejected`.
     """
 
     uri: Annotated[str, AfterValidator(check_location)]
@@ -379,7 +379,7 @@ class UpkeepDeclaration(Budgeted):
 
 
 class UpkeepOfAllDeclaration(Budgeted):
-    """The maintenance of all tables together: its limits, and the number of runs that may wait or run at a time."""
+    """The maintenance of all tables together: limits, and the maximum number of runs that wait or run at a time."""
 
     runs_at_once: int | None = Field(default=None, ge=1)
 
@@ -434,7 +434,7 @@ def _spark(text: str) -> str:
 
 
 def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
-    """Raise `InvalidInput` naming each name that is not among the columns.
+    """Raise `InvalidInput` with each name that is not among the columns.
 
     Accept all names if the columns are unknown.
     """

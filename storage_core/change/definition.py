@@ -55,11 +55,11 @@ def check_new(schema: pa.Schema, config: TableConfig) -> None:
 
 
 def check_names(snapshot: Snapshot, config: TableConfig) -> None:
-    """Raise `InvalidInput` if a setting names a column that this setting cannot use since the columns were changed.
+    """Raise `InvalidInput` if a setting names a column that it cannot use after changes of columns.
 
-    Splits record their order by column names. The sort schema can therefore only name columns that have the same name
-    in all splits. Index segments and their caches use column names as well. An index can therefore only name a column
-    if no other column had this name before.
+    Splits store their order as column names. The columns of the sort schema must therefore have the same name in all
+    splits. Index segments and their caches use column names as well. So an index can use a column name only if no other
+    column had this name before.
     """
     other = {field.name for field in snapshot.schema if stored_name(field) != field.name}
     former = former_names(snapshot.metadata.configuration)
@@ -267,8 +267,8 @@ def in_canonical_form(config: TableConfig) -> TableConfig:
 def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> None:
     """Raise `InvalidInput` if the declaration and the existing table differ in fixed settings. The message names them.
 
-    In this release the key and the time column cannot change. Regions change only by `Table.set_regions`. Columns
-    change only by `creation`. Order, window, indexes and maintenance settings may change.
+    In this release the key and the time column cannot change. Only `Table.set_regions` changes regions, and only
+    `creation` changes columns. Order, window, indexes and maintenance settings may change.
     """
     differing = [name for name in FIXED if _setting(declared, name) != _setting(found, name)]
     if differing:
@@ -281,9 +281,9 @@ def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> Non
 
 
 def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
-    """Return the declared settings. If both sort schemas mean the same order, the result has the table's own text.
+    """Return the declared settings. If both sort schemas mean the same order, the result has the text of the table.
 
-    The table therefore does not change if a declaration names or spells the same order differently (decision 0006).
+    So another spelling of the same order in a declaration does not change the table (decision 0006).
     """
     ours, theirs = (
         sort_order.parse_sort_schema(each.sort_schema or sort_order.TIME_ONLY) for each in (declared, found)
@@ -294,8 +294,7 @@ def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
 def keeping_windows(wanted: TableConfig, found: TableConfig) -> TableConfig:
     """Return the wanted settings. If the window changes, add the old window to the former windows.
 
-    Raises `InvalidInput` if the wanted settings add windows to a table without windows, or remove the windows of a
-    table.
+    Raises `InvalidInput` if the wanted settings add windows to a table without windows, or remove all windows.
     """
     if wanted.window_seconds == found.window_seconds:
         return replace(wanted, former_windows=found.former_windows)

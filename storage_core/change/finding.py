@@ -1,9 +1,9 @@
-"""Finds the live rows that a statement changes, by a condition or by keys.
+"""Search for the live rows that a statement changes, by a condition or by keys.
 
 The search does not read splits and row groups that statistics or indexes exclude. If the log's statistics show that
-every row of a split meets the condition, the split is not read either. `used` reads the row groups. The positions of
-rows are their positions in the files, in which deleted rows count as well. `ByCondition` finds rows by a filter.
-`ByKeys` finds rows by keys, and uses the bounds of splits and row groups.
+every row of a split meets the condition, the split is not read either. `used` reads the row groups. The position of a
+row is its position in the file. Deleted rows count as well. `ByCondition` finds rows by a filter. `ByKeys` finds rows
+by keys, and uses the bounds of splits and row groups.
 
 Memory: at most two bytes per found row, in addition to the memory of `used`.
 """
@@ -130,7 +130,7 @@ def used(
         whole: All columns of the table. Both schemas contain the column metadata of `rows.columns`.
         groups: Function that returns the needed row groups of an open split.
         footers: Cache of footers.
-        as_dictionary: True decodes text only for rows that are taken, if the file stores the text as a dictionary.
+        as_dictionary: True decodes text only for selected rows, if the file stores the text as a dictionary.
 
     Cost:
         Requests and errors are those of `read.fetching.fetched`, without deletion vectors.
@@ -181,10 +181,10 @@ def _together(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Sequence[Pie
 
 
 JUDGED_ROWS: Final = 2**18
-"""The least number of rows that the query process evaluates at a time, if there are enough rows."""
+"""Minimum number of rows that the query process evaluates at a time, if there are enough rows."""
 
 _MOST_CONDITIONS: Final = 32
-"""The most conditions that this process itself compares with rows. Each condition costs one comparison per row."""
+"""Maximum number of conditions that this process compares with rows. Each condition costs one comparison per row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +267,7 @@ class ByCondition:
         return len(list(islice(conditions(self.predicate(snapshot)), _MOST_CONDITIONS + 1))) <= _MOST_CONDITIONS
 
     def only_values(self, snapshot: Snapshot) -> Mapping[str, pa.Scalar]:
-        """Return the columns that have the same value in all found rows, each with this value."""
+        """Return the columns with a single value in all found rows, and this value."""
         return only_values(self.predicate(snapshot), _types(snapshot)) if self._is_exact(snapshot) else {}
 
     def _is_exact(self, snapshot: Snapshot) -> bool:
@@ -380,7 +380,7 @@ def _known(answer: Answer) -> BitMap:
 
 
 def _not_true(predicate: Predicate) -> Predicate:
-    """Return a predicate for all rows that do not meet the given one: it is false for them, or a column is null."""
+    """Return a predicate for all rows that do not meet the given predicate. It is false, or a column is null."""
     columns = {each.column for each in conditions(predicate) if isinstance(each, Compare)}
     return Or((negate(predicate), *(IsNull(column) for column in sorted(columns))))
 
@@ -426,7 +426,7 @@ class ByKeys:
         return pa.schema([snapshot.schema.field(name) for name in self.keys.column_names])
 
     def _places(self, held: pa.Table, mask: Mask) -> Positions:
-        """Return the positions of the rows that have one of the keys. Only rows that the mask selects are compared."""
+        """Return the positions of the rows with one of the keys. Only rows in the mask are compared."""
         names = self.keys.column_names
         for name in names:
             mask &= held.column(name).is_valid().to_numpy(zero_copy_only=False)

@@ -1,6 +1,6 @@
 """A statement that is executed as one commit. If another process commits first, it is planned again on the new head.
 
-Each attempt reads only splits that are new or whose deleted rows changed. Appends and compactions therefore do not
+Each attempt reads only new splits and splits with changed deleted rows. Appends and compactions therefore do not
 restart the statement (decision 0013).
 """
 
@@ -51,8 +51,8 @@ class Changed:
 
     - `version`: the version of the commit. If nothing was committed, the version that was read.
     - `commit_id`: the id of the commit. Empty if nothing was committed.
-    - `rows`, `splits`: the number of rows that met the condition and were deleted, updated or replaced, and the number
-      of splits that contained these rows.
+    - `rows`, `splits`: the number of deleted, updated or replaced rows, and the number of splits that contained these
+      rows.
     - `rows_added`, `splits_added`: the number of added rows, and the number of new splits.
     """
 
@@ -114,8 +114,8 @@ class Assignments:
         """Return the assignments.
 
         Raises:
-            InvalidInput: No column is set, a column is unknown, a value does not fit, or a second evaluation of an
-                expression could give another value.
+            InvalidInput: No column is set, a column is unknown, a value does not fit, or an expression may give another
+                value at a second evaluation.
         """
         if not isinstance(given, Mapping) or not given:
             raise InvalidInput(
@@ -196,7 +196,7 @@ def _batches(rows: pa.Table) -> Generator[pa.RecordBatch]:
 
 
 def _typed(column: pa.ChunkedArray, type_: pa.DataType) -> pa.ChunkedArray:
-    """Return the values. If all values are null, they get the column's type, because DuckDB's NULL has another type."""
+    """Return the values. If all values are null, use the type of the column, because DuckDB's NULL has another type."""
     return pa.chunked_array([pa.nulls(len(column), type_)]) if column.null_count == len(column) else column
 
 
@@ -262,8 +262,8 @@ class Statement:
         Raises the errors of the finder and the commit, and those below.
 
         Raises:
-            CommitConflict: Other commits came first in 10 attempts, or the table changed so that the given rows no
-                longer fit.
+            CommitConflict: Other commits came first in 10 attempts. Or the table changed, and the given rows no longer
+                fit.
 
         Cost:
             For each head, the requests of the finder for splits that were not searched before. One GET per stored
@@ -367,7 +367,7 @@ class Statement:
         return known[1]
 
     def _count(self, found: Sequence[Found], adds: Sequence[Add]) -> None:
-        """Set the outcome and the metrics of the commit to the numbers for the head on which the statement commits."""
+        """Set the outcome and the metrics of the commit for the head of the statement."""
         self._done = done = Changed(
             version=0,
             rows=sum(len(each.rows) for each in found),
@@ -385,7 +385,7 @@ ROWS_AT_ONCE: Final = 2**18
 
 @dataclass(slots=True, eq=False)
 class Rewriter:
-    """Writes rows with the assignments applied, window by window. If a window has the same rows, its splits are reused.
+    """Writer of rows with applied assignments, window by window. If a window has the same rows, its splits are reused.
 
     Memory: about 64 MiB of rows, and the memory of `used`.
     """
@@ -485,7 +485,7 @@ class Rewriter:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a table, the columns to `read`, and the `known` columns, whose one value for all rows is known."""
+    """The columns of a table, the columns to `read`, and the `known` columns with one known value for all rows."""
 
     schema: pa.Schema
     read: pa.Schema
@@ -503,5 +503,5 @@ class _Columns:
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
-    """Return True if both have the same found rows. The rows that were already deleted may differ."""
+    """Return True if both have the same found rows. Rows that were deleted before may differ."""
     return [(each.split.path, each.rows) for each in one] == [(each.split.path, each.rows) for each in other]

@@ -1,16 +1,16 @@
 """The statements delete, update, overwrite and upsert, for append tables and for keyed tables.
 
-On an append table a statement is one commit (`change.statement`). On a keyed table, a statement writes records into the
-logs of regions. It writes one record for the key of each row that matches now.
+On an append table, a statement is one commit (`change.statement`). On a keyed table, a statement writes records into
+the logs of regions: one record for the key of each matching row.
 
 `by_region` determines the region of a record (docs/architecture/ingestion.md). Usually the region spec determines the
 region. If a manual region has an unmerged record of the key, the new record is written to this manual region. A key
 therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
-the rows were read. To check this, the statement claims the region as a merge does, based on the manifest that it read
-before. The log of the region must have no new entry. A row that was changed concurrently is therefore never evaluated
-with its old values. A live writer is not fenced. It claims the region again and continues (decision 0013).
+this read. For this check, the statement claims the region with the manifest from before the read, like a merge. The log
+of the region must have no new entry. So the statement never uses old values of a row that another process changed. A
+live writer is not fenced. It claims the region again and continues (decision 0013).
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ MOST_ATTEMPTS: Final = 10
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 5_000
 
 Matching = Callable[[], tuple[Snapshot, pa.Table]]
-"""A function that reads the matching rows at `latest`. It also returns the snapshot to which unmerged records apply."""
+"""A function that reads the matching rows at `latest`. It also returns the snapshot below the unmerged records."""
 
 Records = Callable[[Snapshot, pa.Table], pa.Table]
 """A function that creates the records to write for the matching rows, one record per row."""
@@ -112,12 +112,12 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
     """Write the records of all matching rows: one WAL entry and one generation per region. Durable after the call.
 
     The change of one region is atomic. The regions are changed one after the other. With manual regions, a merge
-    between two attempts can change the region of a key (`by_region`). The function therefore remembers the keys that
-    are done, and not the regions that are done.
+    between two attempts can change the region of a key (`by_region`). The function therefore remembers completed keys
+    and not completed regions.
 
     Raises:
-        CommitConflict: In each of `MOST_ATTEMPTS` attempts, another writer wrote to a region. The regions before it are
-            changed. It is safe to call the function again, because the condition is evaluated on the current values.
+        CommitConflict: In each of `MOST_ATTEMPTS` attempts, another writer wrote to a region. The earlier regions are
+            changed. It is safe to call the function again, because it evaluates the condition on the current values.
 
     Cost:
         For each attempt, the requests of `known_manifests` and of `matching`, and the requests of a claim and a flush
@@ -188,7 +188,7 @@ class _Attempt:
         except WriterFenced as fenced:
             _logger.info("region %s is read again: %s", self.region.id, fenced.found)
             return False
-        with suppress(WriterFenced):  # the other writer's claim took over the durable records
+        with suppress(WriterFenced):  # The claim of the other writer took over the durable records.
             own.flush()
         return True
 
@@ -242,7 +242,7 @@ def update(
 def overwrite(
     target: Target, rows: Rows, condition: object, application: tuple[str, int] | None
 ) -> tuple[Changed, Snapshot]:
-    """Replace the rows that meet a condition with other rows that meet it, in one commit.
+    """Replace the rows that meet a condition in one commit. The new rows must meet the condition as well.
 
     Raises `InvalidInput` if a given row does not meet the condition. The message names the first of these rows, and
     nothing is committed.
@@ -322,7 +322,7 @@ def update_by_key(
 def _builder(snapshot: Snapshot) -> RecordBuilder:
     """Return the record builder.
 
-    An update that sets a map replaces the old map, even if patches of the column merge entries.
+    An update of a map replaces the whole map, even if patches of the column merge entries.
     """
     return RecordBuilder(snapshot.schema, snapshot.config.primary_key, nonzero=snapshot.config.nonzero_vectors)
 

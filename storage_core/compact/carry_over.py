@@ -1,9 +1,9 @@
 """Carry-over of deletes: rows that are deleted while a compaction runs are also hidden in its outputs (decision 0014).
 
-So the compaction commits, and the rows stay deleted. If every delete made a compaction plan again, a compaction of a
-table with frequent deletes would never end. Lesson 26 only requires that no delete is undone. The order of a merge
-depends only on its inputs. So the order is computed again from the sort columns of the inputs. It gives the position of
-each row in the outputs. A check compares the values of these rows.
+So the compaction commits, and the rows stay deleted. Otherwise each delete would force a new plan, and a compaction of
+a table with frequent deletes would never end. Lesson 26 only requires that no delete is undone. The order of a merge
+depends only on its inputs. The carry-over computes the order again from the sort columns of the inputs. The order gives
+the position of each row in the outputs. A check compares the values of these rows.
 """
 
 from __future__ import annotations
@@ -39,25 +39,25 @@ _logger = logging.getLogger(__name__)
 _ROWS_AT_ONCE = 65_536
 
 Places = Mapping[int, BitMap]
-"""Rows by their position in a file, for each file number among the inputs or outputs of a merge."""
+"""Positions of rows in each file. The key is the number of the file among the inputs or outputs of a merge."""
 
 
 class CarryOver:
     """The `rebase` of a commit of these merges. It hides rows in their outputs that were deleted from their inputs.
 
-    If an input left the table because its last row was superseded or deleted, all of its rows count as deleted. If an
-    input was removed for another reason, the checks of the commit handle this case.
+    If the last row of an input was superseded or deleted, the input left the table and all of its rows count as
+    deleted. The checks of the commit handle inputs that were removed for another reason.
 
     Raises:
         CommitConflict: deleted rows were restored, or no split is left to replace.
         Corrupt: MC-2, if a row is not at its computed position.
 
     Cost:
-        If nothing was deleted, only the lookups of the inputs. Each merge whose rows were deleted has these costs. For
-        each input whose deletion vector changed, one GET of the old and one GET of the new vector if they are stored,
-        `hidden_rows.PARALLEL_READS` at a time. Ranged GETs of the sort columns, once. Ranged GETs of the row groups of
-        the deleted rows in inputs and outputs. One PUT per stored deletion vector. If an input is not live, one GET per
-        version since the plan.
+        If nothing was deleted, only the lookups of the inputs. Otherwise each merge with deleted rows has these costs.
+        For each input with a changed deletion vector, one GET of the old and one GET of the new vector if they are
+        stored. `hidden_rows.PARALLEL_READS` of these GETs run at a time. Ranged GETs of the sort columns, once. Ranged
+        GETs of the row groups of the deleted rows in inputs and outputs. One PUT per stored deletion vector. If an
+        input is not live, one GET per version since the plan.
     """
 
     def __init__(self, store: ObjectStore, merges: Sequence[tuple[CompactionTask, Rewrite]], *, ids: Ids) -> None:
@@ -89,10 +89,10 @@ class CarryOver:
     def _ended(self, head: Snapshot) -> set[str]:
         """Return the splits that left the table because their last row was superseded or deleted.
 
-        A merge, a statement or the retention removes such splits, in commits that change rows. Splits that a compaction
-        or a restore removed are not in the result, because a compaction does not change rows and a restore may bring
-        rows back. If a version since the plan no longer exists, the result is empty, because the reason of a removal is
-        then unknown.
+        A merge, a statement or the retention removes these splits, in commits that change rows. The result does not
+        contain splits that a compaction or a restore removed. A compaction does not change rows, and a restore may
+        bring rows back. If a version since the plan no longer exists, the result is empty, because the reason for a
+        removal is unknown.
         """
         ended: set[str] = set()
         planned = min(merge.task.context.planned_version for merge in self._merges)
@@ -118,7 +118,7 @@ def _is_over(action: Action, ended: Collection[str]) -> bool:
 
 @dataclass(slots=True, eq=False)
 class _Carried:
-    """One merge and the rows carried over so far: `_checked` in its inputs, `_hidden` in its outputs."""
+    """One merge and the rows carried over so far: `_checked` rows of its inputs and `_hidden` rows of its outputs."""
 
     store: ObjectStore
     ids: Ids
@@ -129,7 +129,7 @@ class _Carried:
     _hidden: dict[int, tuple[BitMap, Add]] = field(default_factory=dict)
 
     def marked(self, head: Snapshot) -> dict[str, Add]:
-        """Return the outputs with rows that are deleted on `head`, with deletion vectors that hide these rows.
+        """Return the outputs that contain deleted rows on `head`, with deletion vectors that hide these rows.
 
         All rows of an input that is not live count as deleted.
         """
@@ -209,7 +209,7 @@ class _Route:
 
     @staticmethod
     def of(store: ObjectStore, task: CompactionTask, outputs: Sequence[Add]) -> _Route:
-        """Compute the order of the merge again, from the inputs as they were planned."""
+        """Compute the order of the merge again, from the inputs in the state of the plan."""
         order, numbers = task.context.order, range(len(task.inputs))
         splits = [_opened(store, task, number).of_table(task.context.schema) for number in numbers]
         runs = merge_order([split.read(sort_columns(split, order)) for split in splits], order).runs

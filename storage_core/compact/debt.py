@@ -7,9 +7,8 @@ The debt of a table is computed from the plans of the jobs themselves:
 - the splits that a compaction skips for a while, because they made a merge fail (`mergeskip`)
 
 The same rule plans the next run for three users: the run itself, callers that check what is due, and the debt. A run
-consists of pieces. A piece is a merge, or a set of splits that are rewritten in windows of another duration. A run
-reads exactly the bytes that a budget grants to the run, because the run and the budget select the pieces with this
-module (decision 0037).
+consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of another duration. The run and the
+budget select the pieces with this module. So a run reads exactly the bytes that the budget grants (decision 0037).
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from storage_core.log.snapshot import Snapshot
 class Pieces:
     """The pieces of one run.
 
-    A piece is a merge, or a set of splits that are rewritten in other windows or in another order. Windows with such
-    splits are not merged in the same run.
+    A piece is a merge, or a set of splits to rewrite in other windows or in another order. The same run does not merge
+    the windows of these splits.
     """
 
     mode: Mode
@@ -54,7 +53,7 @@ class Pieces:
 
     @property
     def bytes(self) -> tuple[int, ...]:
-        """The bytes that each piece reads: first the merges, then the rewrites, both with the newest piece first."""
+        """The bytes that each piece reads. Merges come before rewrites, and newer pieces before older pieces."""
         joined = [sum(add.size for add in task.inputs) for task in self.rewindowed]
         return (*_sizes(self.merges)[::-1], *joined[::-1])
 
@@ -71,7 +70,7 @@ class Pieces:
         return replace(self, rewindowed=tasks, merges=self.merges.first(MOST_INPUTS))
 
     def within(self, most_bytes: int | None) -> Pieces:
-        """Return the pieces of a run that may read `most_bytes`, in their order. None means all pieces."""
+        """Return the pieces of a run that may read `most_bytes`, in the same order. None means all pieces."""
         if most_bytes is None:
             return self
         sizes, merges = self.bytes, len(self.merges)
@@ -120,8 +119,8 @@ def within(sizes: Sequence[int], most_bytes: int) -> list[int]:
     """Return the positions of the pieces that a run with this byte limit takes, in the order of the run.
 
     `sizes` has the most important piece first. Pieces are taken as long as they fit into the limit. The first piece
-    that needs more than half of the limit is taken before smaller pieces. Otherwise the smaller pieces could delay this
-    piece forever.
+    that needs more than half of the limit is taken before smaller pieces. Otherwise smaller pieces could delay the
+    large piece forever.
     """
     large = [place for place, size in enumerate(sizes) if most_bytes < 2 * size <= 2 * most_bytes][:1]
     taken, left = list[int](), most_bytes
@@ -133,7 +132,7 @@ def within(sizes: Sequence[int], most_bytes: int) -> list[int]:
 
 
 def _sizes(chosen: Chosen) -> list[int]:
-    """Return the bytes that each merge reads, in the order of the merges: by window, the oldest first."""
+    """Return the bytes that each merge reads. The merges are sorted by window, oldest first."""
     merges = chosen.merges
     if not len(merges):
         return []
@@ -229,8 +228,8 @@ class Debt:
 def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list[Debt]:
     """Return the windows with a task at `now_ms`, ascending, the null window last.
 
-    An expired window is not compacted, so it is listed once. A window is also listed for `RESORT` if the sort schema of
-    some of its splits is not the sort schema of the table. The only requests are for manifests that were not read yet.
+    An expired window is not compacted, so it is listed once. A window is also listed for `RESORT` if some of its splits
+    have another sort schema than the table. The only requests are for manifests that were not read yet.
 
     Args:
         mode: the mode of the compaction.
@@ -262,7 +261,7 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
 
 
 def window_debts(chosen: Chosen) -> list[WindowDebt]:
-    """Return the windows of the selected merges, in their order, with the bytes that these merges read and write.
+    """Return the windows of the selected merges, in the same order, with the bytes that these merges read and write.
 
     The merges of a window are adjacent, even if the window has several scopes.
     """
@@ -287,7 +286,7 @@ def window_debts(chosen: Chosen) -> list[WindowDebt]:
 
 
 def next_runs(pieces: Pieces) -> dict[int | None, NextRun]:
-    """Return, for each window, the work that one run does on these pieces."""
+    """Return the work of one run on these pieces, for each window."""
     return {
         each.window_start: NextRun(
             splits=each.splits, outputs=each.outputs, read_bytes=each.bytes, written_bytes=each.live_bytes
@@ -310,7 +309,7 @@ _Found = Sequence[tuple[Add, Skipped]]
 
 
 def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
-    """Return the live splits that are skipped now, by window. Only these splits become records."""
+    """Return the live splits that compactions skip now, by window. Only these splits become records."""
     found: defaultdict[int | None, list[tuple[Add, Skipped]]] = defaultdict(list)
     for path in sorted(active_skips(snapshot.mergeskips.values(), now_ms)):
         add, skip = snapshot.splits.get(path), snapshot.mergeskips[path]

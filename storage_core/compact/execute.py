@@ -57,13 +57,13 @@ _IN_MEMORY_BYTES = 64 * 2**20
 def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Merge the inputs into as few sorted splits as the target size allows, and return the actions of the commit.
 
-    The actions replace the inputs by the outputs. For a task that is a part of a merge, only the rows of the part are
-    merged. Its actions remove the inputs that end in this part.
+    The actions replace the inputs by the outputs. A task that is a part of a merge merges only the rows of the part.
+    The actions of the part remove the inputs that end in this part.
 
     The rows stay the same multiset (MC-1) and every value stays the same (MC-2). The output has the sort order of the
     inputs (MC-3). It has all their columns (MC-4), or the columns of the table if these have changed. Each piece is
-    checked before it is written, so no result breaks these rules. If a check fails, files that were already written
-    are orphans. A repetition writes new files with new ids. At most one result can be committed.
+    checked before it is written, so no result breaks these rules. If a check fails, files that were already written are
+    orphans. A second execution writes new files with new ids. Only one of the results can be committed.
 
     Raises:
         InvalidInput: the inputs do not belong together.
@@ -140,10 +140,10 @@ def require_merged(
     *,
     after: pa.Table | None = None,
 ) -> None:
-    """Raise `Corrupt` if the merged rows break MC-3 or MC-4, by the order and the union schema of the inputs.
+    """Raise `Corrupt` if the merged rows break MC-3 or MC-4. The inputs give the order and the union schema.
 
-    The rows must not sort before the last row of `after`, which was merged before. `kernel.pieces` checks MC-1 and
-    MC-2 when it moves the rows.
+    The rows must not sort before the last row of `after`, which was merged before. `kernel.pieces` checks MC-1 and MC-2
+    when it moves the rows.
     """
     inputs = task.inputs
     invariants.require_columns(plain_schema(merged.schema), schema, inputs)
@@ -208,9 +208,9 @@ def translate(
 ) -> Translation | None:
     """Store the translation from input rows to output rows, and return its action. One PUT.
 
-    The translation is compared with the order in which the rows were written. Returns None if the rows of an input do
-    not keep their order, or if there are more inputs than a translation can number. The outputs then need new index
-    segments. Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
+    The function compares the translation with the order of the written rows. It returns None if the rows of an input
+    change their order, or if there are too many inputs for a translation. The outputs then need new index segments.
+    Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
     """
     if len(inputs) > MOST_INPUTS or not outputs:
         return None
@@ -239,23 +239,23 @@ def _is_of(translation: TranslationMap, positions: Positions) -> bool:
 Floats = npt.NDArray[np.float64]
 
 _STEPS = 4
-"""The number of samples of each input that fit into a part.
+"""Number of samples of each input per part.
 
 With this number, the rows between two cuts are at most half a part.
 """
 
 _MOST_TASKS = 64
-"""The most tasks into which the inputs of a merge are divided for sampling."""
+"""Maximum number of sampling tasks of a merge."""
 
 
 def bounds_of(context: SplitContext) -> Bounds:
-    """Return the most that one task may read of the table."""
+    """Return the limits of one task of the table."""
     config = TableConfig.from_configuration(context.configuration)
     return Bounds.of(config.compaction, config.target_split_bytes)
 
 
 def is_too_large(task: CompactionTask) -> bool:
-    """Return whether the merge reads more than one task may read."""
+    """Return whether the merge is too large for one task."""
     rows, size = sum(add.visible_rows for add in task.inputs), sum(add.size for add in task.inputs)
     return not bounds_of(task.context).holds(rows, size, len(task.inputs))
 
@@ -278,7 +278,7 @@ Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Seque
 def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operation_id: str) -> list[CompactionTask]:
     """Return the tasks of the parts of a merge, in the order of the parts.
 
-    For this, tasks with a few inputs each first sample the keys and then locate the cuts.
+    First, tasks with a few inputs each sample the keys. Then such tasks locate the cuts.
     """
     size = -(-len(task.inputs) // _MOST_TASKS)
     starts = range(0, len(task.inputs), size)
@@ -291,7 +291,7 @@ def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operatio
 
 
 def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
-    """Return the keys of some rows of the splits of a task. These splits are some of the `inputs` inputs of a merge.
+    """Return the keys of sampled rows of the splits of a task. The merge has `inputs` inputs in total.
 
     Ranged GETs of the sort columns. Raises the errors of `open_split`.
     """
@@ -308,7 +308,7 @@ def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
 
 
 def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
-    """Return the keys at which the merge can be cut, ascending and distinct, from the samples of all its inputs."""
+    """Return the keys at which the merge can be cut, ascending and distinct. Uses the samples of all inputs."""
     order, bounds, inputs = task.context.order, bounds_of(task.context), len(task.inputs)
     if not order.columns:
         return _keys(None, task.context)
@@ -341,7 +341,7 @@ def parts(
     Args:
         located: the positions of the keys of `cuts` in each input.
 
-    Each part is within the limits of a merge, if the rows between two adjacent cuts are within these limits.
+    Each part fits into the limits of a merge if the rows between two adjacent cuts fit.
     """
     counts = np.array([add.numRecords or 0 for add in task.inputs], np.int64)
     edges = np.column_stack([np.zeros_like(counts), np.array(located, np.int64).reshape(len(counts), -1), counts])

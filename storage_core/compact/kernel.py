@@ -83,7 +83,7 @@ class MergeOrder:
     begins: Mask
 
     def next_key(self, row: int) -> int:
-        """Return the first output row, from `row` on, that begins a key. Return the number of rows if there is none."""
+        """Return the first output row from `row` on that begins a key, or the number of rows if there is none."""
         ahead = self.begins[row:]
         nearest = int(ahead.argmax()) if len(ahead) else 0
         return row + nearest if len(ahead) and ahead[nearest] else len(self.begins)
@@ -132,7 +132,7 @@ def _coded(
     order: SortOrder,
     sizes: list[int],
 ) -> Iterator[Coding]:
-    """Yield the codes of each sort column that any input has. Append the number of its values to `sizes`."""
+    """Yield the codes of each sort column that any input has. Append the number of values of each column to `sizes`."""
     for each in order.columns:
         found = columns(each.name)
         if any(column is not None for column in found):
@@ -160,7 +160,7 @@ def concatenated(
 
 
 def common_type(columns: Sequence[pa.ChunkedArray | None]) -> pa.DataType:
-    """Return the type of the columns, at least one of which is not None.
+    """Return the type of the columns. At least one column is not None.
 
     It is a dictionary if all columns are dictionaries.
     """
@@ -240,7 +240,7 @@ def take_column(inputs: Sequence[pa.Array], way: Route, type_: pa.DataType) -> p
 
 
 def require_same_values(name: str, inputs: Sequence[pa.Array], way: Route, taken: pa.Array) -> None:
-    """Raise `Corrupt` unless every value of the concatenated inputs is in the output row of its row (MC-1, MC-2)."""
+    """Raise `Corrupt` unless each output row has the values of its input row (MC-1, MC-2)."""
     rows = len(way.places)
     if len(taken) != rows:
         raise Corrupt(f"MC-1: the merge read {rows} rows and wrote {len(taken)} of {name!r}. Nothing was committed")
@@ -357,7 +357,7 @@ def _without_unused(column: pa.DictionaryArray) -> pa.DictionaryArray:
 
 
 PIECE_BYTES = 64 * 2**20
-"""About the most memory of the rows of a piece.
+"""Approximate maximum memory of the rows of a piece, in bytes.
 
 While a piece is built, its rows are in memory twice: in the order of the inputs, and in the order of the output.
 """

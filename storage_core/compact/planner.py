@@ -101,8 +101,8 @@ def plan_expiry(snapshot: Snapshot, *, retention_ms: int | None, now_ms: int) ->
 
 def has_left(files: pa.Table, *, retention_ms: int, now_ms: int) -> pa.ChunkedArray:
     """Return, for each row of a table of live splits, whether its window has expired. The result has no nulls."""
-    # Whole seconds and `<=` are correct: at exactly the end of a window plus the retention, the newest row of the
-    # window is older than the retention.
+    # Whole seconds and `<=` are correct. At the end of a window plus the retention, the newest row of the window is
+    # already older than the retention.
     cutoff = pa.scalar((now_ms - retention_ms) // 1000, pa.int64())
     latest_start = pc.subtract(cutoff, files.column("windowSeconds").cast(pa.int64()))
     left = pc.less_equal(files.column("windowStart").cast(pa.int64()), latest_start)
@@ -121,8 +121,8 @@ def _window(start: int, found: Sequence[Add]) -> ExpiredWindow:
 HIGH_DELETE_SHARE = 1 / 3
 """The share of deleted rows above which a split is rewritten.
 
-If the share is lower, a read reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per
-deleted row.
+Below this share, a read reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per deleted
+row.
 """
 
 _SCOPE_TEXTS = ("sourceId", "partitionId", "docMappingRef", "sortSchema")
@@ -230,7 +230,10 @@ def _order(files: pa.Table, scope: Codes) -> tuple[Ints, Flags]:
 
 
 def _break_ties(order: Ints, new: Flags, files: pa.Table) -> None:
-    """Sort rows that equal the row before (rows not in `new`) by path, in place. Only their paths are read."""
+    """Sort equal rows by path, in place.
+
+    `new` marks rows that differ from the row before. Only the paths of equal rows are read.
+    """
     tied = ~new
     tied[:1] = False
     tied[:-1] |= tied[1:]
@@ -300,7 +303,7 @@ def _ints(files: pa.Table, name: str) -> Ints:
 
 
 PART_INPUTS = 5_000
-"""The number of splits of a plan that are records at one time.
+"""Number of splits of a plan that exist as records at one time.
 
 These records take 17 MB with bounds of one column, and 45 MB with bounds of ten columns.
 """
@@ -308,7 +311,7 @@ These records take 17 MB with bounds of one column, and 45 MB with bounds of ten
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The merges that the policy selected, and the columns to which the rows of the merges refer, all as columns."""
+    """The merges that the policy selected, as columns. The rows of the merges are rows of `found`."""
 
     files: pa.Table
     found: Grouped
@@ -364,8 +367,8 @@ def choose(
 ) -> Chosen:
     """Return all merges that are due, ordered by window, null last. The same snapshot gives the same merges.
 
-    Two kinds of splits are omitted: splits with an active mergeskip of this operation, and splits whose sort schema
-    does not fit the table now. If there are very many merges, one run does the merges of `Chosen.first`, and later
+    Two kinds of splits are omitted: splits with an active mergeskip of this operation, and splits with a sort schema
+    that does not fit the table now. If there are very many merges, one run does the merges of `Chosen.first`, and later
     runs do the other merges.
 
     Deletion vectors are applied. Rows that are deleted later never come back (lesson 26), because `carry_over` hides
@@ -397,8 +400,8 @@ def choose(
 def contexts_of(snapshot: Snapshot, scopes: Sequence[Scope]) -> list[SplitContext | None]:
     """Return the context of the splits of each scope.
 
-    Splits keep the sort schema and window with which they were written. A table can have thousands of scopes with a
-    few sort schemas, so each sort schema is parsed once.
+    Splits keep their original sort schema and window. A table can have thousands of scopes but few sort schemas, so
+    each sort schema is parsed once.
     """
     current = context_of(snapshot)
     texts = {scope.sort_schema for scope in scopes}

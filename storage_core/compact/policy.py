@@ -3,9 +3,9 @@
 The policy is a pure function of columns (docs/architecture/compaction.md, "Policy").
 
 A *group* contains the splits that may be merged with each other: the splits of one scope and one window. Inside a
-group, the write amplification is constant per merge level, which is the number of merges that a split went through. Ten
-splits of one level become one split, and the oldest splits are merged first. So a row is rewritten at most once per
-merge level.
+group, the write amplification is constant per merge level. The merge level is the number of merges that a split went
+through. Ten splits of one level become one split, and the oldest splits are merged first. So a row is rewritten at most
+once per merge level.
 
 A mature split is not merged. A split is mature if one of these is true:
 
@@ -21,9 +21,9 @@ that is above every merge level (decision 0015). The members of the run are the 
 merges in the group, if this number is above `generations`. Later splits have a smaller number. A merge by level that
 takes all splits of a group also finalizes the group.
 
-A merge that is too large for one task is executed in parts (`execute.divide`), each of which reads every *run*. A run
-is a single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a
-part can read, its oldest splits are first merged into runs. Each of these runs has its own number (decision 0015).
+A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
+single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a part
+can read, its oldest splits are first merged into runs. Each of these runs has its own number (decision 0015).
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from storage_core.compact.work import NO_MERGES, REASONS, Bounds, Flags, Ints, M
 from storage_core.data.settings.layout import MOST_GENERATIONS, MOST_RUN_INPUTS, CompactionSettings, Mode
 
 FINALIZED = MOST_GENERATIONS + 1
-"""The least number of merges that means "one sorted run".
+"""Smallest number of merges that marks a sorted run.
 
 This number is above every merge level that can be configured.
 """
@@ -48,7 +48,10 @@ So a finalization rewrites at most ten bytes per late byte.
 """
 
 MOST_RUNS = 256
-"""The most runs that are merged in parts. A run of several splits counts twice. A part may read two of its splits."""
+"""Maximum number of runs that are merged in parts.
+
+A run of several splits counts twice, because a part may read two of its splits.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +89,7 @@ class Rules:
 
     @property
     def bounds(self) -> Bounds:
-        """The most that one merge may read."""
+        """The limits of one merge."""
         return Bounds.of(self.settings, self.target_bytes)
 
 
@@ -182,7 +185,7 @@ def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
 
 
 def _in_parts(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return one merge, in several parts, per group that is too large for one task and becomes one run."""
+    """Return one merge in several parts for each group that becomes one run but is too large for one task."""
     large = _large(splits, groups, rules)
     wanted = large & (_runs(splits, large) <= MOST_RUNS)
     chosen = np.flatnonzero(wanted)
@@ -208,7 +211,8 @@ def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
     for group in np.flatnonzero(excess > 0):
         begin, end = np.searchsorted(splits.group, [group, group + 1])
         single = begin + np.flatnonzero((free & (splits.merges < FINALIZED))[begin:end])
-        # each merge reduces the runs by this number, because the output of a merge of 256 splits counts as two runs
+        # Each merge reduces the runs by this number, because a merge of 256 splits writes an output that counts as two
+        # runs.
         fewer = MOST_RUN_INPUTS - 2
         taken = single[: excess[group] + 2 * -(-excess[group] // fewer)]
         found = [part for part in np.split(taken, range(MOST_RUN_INPUTS, len(taken), MOST_RUN_INPUTS)) if len(part) > 2]
@@ -253,7 +257,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
     rows = np.flatnonzero(groups.small & free & (splits.merges < settings.generations))
     old = splits.added_ms[rows] <= rules.now_ms - settings.mature_after_ms
     lane = (splits.group[rows] * settings.generations + splits.merges[rows]) * 2 + old
-    order = np.argsort(lane, kind="stable")  # the rows of a lane keep their order
+    order = np.argsort(lane, kind="stable")  # The rows of a lane stay in the same order.
     rows, lane = rows[order], lane[order]
     ready = _ready(lane, splits.bytes[rows], rules)
     rows, lane = rows[ready], lane[ready]
@@ -271,7 +275,7 @@ def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -
 
 
 def _ready(lane: Ints, bytes_: Ints, rules: Rules) -> Flags:
-    """Return, for each row, whether its lane has enough splits or enough bytes."""
+    """Return for each row whether its lane has enough splits or enough bytes."""
     first = np.flatnonzero(np.diff(lane, prepend=-1))
     count = np.diff(first, append=len(lane))
     enough = np.add.reduceat(bytes_, first) >= rules.target_bytes if len(first) else first > 0
@@ -294,7 +298,7 @@ class _Parts:
 
 
 def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
-    """Cut every lane of these rows into parts of at most `most` splits that one merge may read.
+    """Cut every lane of these rows into parts that one merge may read. A part has at most `most` splits.
 
     The cuts start at the oldest split of a lane. A split that is too large for a merge is a part of its own. With
     `to_target`, parts end at the target size. `lane` is ascending.
@@ -317,7 +321,7 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 
 
 def _room(values: Ints, most: int) -> Ints:
-    """Return, for each position, the end of the longest slice from this position whose sum is at most `most`.
+    """Return for each position the end of the longest slice from this position with a sum of at most `most`.
 
     A slice has at least one element.
     """
@@ -337,7 +341,7 @@ def _hops(following: Ints) -> Ints:
 def _many_small_files(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
     """Return merges of the small splits of groups that do not become one run.
 
-    Such a group is too large, has too many splits, or has too few late bytes.
+    These groups are too large, have too many splits, or have too few late bytes.
     """
     chosen = groups.small & free
     if rules.mode is Mode.FINALIZE:

@@ -80,7 +80,7 @@ def plan(
     """Return the tasks for splits whose windows have the wrong duration, by window.
 
     There are no tasks for a table without windows. The right duration is the duration of the table. If cold windows are
-    joined, windows that ended long enough ago have a longer duration. As in a compaction, these splits are omitted:
+    joined, windows that ended long enough ago have a longer duration. A compaction and this plan omit the same splits:
     - splits without a sort schema, or with a sort schema that does not fit the table now
     - splits before the start of compaction
     - expired splits
@@ -105,7 +105,7 @@ def plan(
 
 
 def plan_resort(snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int) -> list[RewindowTask]:
-    """Return the tasks for splits whose sort schema is not the table's, by window. `windows` is the same as in `plan`.
+    """Return the tasks for splits with another sort schema than the table, by window. See `plan` for `windows`.
 
     Splits without a sort schema, splits before the start of compaction and expired splits are omitted.
     """
@@ -146,7 +146,7 @@ def _tasks(
         if (scope := scope_of(snapshot.table_id, add)) is not None:
             by_scope.setdefault((scope, duration), []).append(add)
     scopes = [scope for scope, _ in by_scope]
-    if order is not None:  # this order always fits the table, but the order of the splits may not fit
+    if order is not None:  # This order always fits the table. The order of the splits may not fit.
         scopes = [replace(scope, sort_schema=nameless(order.text)) for scope in scopes]
     contexts = contexts_of(snapshot, scopes)
     return [
@@ -209,9 +209,9 @@ def _by_window(adds: list[Add], duration: int) -> Iterator[list[Add]]:
 def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) -> Rewrite:
     """Write the visible rows of the inputs in the windows of the context. Return the actions that replace the inputs.
 
-    A repetition writes new files. Only one result can be committed. Raises the errors of `open_split`, and
-    `InvalidInput` for columns of different types. One GET per input, one PUT per output. Memory holds the rows of the
-    inputs.
+    A second execution writes new files. Only one of the results can be committed. Raises the errors of `open_split`,
+    and `InvalidInput` for columns of different types. One GET per input, one PUT per output. Memory holds the rows of
+    the inputs.
     """
     splits = [open_split(store, add) for add in task.inputs]
     rows = _rows(splits, task.context.schema)
@@ -231,7 +231,7 @@ def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) ->
 
 
 def _rows(splits: Sequence[OpenSplit], schema: pa.Schema) -> pa.Table:
-    """Return the rows with the columns of the table, or with the columns of the splits if the table's never changed."""
+    """Return the rows with the columns of the table. If these never changed, return the columns of the splits."""
     if has_changed(schema):
         return pa.concat_tables([conform_split(split.read(), schema) for split in splits])
     union = invariants.union_schema([(split.add.path, split.schema) for split in splits])

@@ -56,9 +56,9 @@ LANES = 251
 """The number of leases that compactions of windows share. It is a prime (see `resource_of`)."""
 
 TASKS_PER_COMMIT = 64
-"""The most rewrite tasks per commit.
+"""Maximum number of rewrite tasks per commit.
 
-At most the work of this many tasks is lost if the run is killed or rows of its splits are deleted concurrently.
+If the run is killed or rows are deleted concurrently, at most the work of these tasks is lost.
 """
 
 Window = int | None
@@ -67,16 +67,17 @@ Window = int | None
 def run_compact(job: JobRun[Compact]) -> JobReport:
     """Compact the requested windows, in one commit per group of windows. If nothing is to do, Spark is not started.
 
-    A merge that is too large for one task has its own commit. Before the merges, splits are rewritten into windows of
-    another duration. The mode `REWINDOW` rewrites all splits whose windows have the wrong duration. The mode `POLICY`
-    rewrites splits of cold windows, at most as many as one run replaces (decision 0006). The mode `RESORT` rewrites all
-    splits of another sort schema in the table's order (decision 0006).
-    With `most_bytes`, a run takes pieces that read up to this many bytes in total, the newest first (decision 0037).
+    A merge that is too large for one task has its own commit. Before the merges, the run rewrites splits into windows
+    of another duration. The mode `REWINDOW` rewrites all splits whose windows have the wrong duration. The mode
+    `POLICY` rewrites splits of cold windows, at most as many as one run replaces (decision 0006). The mode `RESORT`
+    rewrites all splits of another sort schema in the table's order (decision 0006). With `most_bytes`, a run takes
+    pieces that read up to this many bytes in total, the newest first (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
-    committed. The run plans windows again that another commit changed (`job.carry_out`). After this, the error of the
-    first failed window is raised. It names all failed windows and has the report in its context (`report_of`). Inputs
-    that make a merge fail are skipped for a day. A request that names its windows tries these inputs again.
+    committed. If another commit changed a window, the run plans this window again (`job.carry_out`). Then the function
+    raises the error of the first failed window. The error names all failed windows, and its context contains the report
+    (`report_of`). Inputs that make a merge fail are skipped for a day. A request for specific windows tries these
+    inputs again.
 
     Raises:
         Held: another run compacts these windows.
@@ -120,7 +121,7 @@ def _ended(job: JobRun[Compact], outcome: GroupsOutcome) -> JobReport:
 
 
 def _plan(job: JobRun[Compact], outcome: GroupsOutcome, snapshot: Snapshot) -> Pieces:
-    """Return the work of the run. If other commits changed windows of an earlier plan, return only their work."""
+    """Return the work of the run. After a conflict, return only the work of the windows that other commits changed."""
     wanted, mode = job.options.windows, job.options.mode
     is_every = wanted == EVERY_WINDOW
     changed = outcome.take_changed()
@@ -160,7 +161,7 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
     """Return the error of the first failed window, with all failed windows and the committed versions."""
     failed = outcome.failed_by_start()
     skipped = ", the inputs are skipped for a day" if any(each.lasting for _, each in failed) else ""
-    # commits that only record mergeskips are omitted
+    # Commits that only write mergeskips are omitted.
     versions = listed([each.version for each in outcome.commits if each.windows])
     others = f"All other work is committed in version {versions}" if versions else "No window was compacted"
     which = listed([window_name(window) for window, _ in failed])
@@ -171,9 +172,9 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
 def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     """Return the lease of a run on these windows. Runs with different first windows can run concurrently.
 
-    There is one lease per first window. Two runs on overlapping ranges with different starts have different leases.
-    The second run then finds, at its commit, that its inputs were replaced. First windows whose distance is a multiple
-    of `LANES` windows share a lease, so the number of leases of a table is limited. `LANES` is a prime, because the
+    There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. The
+    second run then finds, at its commit, that its inputs were replaced. First windows share a lease if their distance
+    is a multiple of `LANES` windows. So the number of leases of a table is limited. `LANES` is a prime, because the
     starts of ranges of whole days differ by multiples of 24 or 96 windows.
     """
     if wanted.null_only:
@@ -201,12 +202,12 @@ def _planned(work: Pieces) -> dict[str, object]:
 class GroupLimits:
     """Limits of a group of merges with one commit, and of a task.
 
-    A group ends when it has `windows` windows. It also ends when its input has `bytes` bytes, or one of `parts` equal
-    shares of all input if this is more. So a commit stays small, and a small run has one commit. A large run has few
-    commits, and loses only a few of the shares if its driver fails.
+    A group ends when it has `windows` windows. It also ends when its input reaches `bytes` bytes or the total input
+    divided by `parts`, the larger of the two. So a commit stays small, and a small run has one commit. A large run has
+    few commits, and loses only a few groups if its driver fails.
 
-    A task executes one merge. It executes several merges if they are together within `task_merges` and `task_bytes`,
-    because the start of a task costs more than a merge of that size.
+    A task executes one large merge, or several small merges up to the limits `task_merges` and `task_bytes`. The start
+    of a task costs more than a small merge.
     """
 
     windows: int = 256
@@ -239,7 +240,7 @@ def grouped(tasks: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS)
 
 
 def bundled(group: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
-    """Return the merges of a group, in their order, as one list per task."""
+    """Return the merges of a group as one list per task. The order of the merges stays."""
     bundles: list[list[CompactionTask]] = []
     size = 0
     for task in group:
@@ -271,7 +272,7 @@ class CommittedGroup:
 
 @dataclass(slots=True)
 class GroupsOutcome:
-    """Outcome of the windows of a run so far: its commits in order, their results, and the errors by window."""
+    """Outcome of a run so far: the commits in order, the results of the commits, and the errors by window."""
 
     commits: list[CommittedGroup] = field(default_factory=list)
     results: list[Rewrite] = field(default_factory=list)
@@ -331,10 +332,9 @@ def compact_groups(
 ) -> GroupsOutcome:
     """Execute the merges, and commit each group when its tasks have ended.
 
-    A failure affects only its own window. There are two kinds of failures: inputs that make a merge fail, which are
-    skipped for a day, and a window that another commit changed. If Spark or the store fails for a whole group, all
-    windows of this group fail. Raises `Fenced` if another run took over. Groups that were committed before stay
-    committed.
+    A failure affects only its own window. If inputs make a merge fail, these inputs are skipped for a day. A window
+    also fails if another commit changed it. If Spark or the store fails for a whole group, all windows of this group
+    fail. Raises `Fenced` if another run took over. Groups that were committed before stay committed.
     """
     outcome, groups = GroupsOutcome(), grouped(planned, limits)
     items = [[{"tasks": [each.to_json() for each in bundle]} for bundle in bundled(group, limits)] for group in groups]
@@ -376,7 +376,7 @@ def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
 
 
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
-    """Return the windows with the input that a conflict names. Return all windows if the error names no input."""
+    """Return the windows with the input that the error names. If the error names no input, return all windows."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.task.inputs)}
     return hit or {each.window for each in merges}
@@ -546,7 +546,7 @@ def _merged(place: Place, text: str) -> Answer:
     task = CompactionTask.from_json(text)
     try:
         result = compaction.execute(place.store, task, ids=place.ids, now_ms=place.clock.now_ms())
-    # programming errors are caught as well, because an error here would end the tasks of all other windows
+    # Programming errors are caught as well. Otherwise an error here would end the tasks of all other windows.
     except Exception as error:
         if not isinstance(error, TidemarkError):
             LOG.exception("compaction of window %s", task.window)
@@ -588,10 +588,10 @@ def run_expire(job: JobRun[Expire]) -> JobReport:
 
     The files stay until the collector deletes them, because earlier versions still name them. The run starts no Spark
     task, because no file is read or written. It takes no lease, because a plan is cheap and the second of two runs
-    finds nothing to do. The run is idempotent: after an interruption, the next run does the remaining work.
+    finds no work. The run is idempotent. After an interruption, the next run does the remaining work.
 
     Raises:
-        CommitConflict: Other commits changed the rows to drop, or the retention, during each plan.
+        CommitConflict: during each plan, other commits changed the rows to drop or the retention.
     """
     now_ms = job.log.clock.now_ms()
     return job.carry_out(

@@ -33,10 +33,10 @@ Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 
 MOST_INPUTS = 80_000
-"""The most splits that one run replaces.
+"""Maximum number of splits that one run replaces.
 
-An hourly run of a table that gets 1,000 splits a minute must replace 65,416 splits (`docs/compaction-policy.md`). At
-any time, the driver holds only a part of these splits as records and as JSON (`planner.Chosen.parts`, decision 0015).
+An hourly run of a table that gets 1,000 splits a minute must replace 65,416 splits (`docs/compaction-policy.md`). The
+driver holds only a part of these splits at a time as records and as JSON (`planner.Chosen.parts`, decision 0015).
 """
 
 
@@ -60,7 +60,7 @@ REASONS = tuple(Reason)
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """Rewrite these `rows` of the columns, oldest first, into splits that record `merges` as their number of merges."""
+    """A merge of these `rows` of the columns, oldest first. Each output stores `merges` as its number of merges."""
 
     rows: tuple[int, ...]
     group: int
@@ -70,10 +70,10 @@ class Merge:
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Merges:
-    """Merges as columns. Merge i reads `count[i]` of `rows`, which has the inputs of all merges one after the other.
+    """Merges as columns. `rows` has the inputs of all merges one after the other.
 
-    `rows` are positions in the columns of the policy. `merges` is the number of merges that the outputs record.
-    `reason` is a position in `REASONS`.
+    Merge i reads `count[i]` of these rows. `rows` are positions in the columns of the policy. `merges` is the number of
+    merges that the outputs store. `reason` is a position in `REASONS`.
     """
 
     rows: Ints
@@ -129,7 +129,7 @@ def in_order(parts: Sequence[Merges]) -> Merges:
 
 
 def bounded(merges: Merges, most_inputs: int) -> Merges:
-    """Return the merges of one run, in the given order, up to the merge that reaches `most_inputs` replaced splits.
+    """Return the first merges, in the given order, that together replace about `most_inputs` splits.
 
     Each group gets its first merge before any group gets its second merge. So a group with very many merges does not
     delay the other groups.
@@ -147,7 +147,7 @@ def ranges(first: Ints, count: Ints) -> Ints:
 
 
 def outputs_of(bytes_: Ints, target_bytes: int) -> Ints:
-    """Return how many splits a merge of this many bytes writes, rounded as in `split.writer`, but at least one."""
+    """Return the number of splits that a merge of this many bytes writes, at least one. Rounds like `split.writer`."""
     return np.maximum(1, np.rint(bytes_ / target_bytes)).astype(np.int64)
 
 
@@ -159,12 +159,12 @@ SKIP_OPERATION = "compact"
 
 
 MOST_RUN_TARGETS = 64
-"""The most that one merge reads, in target sizes. A task has all inputs on its disk and works for some minutes."""
+"""Maximum input of one merge, in target sizes. A task has all inputs on its disk and works for some minutes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The most that one task reads: rows of files and their bytes, from at most `MOST_RUN_INPUTS` inputs."""
+    """Limits of one task: the rows and bytes that it reads, from at most `MOST_RUN_INPUTS` inputs."""
 
     rows: int
     bytes: int
@@ -175,18 +175,18 @@ class Bounds:
         return Bounds(settings.run_rows, MOST_RUN_TARGETS * target_bytes)
 
     def holds(self, rows: Ints | int, bytes_: Ints | float, inputs: Ints | int) -> Flags:
-        """Return, for one merge or for each of several merges, whether one task may read its inputs."""
+        """Return whether one task may read the inputs of a merge. For several merges, return one value per merge."""
         return np.asarray((rows <= self.rows) & (bytes_ <= self.bytes) & (inputs <= MOST_RUN_INPUTS))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """The part that one task does in a merge that is too large for one task: a range of the rows in sort order.
+    """One part of a merge that is too large for one task: a range of the rows in sort order.
 
-    `row_ranges` are the rows of each input file that the part reads. The outputs of all parts have the `columns` of
-    all inputs and the same `operation_id`. They name all splits that the merge `replaces`, with the rows of the splits.
-    `leaving` are the inputs whose last rows are in this part, so each input is removed once. Either all parts are
-    committed together, or no part is committed (decision 0015).
+    `row_ranges` are the rows of each input file that the part reads. The outputs of all parts have the `columns` of all
+    inputs and the same `operation_id`. Each output names all splits that the merge `replaces`, with the rows of these
+    splits. `leaving` are the inputs with their last rows in this part, so each input is removed once. Either all parts
+    are committed together, or no part is committed (decision 0015).
     """
 
     row_ranges: tuple[RowRange, ...]
@@ -216,9 +216,10 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class CompactionTask:
-    """Rewrite `inputs`, all of one scope and one window, into as few splits as their size allows. Travels as JSON.
+    """A task that rewrites `inputs` of one scope and one window into as few splits as possible.
 
-    The outputs record `merge_ops` as their number of merges. With a `part`, only the rows of the part are rewritten.
+    Travels as JSON. The outputs store `merge_ops` as their number of merges. With a `part`, only the rows of the part
+    are rewritten.
     """
 
     window: int | None
@@ -252,7 +253,7 @@ class CompactionTask:
 
 
 LASTING = (Corrupt, InvalidInput, NotFound, Unsupported)
-"""Errors that the same inputs cause again. After any other error a retry may succeed, so no split is skipped."""
+"""Errors that the same inputs cause again. After any other error, a retry may succeed and no split is skipped."""
 
 SKIP_MS = 24 * 3_600_000
 
@@ -260,10 +261,10 @@ _MOST_REASON = 500
 
 
 def skips_of(snapshot: Snapshot, adds: Iterable[Add], reason: str, now_ms: int) -> list[MergeSkip]:
-    """Return mergeskips for the inputs that the reason names, or for all inputs of the task if it names no input.
+    """Return mergeskips for the inputs that the reason names.
 
-    Each mergeskip counts how often its split was skipped. If a split is removed from the table, its mergeskip is
-    removed as well.
+    If it names no input, return one for each input of the task. Each mergeskip counts how often its split was skipped.
+    If a split is removed from the table, its mergeskip is removed as well.
     """
     inputs = [add.path for add in adds]
     named = [path for path in inputs if path in reason]

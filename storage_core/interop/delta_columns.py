@@ -1,15 +1,15 @@
 """Columns and rows of a table that follows a Delta table (docs/architecture/ingestion.md).
 
-Columns: a column that is added or widened in the Delta table is added or widened in the table. Each change is a commit
-of its own before the rows of the version. A repeated change does nothing. A change that the table cannot follow is
-refused, with the remedy.
+Columns: if the Delta table adds or widens a column, the table does the same. Each change is a separate commit before
+the rows of the version. A repeated change does nothing. If the table cannot follow a change, the change is refused with
+the remedy.
 
 Rows of an append table: `hide_equal_rows` deletes as many equal rows as the Delta table removed.
 
-Rows of a keyed table: they are written as generations of its regions, together with an offset, as in distribution. The
-offset in a region's manifest moves in the PUT that names the last generation of a group. If a run ended before its
-commit, only the regions that it did not reach are therefore written again. If another run has overtaken a run, the
-slower run fails and does not restore old rows.
+Rows of a keyed table: as in distribution, rows are written as generations of the regions, together with an offset. The
+offset in the manifest of a region moves in the PUT that adds the last generation of a group. If a run ended before its
+commit, the next run writes only the remaining regions. If another run has overtaken a run, the slower run fails and
+does not restore old rows.
 """
 
 from __future__ import annotations
@@ -64,8 +64,8 @@ def follow(log: TransactionLog, snapshot: Snapshot, group: DeltaGroup, where: st
     """Give the table the missing columns and the wider types of the group, and return the newest version.
 
     Raises:
-        InvalidInput: A column was renamed or dropped in the Delta table, and not yet in the table. Or the table's type
-            cannot become the type of the Delta table.
+        InvalidInput: A column was renamed or dropped in the Delta table, but not in the table. Or the type in the table
+            cannot become the type in the Delta table.
 
     Cost:
         Two requests and the requests of a commit per change. No request if there is no change.
@@ -107,7 +107,7 @@ def _require_no_renames(own: pa.Schema, before: DeltaSchema, after: DeltaSchema,
     for physical, name in before.physical_names().items():
         if now.get(physical) == name or name not in own.names:
             continue
-        if name in now.values():  # the column was dropped, and a new column got its name
+        if name in now.values():  # The column was dropped, and a new column has the name.
             raise InvalidInput(
                 f"{where}: column {name!r} of the Delta table is not the column of before. Rename or drop the column "
                 f"here first: `tidemark alter NAME rename-column {name} …` or `drop-column {name}`",
@@ -123,14 +123,14 @@ def _require_no_renames(own: pa.Schema, before: DeltaSchema, after: DeltaSchema,
 
 
 def _without_metadata(text: str) -> str:
-    """Return the schema without the column metadata of Delta and Spark, which has no meaning here."""
+    """Return the schema without the column metadata of Delta and Spark. This metadata has no meaning here."""
     schema = json.loads(text)
     for each in schema["fields"]:
         each["metadata"] = {}
     return json.dumps(schema)
 
 
-# Deletion of rows of an append table. For each given row, one row that equals it in every column is deleted.
+# Deletion of rows of an append table. For each given row, one row with equal values in all columns is deleted.
 #
 # Any of several equal rows may be deleted. Rows count as equal if 128 bits of hashes of all their columns are equal
 # (`data.rows.statistics`).
@@ -147,8 +147,7 @@ class HiddenRows:
 def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> HiddenRows:
     """Return the actions that hide one live row for each given row. `rows` has the columns of the table.
 
-    If the table has fewer equal rows than given rows, the excess given rows are ignored. Nothing is committed. The
-    actions are valid only on this head.
+    Given rows without an equal row are ignored. Nothing is committed. The actions are valid only on this head.
 
     Cost:
         The requests of `used` for the splits whose bounds admit a row, one GET per stored deletion vector of these
@@ -176,7 +175,7 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
 
 
 class _Wanted:
-    """The wanted rows, and for each of them the number of rows that were not found yet."""
+    """The wanted rows, and the remaining number of each."""
 
     def __init__(self, rows: pa.Table) -> None:
         hashes = np.stack(_hashes(rows), axis=1)
@@ -184,7 +183,7 @@ class _Wanted:
         self._first, self._second = distinct[:, 0].copy(), distinct[:, 1].copy()
 
     def take(self, rows: pa.Table, places: Positions) -> Positions:
-        """Return the positions whose row is still wanted, and subtract these rows from the wanted rows."""
+        """Return the positions of rows that are still wanted, and subtract these rows from the wanted rows."""
         first, second = (hashes[places] for hashes in _hashes(rows))
         number = np.minimum(np.searchsorted(self._first, first), len(self._first) - 1)
         alike = (self._first[number] == first) & (self._second[number] == second)
@@ -199,7 +198,7 @@ class _Wanted:
 
 
 def _candidates(head: Snapshot, narrow: pa.Table) -> Sequence[Add]:
-    """Return the live splits whose bounds admit one of the rows."""
+    """Return the live splits that may contain one of the rows according to the bounds."""
     files = head.splits.table()
     if not narrow.num_columns:
         return head.splits.records_at(files, np.arange(files.num_rows))
@@ -208,7 +207,7 @@ def _candidates(head: Snapshot, narrow: pa.Table) -> Sequence[Add]:
 
 
 def _bounded(head: Snapshot, rows: pa.Table) -> list[str]:
-    """Return the columns used to prune splits: the time column, else up to two columns without nulls in the rows."""
+    """Return the columns for pruning splits: the time column, else up to two columns without nulls in the rows."""
     kinds, time = pa.types, head.config.time_column
     plain: list[str] = [
         str(each.name)
@@ -241,7 +240,7 @@ def _hashes(rows: pa.Table) -> tuple[Unsigned, Unsigned]:
 ROWS_OF_A_GENERATION: Final = 500_000
 """The approximate number of rows in one generation.
 
-The rows of one generation are in memory, and a merge takes them at once.
+The rows of one generation are in memory. A merge takes all rows of a generation at once.
 """
 
 

@@ -1,4 +1,4 @@
-"""Read a Delta table with delta-rs. Rows hidden by its deletion vectors are omitted."""
+"""Read a Delta table with delta-rs. Rows that its deletion vectors hide are omitted."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from storage_core.store.s3_location import parse_s3_uri
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# Texts of a Delta log that delta-rs misreads: a character above U+FFFF that JSON contains as two `\u` escapes.
+# delta-rs misreads a character above U+FFFF if the JSON of a Delta log has it as two `\u` escapes.
 #
 # For every second Unicode plane, the JSON decoder of delta-rs combines the two escapes to a wrong character. Python's
 # `json.dumps` writes these escapes. Characters in UTF-8 and checkpoints in Parquet are read correctly.
@@ -83,7 +83,7 @@ def has_misread_action(store: ObjectStore, version: int) -> bool:
 
 
 def is_misread(line: bytes) -> bool:
-    """Return whether the text that delta-rs reads from an action differs from the text in the JSON."""
+    """Return whether delta-rs reads another text from an action than the text in the JSON."""
     if _ESCAPED_PAIR.search(line) is None:
         return False
     return _action(line) != _action(_as_delta_rs_reads(line))
@@ -184,7 +184,7 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
 
 
 def _fault_of_log(error: Exception, version: int | None) -> str:
-    """Return the fault of a Delta log that delta-rs cannot open, and what to do. The text of delta-rs is not shown."""
+    """Return the fault of a Delta log that delta-rs cannot open, and the remedy. The text of delta-rs is not shown."""
     if refused := refusal_in(str(error)):
         return f"{refused.strerror}. Check the location and its permissions"
     if version is not None and "version" in str(error).lower():

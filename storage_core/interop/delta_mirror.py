@@ -1,8 +1,8 @@
 """The Delta mirror: a `_delta_log` in the table's folder that names the same splits (decision 0032).
 
-If a version of the table changes the rows or columns that Delta shows, the mirror has one commit for this version. The
-Delta log itself contains all state of the mirror, because its newest commit records the published version of the table.
-An interrupted publication therefore continues from this commit.
+The mirror has one commit for each version that changes the rows or columns for Delta. The Delta log contains all state
+of the mirror, because its newest commit contains the published version. An interrupted publication therefore continues
+from this commit.
 """
 
 from __future__ import annotations
@@ -55,13 +55,14 @@ from storage_core.store.contract import ObjectStore, create_derived, create_numb
 
 
 _UNORDERED = frozenset({"NaN", "Infinity", "-Infinity"})
-"""Bounds that JSON numbers cannot represent. They are omitted, and readers do not prune by a column without a bound."""
+"""Bounds that JSON numbers cannot represent. They are omitted. Readers do not prune by a column without a bound."""
 
 
 def descriptor(store: ObjectStore, add: Add) -> Json | None:
-    """Return the descriptor of a split's deletion vector, or None if it hides no row. One GET if the vector is stored.
+    """Return the descriptor of the deletion vector of a split, or None without hidden rows.
 
-    Equal vectors have equal descriptors. Delta uses the descriptor to distinguish files with different vectors.
+    One GET for a stored vector. Equal vectors have equal descriptors. Delta uses the descriptor to distinguish files
+    with different vectors.
     """
     deleted = deleted_rows(store, add)
     return vector(bytes(deleted.serialize()), len(deleted)) if deleted else None
@@ -69,7 +70,7 @@ def descriptor(store: ObjectStore, add: Add) -> Json | None:
 
 @dataclass(frozen=True, slots=True)
 class ShownFile:
-    """A file as Delta shows it: the descriptor of its deletion vector, if any, and its size, if known."""
+    """A file in Delta: the descriptor of its deletion vector, if any, and its size, if known."""
 
     vector: Json | None
     size: int | None = None
@@ -81,12 +82,12 @@ class DeltaFiles:
     def __init__(self, store: ObjectStore, schema: pa.Schema) -> None:
         self._store = store
         self._bounded = [(field.name, field.type) for field in stored_schema(schema) if _has_statistics(field.type)]
-        # For a column with fields, Delta counts the nulls of each field. For a list or a map, Delta counts the rows in
-        # which the whole value is null, as the log does.
+        # For a column with fields, Delta counts the nulls of each field. For a list or a map, Delta counts the rows
+        # with a null value, like the log.
         self._counted = [field.name for field in stored_schema(schema) if not pa.types.is_struct(field.type)]
 
     def add(self, add: Add, *, data_change: bool) -> Json:
-        """Return the fields of the action that adds a split. One GET if it has a stored deletion vector."""
+        """Return the fields of the action that adds a split. One GET for a stored deletion vector."""
         found = {
             "path": path_of(add.path),
             "partitionValues": {},
@@ -102,7 +103,7 @@ class DeltaFiles:
         nulls = add.nullCounts or {}
         parts = {
             "numRecords": str(add.numRecords or 0),
-            "tightBounds": "false",  # a deletion vector may hide the row with the bound, and long text is cut
+            "tightBounds": "false",  # A deletion vector may hide the row with the bound, and long text is shortened.
             "minValues": _object(self._bounds(add.minValues or {}, is_least=True)),
             "maxValues": _object(self._bounds(add.maxValues or {}, is_least=False)),
             "nullCount": _object((name, str(nulls[name])) for name in self._counted if name in nulls),
@@ -142,16 +143,14 @@ def _token(text: str, type_: pa.DataType, *, is_least: bool) -> str:
 
 
 def _object(members: Iterable[tuple[str, str]]) -> str:
-    """Return a JSON object whose values are already JSON. A decimal keeps all of its digits."""
+    """Return a JSON object from values in JSON. A decimal keeps all of its digits."""
     return "{" + ",".join(f"{json_text(name)}:{value}" for name, value in members) + "}"
 
 
 # The columns of a table in Delta, and the features that a reader needs to read their splits.
-#
-# Splits never change, so Delta must find a column under the name that the column has in the splits. If this is also the
-# current name of the column, no mapping is needed. Otherwise Delta maps names by the ids of the columns
-# (`columnMapping`). Some readers do not support every feature, so the mirror enables only the features that the table
-# needs.
+# Splits never change, so Delta must use the names of columns in the splits. If this is also the current name of the
+# column, no mapping is needed. Otherwise Delta maps names by the ids of the columns (`columnMapping`). Some readers do
+# not support every feature, so the mirror enables only the features that the table needs.
 
 
 VECTORS: Final = "deletionVectors"
@@ -161,7 +160,7 @@ _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta allows in a name only with column mapping."""
 
 _INNER_IDS: Final = 2**30
-"""The first id of fields inside columns. It is high, so it does not collide with the ids of columns."""
+"""First id of fields inside columns. It is high to avoid the ids of columns."""
 
 _INNER_BITS: Final = 12
 
@@ -181,7 +180,7 @@ class MirrorSchema:
 
 
 def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: bool) -> MirrorSchema:
-    """Return the schema for Delta. It keeps the `features` that the mirror has, because no feature is ever removed."""
+    """Return the schema for Delta. It keeps the `features` of the mirror, because features are never removed."""
     found = {*features, *_needed(snapshot.schema)}
     if has_vectors:
         found.add(VECTORS)
@@ -271,7 +270,7 @@ def _mapping(number: int, name: str) -> Json:
 
 
 def _with_ids(type_: Any, ids: Iterator[int]) -> Any:
-    """Return a type whose inner fields have ids and names. As in Delta, only fields of structures get ids and names."""
+    """Return a type with ids and names of inner fields. As in Delta, only fields of structures get ids and names."""
     if not isinstance(type_, dict):
         return type_
     found = {name: _with_ids(each, ids) for name, each in type_.items() if name != "fields"}
@@ -395,7 +394,7 @@ def _declared(snapshot: Snapshot, schema: MirrorSchema) -> list[Json]:
 
 
 def transaction(snapshot: Snapshot) -> Json:
-    """Return the transaction that contains the published version of the table for every reader of Delta."""
+    """Return the transaction with the published version of the table for every reader of Delta."""
     return {"appId": f"{OWN}:{snapshot.table_id}", "version": snapshot.version, "lastUpdated": snapshot.timestamp}
 
 
@@ -424,24 +423,22 @@ _LAST_OF_ONE_ESCAPE = "\uffff"
 _logger = logging.getLogger(__name__)
 
 ShownFiles = Callable[[Collection[str]], Mapping[str, ShownFile]]
-"""A function that returns which of the files are shown, and with which deletion vector and size."""
+"""A function that returns the shown files with their deletion vectors and sizes."""
 
 
 def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
-    """Publish to Delta every version up to the newest that is not published yet. Return the published state.
+    """Publish every unpublished version up to the newest to Delta. Return the published state.
 
-    The first publication shows only the newest version. For a keyed table the base is shown, which contains the merged
-    rows. A version without visible changes gets no commit. A version that Delta cannot show (`interop.publishing`) is
-    skipped. The next version that Delta can show includes the changes of the skipped version. Old versions are shown as
-    long as they are retained.
+    The first publication shows only the newest version. A keyed table shows the base, which contains the merged rows. A
+    version without visible changes gets no commit. A version that Delta cannot show (`interop.publishing`) is skipped.
+    The next version that Delta can show includes the changes of the skipped version. Old versions are shown as long as
+    they are retained.
 
-    The call is idempotent, and can be restarted wherever it was killed. If two mirrors run concurrently, each commit is
-    made by one of them.
+    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, one of them
+    makes each commit.
 
-    Args:
-        log: Transaction log of the table.
-        shows_vectors: whether deleted rows are shown as deletion vectors. If False, a version with deleted rows is not
-            published until a compaction has removed the deleted rows.
+    Args: log: Transaction log of the table. shows_vectors: whether deleted rows are shown as deletion vectors. If
+        False, a version with deleted rows waits for a compaction that removes the deleted rows.
 
     Raises:
         InvalidInput: The table cannot be published.
@@ -538,7 +535,7 @@ class _DeltaMirror:
         return True
 
     def _narrower(self, snapshot: Snapshot, touched: Touched) -> str | None:
-        """Return the reason if a split is narrower than its table.
+        """Return the reason if a split has narrower types than its table.
 
         If the published version already had the wide types, only new splits are checked.
         """
@@ -548,7 +545,7 @@ class _DeltaMirror:
         return narrower(self._store, adds, self._widened, snapshot.schema)
 
     def _actions(self, snapshot: Snapshot, touched: Touched) -> tuple[list[Json], list[Json]]:
-        """Return the removed and the added files. A file whose deletion vector changed is in both lists.
+        """Return the removed and the added files. A file with a changed deletion vector is in both lists.
 
         If an earlier release escaped the statistics of a file, the file is added again. Delta uses the newest action of
         a file.
@@ -579,7 +576,7 @@ class _DeltaMirror:
             encoding=ENCODING,
         )
         is_again = self.shown == snapshot.version
-        at_ms = snapshot.timestamp + 1 if is_again else snapshot.timestamp  # each time in a Delta log must be later
+        at_ms = snapshot.timestamp + 1 if is_again else snapshot.timestamp  # Times in a Delta log must grow.
         info = {
             "timestamp": at_ms,
             "inCommitTimestamp": at_ms,

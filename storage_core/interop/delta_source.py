@@ -28,13 +28,13 @@ from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, versions
 # Files of a Delta table as its log names them, and excerpts for Spark.
 #
 # Spark must read a Delta table and not its files, because deletion vectors, renamed columns and partition values are
-# only in the log. An excerpt is therefore a separate Delta table that contains the files of some versions. It has a
-# single version file, which names the files by absolute paths, as a shallow clone does (Delta's protocol, "Add File and
-# Remove File").
+# only in the log. An excerpt is therefore a separate Delta table that contains the files of some versions. Like a
+# shallow clone, its single version file names the files by absolute paths (Delta's protocol, "Add File and Remove
+# File").
 
 
 CHANGE_TYPE: Final = "_change_type"
-"""The column of a change feed file that contains the kind of change of a row."""
+"""Column of a change feed file with the kind of change of each row."""
 
 _MAPPING = "delta.columnMapping."
 _OF_READERS = (_MAPPING, "delta.typeChanges")
@@ -89,7 +89,7 @@ class DeltaSchema:
         return replace(self, text=json_text(schema), mapping=mapping)
 
     def physical_names(self) -> dict[str, str]:
-        """Return the column names by their names in files. A name in files stays the same when a column is renamed."""
+        """Return the column names by the names in files. A rename of a column does not change the name in files."""
         fields = json.loads(self.text)["fields"]
         return {each["metadata"].get(f"{_MAPPING}physicalName", each["name"]): each["name"] for each in fields}
 
@@ -114,7 +114,7 @@ def data_file(root: str, action: Json) -> DeltaFile:
 def excerpt(schema: DeltaSchema, files: Iterable[DeltaFile]) -> bytes:
     """Return the first version file of a Delta table that consists of these files. No request.
 
-    Raises `InvalidInput` for a file whose partition values are missing in the log.
+    Raises `InvalidInput` for a file without partition values in the log.
     """
     lines: list[Json] = [
         {"protocol": _protocol(schema)},
@@ -204,7 +204,7 @@ _CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaTable:
-    """A Delta table at one version: its id, and the schema that a reader of its files needs."""
+    """A Delta table at one version: its id, and the schema for readers of its files."""
 
     id: str
     schema: DeltaSchema
@@ -229,7 +229,7 @@ class DeltaTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCommit:
-    """The changes of one version, by file. Files whose action changed no row, as in a compaction, are omitted.
+    """The changes of one version, by file. Files without changed rows, for example of a compaction, are omitted.
 
     - `feed`: change feed files. If there are any, they contain all changes of the version.
     - `table`: the table after the version.
@@ -257,7 +257,7 @@ class DeltaCommit:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLog:
-    """The versions of a Delta table with a file in its log, from some version on, ascending."""
+    """Versions of a Delta table with a file in the log, ascending from some version on."""
 
     store: ObjectStore
     infos: Mapping[int, ObjectInfo] = field(default_factory=dict)
@@ -416,20 +416,19 @@ def require_same_table(found: DeltaTable, table_id: str, where: str, version: in
 
 
 # Groups of versions whose rows one commit ingests, and the files that must be read (docs/architecture/ingestion.md).
-#
-# The changes of several versions are added up. Rows of added files and inserts of the change feed are added. Rows of
+# The changes of several versions are combined. Rows of added files and inserts of the change feed are added. Rows of
 # removed files and deletes of the change feed are subtracted. A file that was added and removed within the group is not
 # read.
 
 
 MOST_VERSIONS: Final = 100
 MOST_BYTES: Final = 2**30
-"""The largest total size in bytes of the files that one commit ingests, unless a single version has more bytes."""
+"""Maximum total size in bytes of the files that one commit ingests. A single version may have more bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGroup:
-    """The versions `first` to `last`, which one commit ingests. If the group is a snapshot, it is the table at `last`.
+    """The versions `first` to `last` for one commit. If the group is a snapshot, it is the table at `last`.
 
     - `before`: the table before the first version, if it is known.
     - `skipped`, `gaps`: versions whose rows are not ingested.
@@ -460,7 +459,7 @@ class DeltaGroup:
 
     @property
     def reached(self) -> DeltaProgress:
-        """The progress of the table after the rows of the group are ingested, with the new gaps."""
+        """The progress of the table after the ingestion of the group, with the new gaps."""
         return DeltaProgress(table_id=self.table.id, next_version=self.last + 1, gaps=self.gaps)
 
     def lost(self, log: DeltaLog) -> frozenset[int]:
@@ -485,13 +484,13 @@ def next_group(
     Args:
         log: Log of the Delta table.
         reached: Progress so far. None means that nothing was ingested yet.
-        changes: What to do with versions that remove rows.
+        changes: Treatment of versions that remove rows.
         lost: Versions with missing files, which become gaps.
         known: The Delta table at the reached version. None means that this call opens the table.
 
     Raises:
         InvalidInput: The location has another Delta table than before, or the Delta table was set back. Or a version
-            removes rows and `changes` refuses this.
+            removes rows and `changes` refuses removals.
         NotFound: There is no Delta table.
 
     Cost:
@@ -591,7 +590,7 @@ def _refused(log: DeltaLog, commit: DeltaCommit) -> InvalidInput:
 
 
 def _set_back(log: DeltaLog, reached: DeltaProgress) -> InvalidInput:
-    """Return the error for a Delta table whose log has neither the reached version nor a later one."""
+    """Return the error for a Delta table with a log that ends before the reached version."""
     newest = max(versions(log.store), default=None)
     if newest is not None:
         require_same_table(log.table_at(newest), reached.table_id, log.store.uri, reached.next_version)

@@ -1,8 +1,8 @@
 """The Iceberg mirror: metadata in the table's folder that names the same splits (decision 0032).
 
-If a version of the table changes the visible content and has no deleted rows, the mirror has one snapshot for this
-version. The id of the snapshot is the number of the version. The metadata contains all state of the mirror, because the
-newest metadata file records the published version. An interrupted publication therefore continues from this file.
+The mirror has one snapshot for each version that changes the visible content and has no deleted rows. The id of the
+snapshot is the number of the version. The metadata contains all state of the mirror, because the newest metadata file
+contains the published version. An interrupted publication therefore continues from this file.
 """
 
 from __future__ import annotations
@@ -46,15 +46,15 @@ _logger = logging.getLogger(__name__)
 
 
 def publish_iceberg(log: TransactionLog) -> Mirrored:
-    """Publish to Iceberg every version up to the newest that has no hidden row. Return the published state.
+    """Publish every version without hidden rows up to the newest to Iceberg. Return the published state.
 
-    The first publication shows only the newest version. For a keyed table the base is shown, which contains the merged
-    rows. A version without visible changes gets no snapshot. A version that Iceberg cannot show (`interop.publishing`)
-    is skipped. The next version that Iceberg can show includes the changes of the skipped version. If the table was
-    moved or copied, the mirror starts again.
+    The first publication shows only the newest version. A keyed table shows the base, which contains the merged rows. A
+    version without visible changes gets no snapshot. A version that Iceberg cannot show (`interop.publishing`) is
+    skipped. The next version that Iceberg can show includes the changes of the skipped version. If the table was moved
+    or copied, the mirror starts again.
 
-    The call is idempotent, and can be restarted wherever it was killed. If two mirrors run concurrently, each metadata
-    file is made by one of them.
+    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, one of them
+    makes each metadata file.
 
     Raises:
         InvalidInput: The table cannot be published.
@@ -79,7 +79,7 @@ def location_of(store: ObjectStore) -> str:
 
     A local location has no scheme, because some readers do not support it.
     """
-    uri = store.uri.partition("?")[0]  # the connection options of S3 are not part of the location
+    uri = store.uri.partition("?")[0]  # The connection options of S3 are not part of the location.
     return unquote(urlsplit(uri).path) if uri.startswith("file:") else uri
 
 
@@ -222,7 +222,7 @@ class _IcebergMirror:
         )
 
     def _retained(self, version: Version) -> list[Snapshot]:
-        """Return the older snapshots to keep: the snapshots that were the newest snapshot within the retention."""
+        """Return the older snapshots to keep. Each was the newest snapshot at some time within the retention."""
         snapshots = [] if self._metadata is None else self._metadata.snapshots
         if not snapshots:
             return []

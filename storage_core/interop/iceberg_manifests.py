@@ -1,12 +1,12 @@
 """The columns of a table in Iceberg, and the manifests of its snapshots.
 
-Columns have the ids that the table gives to them. Splits written since the first change of the schema contain these
-ids. For older splits, and for fields inside columns, Iceberg's name mapping contains the id of each name. A name in
-splits always belongs to the same column, so the mapping only grows.
+Iceberg uses the column ids of the table. Splits written since the first change of the schema contain these ids. For
+older splits, and for fields inside columns, Iceberg's name mapping contains the id of each name. A name in splits
+always belongs to the same column, so the mapping only grows.
 
 The next snapshot uses all unchanged manifests of the last snapshot. A manifest has a limited number of files, and small
-manifests are merged. The cost of a commit therefore does not grow with the table. pyiceberg
-reads and writes the bytes of manifests. Each manifest is an object in the table's store with a unique name.
+manifests are merged. The cost of a commit therefore does not grow with the table. pyiceberg reads and writes the bytes
+of manifests. Each manifest is an object in the table's store with a unique name.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ _PRIMITIVES: Mapping[pa.DataType, PrimitiveType] = {
 
 
 def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
-    """Return the schema for Iceberg: one of `schemas` with the same columns, else a new schema with the next id."""
+    """Return the schema for Iceberg: one of `schemas` with equal columns, else a new schema with the next id."""
     fields = [
         NestedField(_number(each), each.name, _type(each.type, inner_ids(_number(each))), required=not each.nullable)
         for each in numbered(snapshot.schema)
@@ -176,7 +176,7 @@ class IcebergFiles:
         )
 
     def _bounds(self, add: Add) -> Iterator[tuple[int, pa.DataType, bytes, bytes]]:
-        """Yield the least and the greatest value of each column that has both values.
+        """Yield the smallest and the greatest value of each column that has both.
 
         Shortened values and NaN are omitted.
         """
@@ -195,7 +195,7 @@ class IcebergFiles:
 def _value(text: str, type_: pa.DataType, sign: int) -> Any:
     """Return a bound for Iceberg. Decimals have the scale of their type.
 
-    A zero becomes -0.0 as the least value and 0.0 as the greatest value.
+    A zero becomes -0.0 as the smallest value and 0.0 as the greatest value.
     """
     found = bound_of_text(text, type_)
     if isinstance(found, Decimal):
@@ -252,7 +252,7 @@ class Manifests:
             removed: Keys of the files to remove.
             snapshot: New snapshot.
             schema: Schema of the new manifests.
-            forget: whether no manifest may name removed files. If True, such manifests are neither kept nor created.
+            forget: True keeps and creates no manifest with names of removed files.
 
         Cost:
             One GET per manifest, newest first, until all removed files are found. One GET per merged manifest, and one

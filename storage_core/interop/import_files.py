@@ -1,7 +1,7 @@
 """Folders of Parquet files as a source for imports, and streams of Arrow data.
 
-`folder_files` lists a folder, local or on S3. The function determines the files that an import reads, and reports all
-other files. `folder_of` reads all footers before a row is read.
+`folder_files` lists a folder, local or on S3. The function determines the files to import, and reports all other files.
+`folder_of` reads all footers before the first row.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from storage_core.write.ingest.landing import MOST_NAMES, LandedFile, open_bytes
 from storage_core.write.ingest.parquet_files import Int96Columns, footer_of, sound_batches
 
 SUFFIXES = (".parquet", ".parq", ".pq")
-"""The endings of the names of Parquet files, in upper or lower case."""
+"""Endings of the names of Parquet files, in upper or lower case."""
 
 _ICEBERG = re.compile(r"metadata/[^/]*\.metadata\.json")
 
 
 @dataclass(frozen=True, slots=True)
 class NotRead:
-    """Files that are not read: their number, and the first names with the reason. The names are printable."""
+    """Files that are not read: their number, and the first names with the reasons. The names are printable."""
 
     count: int = 0
     names: Mapping[str, str] = field(default_factory=dict)
@@ -49,9 +49,9 @@ class FolderFiles:
 def folder_files(uri: str) -> FolderFiles:
     """Return the files in a folder, at any depth.
 
-    Empty files and files with other names are omitted. Parquet files whose name or folder starts with `.` or `_` are
-    omitted as well, because unfinished files have such names. Other files with such names, such as `_SUCCESS`, are not
-    counted.
+    Empty files and files with other names are omitted. Parquet files are also omitted if the name or the folder starts
+    with `.` or `_`, because unfinished files have such names. Other files with such names, for example `_SUCCESS`, are
+    not counted.
 
     Raises:
         InvalidInput: The name of a Parquet file cannot be read, or the folder is an Iceberg table.
@@ -81,7 +81,7 @@ def folder_files(uri: str) -> FolderFiles:
 
 
 def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
-    """Return None for a file to read, and an empty text for a file that is not counted. Else return the reason."""
+    """Return None for a file to read, an empty text for an uncounted file, and the reason for any other file."""
     is_parquet = name.casefold().endswith(SUFFIXES)
     if any(part.startswith((".", "_")) for part in name.split("/")):
         return "its name, or the name of a folder above it, begins with . or _" if is_parquet else ""
@@ -159,8 +159,8 @@ def folder_of(uri: str) -> Folder:
     """Return the Parquet files below a location, with their footers.
 
     Raises:
-        InvalidInput: The folder has no Parquet file, or is the folder of a Delta table. Or a folder is named after a
-            column (`day=2024-01-01`) that its files lack. Also in the cases of `folder_files`.
+        InvalidInput: The folder has no Parquet file, or is the folder of a Delta table. Or the name of a folder has a
+            column (`day=2024-01-01`) that its files lack. Also raises the errors of `folder_files`.
         Corrupt: A file is damaged. The error names the file.
 
     Cost:

@@ -22,7 +22,7 @@ from storage_core.engine.faults import fault_of, syntax_fault
 from storage_core.engine.session import of_the_caller, reject_lossy_types
 from storage_core.interop.import_files import NotRead, Stream
 
-# Sources of an import: their columns are known before a row is read, and their rows are read in pieces.
+# Sources of an import. The columns are known before the first row, and the rows are read in pieces.
 
 
 class Source(Protocol):
@@ -35,12 +35,12 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str:
-        """A text that identifies the source in every import. The text does not depend on the rows."""
+        """Text that identifies the source in every import. It does not depend on the rows."""
         ...
 
     @property
     def content(self) -> str:
-        """A text that stays the same as long as the source has the same rows."""
+        """Text that is the same as long as the source has the same rows."""
         ...
 
     @property
@@ -77,7 +77,7 @@ def source_of(given: object, *, name: str | None, version: int | None) -> Source
     Args:
         given: Location, or Arrow data.
         name: Name of the import. Arrow data needs a name.
-        version: Version of a Delta table. None means the newest version, or that the source is not a Delta table.
+        version: Version of a Delta table. None means the newest version, or another kind of source.
 
     Raises:
         InvalidInput: `given` is not a supported source, Arrow data has no `name`, or `version` is set and the source
@@ -119,7 +119,7 @@ def _refuse_version(version: int | None, what: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableOptions:
-    """The requested options of the table. None means the table's own value, or the default of `Table.create`."""
+    """The requested options of the table. None means the value of the table, or the default of `Table.create`."""
 
     time_column: str | None = None
     window: str | int | None = None
@@ -132,7 +132,7 @@ class TableOptions:
         return {name: value for name, value in said.items() if value is not None}
 
     def require_same(self, config: TableConfig, uri: str) -> None:
-        """Raise `InvalidInput` naming the first option in which an existing table differs."""
+        """Raise `InvalidInput` with the first option that differs in an existing table."""
         for what, wanted, found in self._compared(config):
             if wanted is not None and wanted != found:
                 raise InvalidInput(
@@ -168,7 +168,7 @@ class Imported:
 
     If `commit_id` is empty, nothing was committed, because the source, or Arrow data of this name, was imported before.
     With `by_another`, another process imported the source at the same time. A keyed table then got the same rows twice,
-    which has the same result.
+    but the result is the same.
 
     `not_read` is the number of omitted files in the folder. `not_read_names` contains the names of the first omitted
     files, with the reason.

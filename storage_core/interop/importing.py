@@ -27,7 +27,7 @@ _APP = "import:"
 _logger = logging.getLogger(__name__)
 
 Make = Callable[[pa.Schema, Mapping[str, str]], Snapshot]
-"""A function that creates the table with these columns and these settings."""
+"""Function that creates the table with these columns and settings."""
 
 
 def import_rows(
@@ -35,8 +35,8 @@ def import_rows(
 ) -> Imported:
     """Import all rows of a source into the table, and create a missing table. The rows are durable after the call.
 
-    Types and names are checked before the table is created. Other processes cannot open a new table before its import
-    has ended. Rows are never late.
+    Types and names are checked before the creation of the table. Other processes cannot open a new table before the end
+    of its import. Rows are never late.
 
     The rows of an append table are sorted and written in pieces, and one commit adds all rows. An import that is
     interrupted before the commit can be run again. The commit records the source and its content. A second import of
@@ -51,7 +51,7 @@ def import_rows(
         log: Transaction log of the table.
         source: Source of the rows.
         make: Function that creates the table.
-        name: Name under which the source is recorded. None means the location of the source.
+        name: Recorded name of the source. None means the location of the source.
         wanted: Options that an existing table must have.
 
     Raises:
@@ -78,7 +78,7 @@ def import_rows(
 
 
 def _made(log: TransactionLog, make: Make, source: Source) -> Snapshot | None:
-    """Return the new table, which other processes cannot open yet.
+    """Return the new table. Other processes cannot open it yet.
 
     Return None if another process created the table in the meantime.
     """
@@ -109,7 +109,7 @@ def _finished(snapshot: Snapshot) -> list[Metadata]:
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:
-    """Return the names of two transactions: one records the source, the other records the source with its content."""
+    """Return the names of two transactions: one for the source, one for the source with its content."""
     app = f"{_APP}{short_hash(source.identity if name is None else f'name:{name}')}"
     return app, f"{app}@{short_hash(source.content)}"
 
@@ -133,8 +133,8 @@ def _is_done(log: TransactionLog, snapshot: Snapshot, source: Source, name: str 
 
 
 def _records(log: TransactionLog, source: Source, name: str | None) -> list[Txn]:
-    # Two transactions are recorded. If two imports with different content run concurrently, the second import finds
-    # the first transaction recorded. This is a conflict.
+    # Two transactions are recorded. If two imports with different content run concurrently, the second import finds the
+    # first transaction. This is a conflict.
     now_ms = log.clock.now_ms()
     return [Txn(appId=each, version=1, lastUpdated=now_ms) for each in _names(source, name)]
 

@@ -1,6 +1,6 @@
 """Publishing: bring a mirror in another format from its published version to the newest version of the table.
 
-`publish` runs the steps that all formats have in common. A `Mirror` writes one format. `hindrance` determines why a
+`publish` runs the common steps of all formats. A `Mirror` writes one format. `hindrance` returns the reason why a
 version cannot be published.
 """
 
@@ -27,7 +27,7 @@ from storage_core.log.split_columns import adds_of
 from storage_core.log.versions import UNRECORDED, read_version
 from storage_core.store.contract import ObjectFile, ObjectStore, put_or_unknown, unchanged
 
-# Reasons that prevent the publication of a version: another format would read rows of its splits differently.
+# A version is not published if another format would read rows of its splits differently.
 
 
 _DATE_LENGTH = len("2015-05-17")
@@ -38,8 +38,8 @@ _REST = "write the remaining rows with an update that sets a column to itself"
 def require_publishable(snapshot: Snapshot) -> None:
     """Raise an error for a table that cannot be published.
 
-    Raises `InvalidInput` for a shallow clone, whose files are elsewhere, and `Unsupported` if another program maintains
-    the log.
+    Raises `InvalidInput` for a shallow clone, because its files are elsewhere. Raises `Unsupported` if another program
+    maintains the log.
     """
     require_writable(snapshot)
     if SOURCE in snapshot.metadata.configuration:
@@ -50,25 +50,25 @@ def require_publishable(snapshot: Snapshot) -> None:
 
 
 def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
-    """Return why the version cannot be published yet and what to do, or None if it can be published.
+    """Return the reason why the version cannot be published yet, with the remedy. None if it can be published.
 
-    A mirror names splits unchanged. The mirror waits for the compaction of these splits:
+    A mirror references splits unchanged. It waits for the compaction of these splits:
 
     - splits with deleted rows, if readers do not support deletion vectors or miss them
     - splits written before a column got a default
     - splits written before a date column became a timestamp
 
-    `narrower` handles columns whose numbers became wider.
+    `narrower` handles columns with widened numbers.
 
     Args:
         snapshot: Version to publish. Its list of splits is read in columns.
-        vectors_wait: Reason why deleted rows prevent the publication. None means that they do not prevent it.
+        vectors_wait: Reason why deleted rows prevent the publication. None if deleted rows do not matter.
     """
     return next(_found(snapshot, vectors_wait), None)
 
 
 def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema) -> str | None:
-    """Return the reason if one of these splits has no ids for fields inside a column, or None if all splits have ids.
+    """Return the reason if a split has no ids for fields inside a column. None if all splits have ids.
 
     Readers that use ids would find no values in these fields. Early 0.1 wrote such splits for tables with changed
     columns.
@@ -86,7 +86,7 @@ def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema
 
 
 def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], schema: pa.Schema) -> str | None:
-    """Return the reason if one of these splits was written before a column was widened, or None if there is none.
+    """Return the reason if a split was written before a column was widened. None without such a split.
 
     Some readers of other formats cannot widen values. `columns` are the names in splits.
 
@@ -138,7 +138,10 @@ def _compact(splits: int) -> str:
 
 
 def _count_missed(snapshot: Snapshot) -> int:
-    """Return the number of splits with deleted rows and an escaped key. Polars fails to join their deletion vectors."""
+    """Return the number of splits with deleted rows and an escaped key.
+
+    Polars misses the deletion vectors of these splits.
+    """
     import pyarrow.compute as pc
 
     marked = (table.filter(table.column("deletionVector").is_valid()) for table in snapshot.splits.tables())
@@ -173,7 +176,7 @@ def _looked_up(files: pa.Table, name: str, field: pa.Field) -> pa.ChunkedArray:
 class Mirrored:
     """The published state of a mirror.
 
-    - `version`: the version of the table whose rows are shown. None means that no version was published yet.
+    - `version`: the shown version of the table. None means that no version was published yet.
     - `shown_as`: its version in the other format. For Iceberg, its snapshot.
     - `location`: the location for readers: the table, or the newest metadata file.
     - `commits`: the number of commits of this call.
@@ -194,7 +197,7 @@ AT_ONCE: Final = "PUBLISH"
 """The operation name of a commit that publishes all differences at once."""
 
 FORGETTING: Final = frozenset({"FORGET", AT_ONCE})
-"""After these operations no new part of the mirror may describe removed rows."""
+"""Operations after which no new part of the mirror may describe removed rows."""
 
 _ATTEMPTS = 10
 
@@ -209,7 +212,7 @@ class Touched:
 
     @staticmethod
     def everything(keys: Iterable[str]) -> Touched:
-        """Return the changes for the case that all of these files may differ."""
+        """Return the changes if all of these files may differ."""
         return Touched(set(keys), data_change=True, operation=AT_ONCE)
 
     def take(self, actions: Sequence[Action]) -> None:
@@ -225,7 +228,7 @@ class Touched:
 class Mirror(Protocol):
     """One attempt to publish a table in one format.
 
-    `commits` is the number of commits made. `waits_for` is the reason why the last tried version is not shown.
+    `commits` is the number of its commits. `waits_for` is the reason why the last tried version is not shown.
     """
 
     commits: int
@@ -251,13 +254,13 @@ class Mirror(Protocol):
         """Prepare the first publication."""
 
     def go_on(self, base: Snapshot) -> None:
-        """Prepare the publication of versions after `base`, which is the published version."""
+        """Prepare the publication of versions after the published version `base`."""
 
     def go_on_without_base(self, head: Snapshot) -> Collection[str]:
-        """Prepare the publication of the head without the base. Return the files that the mirror's own data names."""
+        """Prepare the publication of the head without the base. Return the files in the data of the mirror."""
 
     def passes(self, snapshot: Snapshot) -> None:
-        """Register a version between the base and the newest version, whether or not it is published."""
+        """Register a version between the base and the newest version, published or not."""
 
     def show(self, snapshot: Snapshot, touched: Touched) -> bool:
         """Commit the version if it can be shown and differs from the published version.
@@ -272,14 +275,14 @@ def publish(
     newest: Callable[[], Newest],
     mirror_of: Callable[[Newest, Snapshot], Mirror],
 ) -> Mirrored:
-    """Publish every version up to the newest version that is not published yet. Return the published state.
+    """Publish every unpublished version up to the newest version. Return the published state.
 
     Raises the errors of `newest` and of the mirror, and the errors below.
 
     Args:
         log: Transaction log of the table.
         format_: Name of the format.
-        newest: Function that reads the newest state that the mirror has written.
+        newest: Function that reads the newest state of the mirror.
         mirror_of: Function that creates a mirror from this state and the head.
 
     Raises:
@@ -300,8 +303,7 @@ def publish(
         is_whole = _go(log, head, mirror)
         commits += mirror.commits
         done = _result(format_, head, mirror, commits) if is_whole else done
-        # The version published last was the newest version at some time during this call, so none of its files was
-        # collected.
+        # The last published version was the newest version during this call, so its files were not collected.
         if is_whole and (not mirror.commits or log.refresh(head).version == head.version):
             break
     if done is None:
@@ -334,9 +336,9 @@ def _opened(log: TransactionLog, head: Snapshot, version: int) -> Snapshot | Non
 
 
 def _step_by_step(log: TransactionLog, head: Snapshot, base: Snapshot, mirror: Mirror) -> bool | None:
-    """Publish version by version. Return False if another mirror was faster, and None if version files are missing.
+    """Publish version by version. Return False if another mirror was faster.
 
-    None means that nothing was done.
+    Return None and do nothing if version files are missing.
     """
     mirror.go_on(base)
     oldest_ms = log.clock.now_ms() - head.config.version_retention_ms
@@ -358,7 +360,7 @@ def _step_by_step(log: TransactionLog, head: Snapshot, base: Snapshot, mirror: M
 
 
 def _result(format_: str, head: Snapshot, mirror: Mirror, commits: int) -> Mirrored:
-    """Return the published state. The head counts as published if later versions change nothing visible."""
+    """Return the published state. The head counts as published if no later version has a visible change."""
     is_behind = mirror.waits_for is not None or mirror.shown is None
     return Mirrored(
         format=format_,
@@ -391,7 +393,7 @@ def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, ad
         )
 
 
-# Hints: small objects that contain the number of the newest numbered object, or a number close to it.
+# Hints are small objects with the number of the newest numbered object, or a close number.
 
 
 def advance_hint(

@@ -1,4 +1,4 @@
-"""The step `publish`, which publishes a table in other formats, and the published versions."""
+"""The step `publish` for publishing a table in other formats, and the published versions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def run_publish(job: JobRun[PublishOptions]) -> JobReport:
     """Publish the unpublished versions in the formats that the table declares, or in Delta if it declares none.
 
     The step needs no Spark task, no lease and no commit of the table. A mirror is derived. If two runs publish
-    concurrently, each commit of the mirror is made by one of them. Raises what `Table.publish` raises.
+    concurrently, one of them makes each commit of the mirror. Raises the errors of `Table.publish`.
     """
     return job.carry_out(lambda snapshot: snapshot.config.publish.published, partial(_published, job))
 

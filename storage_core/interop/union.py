@@ -1,8 +1,8 @@
-"""The union of the schemas of files that differ slightly, and their rows with this schema (decision 0033).
+"""The union of slightly different schemas of files, and the rows with this schema (decision 0033).
 
-Columns are joined by name, without regard to upper and lower case, in the order of their first occurrence. A column
-that a file lacks, or that may contain nulls, is nullable. Types are widened only if the type of a column in a table may
-be widened in this way (`rows.columns.may_widen`).
+Columns are joined by name, ignoring upper and lower case, in the order of their first occurrence. A column is nullable
+if a file lacks the column or the column may contain nulls. Types are widened only if the type of a column in a table
+may be widened in this way (`rows.columns.may_widen`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TO_DO = (
 
 @dataclass(slots=True)
 class Union:
-    """The columns so far. `first` contains the file that determined the type of a column, by lower-case name."""
+    """The columns so far. `first` contains, by lower-case name, the file that determined the type of the column."""
 
     fields: dict[str, pa.Field] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -83,7 +83,7 @@ class Union:
 
 
 def as_held(schema: pa.Schema, where: str) -> pa.Schema:
-    """Return the columns with the types in which a table stores their values.
+    """Return the columns with the types that a table stores.
 
     Raises `InvalidInput` naming the column and `where`, for an unsupported type and for two columns with one name.
     """
@@ -118,7 +118,7 @@ def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
     """Raise `InvalidInput` if the types show that rows with these columns cannot become rows of a table.
 
     The error names the column and `where`. The fault is a column that the table lacks, a missing required column, or a
-    type whose values do not fit.
+    type with values that do not fit.
     """
     try:
         fitted(pa.Table.from_batches([], schema=given), schema)
@@ -136,7 +136,7 @@ def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
 
 
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with exactly this schema. Columns are joined by name, without regard to upper and lower case.
+    """Return the rows with exactly this schema. Columns are joined by name, ignoring upper and lower case.
 
     Raises the errors of `conform`, and `InvalidInput` for a value that is not valid for its type.
     """

@@ -1,15 +1,14 @@
 """The audit: check the invariants of splits and compactions against the files (docs/architecture/compaction.md).
 
 The audit checks each live split and each merge. A merge is a group of input splits that one compaction replaced with
-output splits. One commit of a compaction can contain several merges. The outputs record which outputs belong to the
-same merge (`Lineage`). `compactions` reads the retained commits, newest first, together with the state before each
-commit.
+output splits. One commit of a compaction can contain several merges. Each output stores the id of its merge
+(`Lineage`). `compactions` reads the retained commits, newest first, and the state before each commit.
 
 The log part of a merge can always be checked. The rows can be compared as long as the input files exist. If the
-collector has deleted an input, the result of the check is "not checkable", which is neither valid nor broken.
+collector has deleted an input, the result of the check is "not checkable". This result is not valid and not broken.
 
-The audit is planned in this process. The work items run in this process or in Spark tasks, so a work item and its
-answer are JSON. Memory: the snapshot, the actions of the retained compactions and, for each task, one split.
+The audit is planned in this process. The work items run in this process or in Spark tasks. Work items and answers are
+therefore JSON. Memory: the snapshot, the actions of the retained compactions, and one split per task.
 """
 
 from __future__ import annotations
@@ -80,8 +79,8 @@ class Selection:
 
     - `holds`: selects windows by their start.
     - `since`: only splits and compactions that were added after this version.
-    - `commits`: only this many of the newest compactions, and the live splits that they wrote.
-    - `last_run`: only the compactions of the newest job run that compacted.
+    - `commits`: only this many of the newest compactions, and the live splits of these compactions.
+    - `last_run`: only the compactions of the newest job run with compactions.
     """
 
     holds: Callable[[int | None], bool] = everything
@@ -118,11 +117,10 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCompactions:
-    """The compactions that a walk down the log from `live` found, newest first.
+    """The compactions from `live` down the log, newest first.
 
-    `events` contains, by path, the versions that added (True) or removed (False) the path, newest first. `base`
-    contains the splits that were live right before the oldest compaction. `base` is None if the log does not reach back
-    to this time.
+    `events` contains for each path the versions that added (True) or removed (False) it, newest first. `base` contains
+    the live splits right before the oldest compaction. `base` is None if the log does not reach back to this time.
     """
 
     compactions: Sequence[Compaction]
@@ -152,7 +150,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
 
     Cost:
         One GET per version, and the requests of opening one older snapshot. `PARALLEL_READS` versions are read at a
-        time, so a walk can read up to `PARALLEL_READS` - 1 versions more than it needs. If `which` limits the number of
+        time. A walk can thus read up to `PARALLEL_READS` - 1 unneeded versions. If `which` limits the number of
         compactions, versions are read one by one. Memory: the actions of the compactions, and of the versions that are
         currently read.
     """
@@ -168,7 +166,7 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
 
 
 class _Walk:
-    """A walk down the log. The walk records which inputs and metadata of the compactions are still missing."""
+    """A walk down the log. The walk stores the missing inputs and metadata of the compactions."""
 
     def __init__(self, which: Selection) -> None:
         self.found: list[Compaction] = []
@@ -180,7 +178,7 @@ class _Walk:
         self._unsettled: list[Compaction] = []
 
     def goes_on(self, version: int, actions: Sequence[Action]) -> bool:
-        """Add one version, which is older than all versions before it. Return False if no older version is needed."""
+        """Add the next older version. Return False if no older version is needed."""
         info = commit_info(actions)
         compaction = _compaction(version, actions) if info is not None and info.operation == OPERATION else None
         if info is not None and compaction is not None and self._is_another_run(info):
@@ -245,8 +243,8 @@ def _compaction(version: int, actions: Sequence[Action]) -> Compaction | None:
 class RetainedMerge:
     """One merge of version `version`: the outputs that replaced the inputs.
 
-    `inputs` and `metadata` are as they were right before the version. `still_live` contains the splits that the outputs
-    claim to replace although the version did not remove them. A merge is passed to tasks as JSON.
+    `inputs` and `metadata` have the state right before the version. `still_live` contains splits that the outputs claim
+    to replace, but the version did not remove. A merge is passed to tasks as JSON.
     """
 
     version: int
@@ -257,7 +255,7 @@ class RetainedMerge:
 
     @property
     def name(self) -> str:
-        """The path of the split that represents the merge in a report: the first output, else the first input."""
+        """The path of the merge in a report: the path of the first output, else of the first input."""
         return (*self.outputs, *self.inputs)[0].path
 
     def to_object(self) -> dict[str, Any]:
@@ -294,7 +292,7 @@ class Unchecked:
 
 @dataclass(frozen=True, slots=True)
 class Replaced:
-    """The lineage of an output: the id that all outputs of its merge have, and the splits that the merge replaces."""
+    """The lineage of an output: the common id of all outputs of the merge, and the replaced splits."""
 
     operation_id: str | None
     paths: tuple[str, ...]
@@ -321,7 +319,7 @@ def merges_of(
     for compaction in retained.compactions:
         for part in _merges_of(compaction, said, which):
             if isinstance(part, RetainedMerge):
-                # Outputs also name splits that an earlier merge removed with all of their rows (decision 0014).
+                # Outputs may also name splits that an earlier merge removed completely (decision 0014).
                 kept = tuple(path for path in part.still_live if retained.outlived(path, compaction))
                 yield replace(part, still_live=kept)
             else:
@@ -333,9 +331,9 @@ def _merges_of(
 ) -> Iterator[RetainedMerge | Unchecked]:
     """Yield the merges of one compaction.
 
-    If no output names a removed split, the split was merged and no row remained. Splits of this kind form one merge for
-    each scope and window. Two merges of the same scope and window cannot be distinguished, so their faults are reported
-    together. If the footer of an output is unreadable, these merges are not reported.
+    If no output names a removed split, the merge left no row of the split. Such splits form one merge for each scope
+    and window. Two merges of the same scope and window cannot be distinguished, so the faults are reported together. If
+    the footer of an output is unreadable, these merges are not reported.
     """
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
@@ -349,7 +347,7 @@ def _merges_of(
         replaces.setdefault(answer.operation_id, set()).update(answer.paths)
     rest = set(compaction.removed).difference(*replaces.values())
     if None in groups and not lost:
-        # The release that wrote these outputs recorded no lineage. The whole commit counts as one merge.
+        # An old release wrote these outputs without a lineage. The whole commit counts as one merge.
         replaces[None] |= rest
         rest = set()
     yield from (each for each in lost if which.holds(_window_of(compaction, each.path)))
@@ -399,8 +397,8 @@ def _window_of(compaction: Compaction, path: str) -> int | None:
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return the faults of a merge, and the reason if its rows could not be compared.
 
-    The check compares the visible rows of the inputs right before the version with the visible rows of the outputs
-    right after the version.
+    The check compares the visible rows of the inputs before the version with the visible rows of the outputs after the
+    version.
 
     Cost:
         One GET per input, per output and per stored deletion vector. One split is in memory at a time.
@@ -505,13 +503,13 @@ class _Outputs:
 
 
 def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
-    """Return whether the outputs, given as their first and last rows, form one sorted run in some order."""
+    """Return whether the outputs form one sorted run in some order. `every` has the first and last row of each."""
     schema = pa.schema({field.name: field for ends in every for field in ends.schema}.values())
     ends = [conform_split(each, schema) for each in every]
     keys = order.present(schema.names)
     by_last = sort_indices(pa.concat_tables([each.slice(1) for each in ends]), keys)
-    # Sort by the first row, and by the last row if the first rows are equal. So an output with a single key comes
-    # before an output that begins with this key and has more keys.
+    # Sort by the first row, then by the last row. An output with a single key thus comes before an output that begins
+    # with this key and has more keys.
     by_first = sort_indices(pa.concat_tables([ends[number].slice(0, 1) for number in by_last.tolist()]), keys)
     return is_sorted(pa.concat_tables([ends[number] for number in by_last[by_first].tolist()]), keys)
 
@@ -519,7 +517,7 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
 MOST_ITEMS: Final = 1_000
 """The largest number of tasks of one kind.
 
-If there are more splits or merges, tasks share them, because a task costs about as much as a small split.
+If there are more splits or merges, one task checks several, because a task costs about as much as a small split.
 """
 
 _REWRITE: Final = (
@@ -540,7 +538,7 @@ _DAMAGED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Invariant:
-    """An invariant of every valid table, and the advice for a table that breaks it (`docs/operations.md`)."""
+    """An invariant of every valid table, and the advice for a broken table (`docs/operations.md`)."""
 
     holds: str
     advice: str
@@ -610,8 +608,7 @@ def audit(
 ) -> AuditReport:
     """Check live splits and retained compactions, and return every broken invariant. Writes nothing.
 
-    A live split that is missing or unreadable is a violation. A merge whose rows cannot be read is counted and listed
-    as unchecked.
+    A missing or unreadable live split is a violation. A merge with unreadable rows is counted and listed as unchecked.
 
     Args:
         store: Store of the table.
@@ -762,15 +759,15 @@ MOST_REPORTED = 1_000
 """The largest number of violations that a report lists. The report always contains the full number."""
 
 DRIVER_BYTES = 64 * 2**20
-"""The largest number of bytes that this process reads itself. For fewer bytes, a start of Spark takes longer."""
+"""Maximum number of bytes that this process reads itself. Up to this number, a start of Spark would take longer."""
 
 
 def run_audit(job: JobRun[Audit]) -> JobReport:
     """Audit the requested splits and compactions, and return the report.
 
-    A violation is a finding and not an error. Each split and each merge is one Spark task. If there are very many, a
-    task gets several of them. This process reads small amounts itself. The step takes no lease and writes nothing.
-    Raises `Unsupported` if another program maintains the log, and `InvalidInput` for a version that does not exist.
+    A violation is a finding and not an error. Each split and each merge is one Spark task. If there are very many, one
+    task gets several. This process reads small amounts itself. The step takes no lease and writes nothing. Raises
+    `Unsupported` if another program maintains the log, and `InvalidInput` for a version that does not exist.
     """
     options = job.options
     require_ours(job.before)

@@ -39,14 +39,14 @@ VALUES = "SS-6"
 
 _MOST_SHOWN = 5
 
-# These two entries never change, so each has an invariant of its own. A difference in any other entry between the file
+# These two entries never change, so each has its own invariant. For all other entries, a difference between the file
 # and the log is SS-5.
 _ENTRIES: Mapping[str, str] = {PREFIX + "sort_schema": "SS-4", PREFIX + "nulls": "SS-2"}
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedTable:
-    """The parts of a table against which its splits are checked: id, settings and columns."""
+    """The parts of a table that the check of a split needs: id, settings and columns."""
 
     table_id: str
     config: TableConfig
@@ -74,8 +74,8 @@ class AuditedTable:
 def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault]:
     """Return every way in which a split breaks TW-1, TW-2 or SS-1 to SS-6.
 
-    The check covers all rows of the file, including deleted rows. If the file records the columns and settings with
-    which it was written, the check uses them. Otherwise the check uses the columns and settings of the table.
+    The check covers all rows of the file, including deleted rows. It uses the columns and settings in the file. If the
+    file does not contain them, the check uses the columns and settings of the table.
 
     Cost:
         One GET. Raises the errors of `open_split`.
@@ -119,7 +119,7 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable, *, joi
 
 
 def _value_faults(split: OpenSplit) -> Iterator[Fault]:
-    """Yield the columns with unreadable values, with all other values of the first affected rows.
+    """Yield the columns with unreadable values, and the other values of the first affected rows.
 
     A statement can find these rows by their other values.
     """
@@ -188,7 +188,7 @@ def _order_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
 
 
 def is_split_sorted(split: OpenSplit, keys: SortOrder) -> bool:
-    """Return whether the rows of a split are sorted by `keys`, which it must have. Memory: one row group of `keys`."""
+    """Return whether the rows of a split are sorted by its columns `keys`. Memory: one row group of `keys`."""
     names = [each.name for each in keys.columns]
     last: pa.Table | None = None
     for batch in split.batches(names) if names else ():
@@ -200,7 +200,7 @@ def is_split_sorted(split: OpenSplit, keys: SortOrder) -> bool:
 
 
 def _missing_column_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
-    """Yield sort columns with recorded values that the file lacks. A missing column is null in every row."""
+    """Yield sort columns that have recorded values but are not in the file. A missing column is null in every row."""
     add = split.add
     places = {each.name: place for place, each in enumerate(order.columns)}
     for name in sorted(order.described - set(split.schema.names)):
@@ -229,7 +229,7 @@ def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
         rows = next(split.batches(columns, groups=[group]))
         is_first = what == "first"
         row = rows.slice(0 if is_first else max(0, rows.num_rows - 1), 1)
-        # Early 0.1 releases recorded row keys without cutting long text.
+        # Early 0.1 releases did not shorten long text in row keys.
         keys = [row_key(row, order, is_first=is_first, longest=longest) for longest in (LONGEST_KEY_TEXT, UNCUT)]
         sound = [_of_columns(key, order, columns) for key in keys if key is not None]
         if _of_columns(recorded, order, columns) not in sound:
@@ -237,7 +237,7 @@ def _row_key_faults(split: OpenSplit, order: SortOrder) -> Iterator[Fault]:
 
 
 def _of_columns(key: str, order: SortOrder, names: Sequence[str]) -> object:
-    """Return the parts of a row key whose columns are in the file. SS-3 covers the other parts."""
+    """Return the parts of a row key that have a column in the file. SS-3 covers the other parts."""
     try:
         values = json.loads(key)
     except ValueError:
@@ -293,7 +293,7 @@ def _statistics_faults(column: pa.Table, add: Add, string_cut: int) -> Iterator[
 
 
 def _bounds_of_nothing(split: OpenSplit, order: SortOrder | None) -> Iterator[Fault]:
-    """Yield recorded statistics of columns that the file lacks. SS-3 covers the sort columns."""
+    """Yield recorded statistics of columns that are not in the file. SS-3 covers the sort columns."""
     known = {*split.schema.names, *(() if order is None else order.described)}
     add = split.add
     for what, recorded in (
@@ -307,7 +307,7 @@ def _bounds_of_nothing(split: OpenSplit, order: SortOrder | None) -> Iterator[Fa
 
 
 def _resorted(add: Add, written: AuditedTable) -> list[Fault]:
-    """Check a split that no merge wrote. It must have the sort schema that the table had when the split was written."""
+    """Check a split that no merge wrote. It must have the sort schema of the table at the time of the write."""
     try:
         expected = bind(written.config, written.schema).text
     except InvalidInput as error:

@@ -48,7 +48,8 @@ _FINDINGS: Mapping[KeyKind, tuple[Kind, Kind, Kind]] = {
 
 _logger = logging.getLogger(__name__)
 
-# Kinds of objects for which the check is only a read: the finding if the read fails, the expected content, the reader.
+# For these kinds of objects, the check is a read. Each entry has the finding for a failed read, the expected content
+# and the reader.
 _READERS: Mapping[KeyKind, tuple[Kind, str, Callable[[ObjectStore, str], object]]] = {
     KeyKind.GC_CANDIDATES: (
         Kind.GC_PLAN_DAMAGED,
@@ -75,7 +76,7 @@ def list_whole_table(store: ObjectStore) -> Listing:
 
 
 def with_shared(store: ObjectStore, listing: Listing, keys: Iterable[str]) -> Listing:
-    """Return the listing, extended by the given keys that are in the source of a shallow clone. One HEAD per key."""
+    """Return the listing with additional keys from the source of a shallow clone. One HEAD per key."""
     if source_key() not in listing.objects:
         return listing
     found = dict(listing.objects)
@@ -176,7 +177,7 @@ def check_rest(store: ObjectStore, listing: Listing, head: Snapshot | None) -> I
     yield from _tags(store, listing)
     for key in listing.unknown:
         if head is not None and any(key in named for named in (head.splits, head.segments, head.translations)):
-            continue  # the log references this key under the name that another program chose
+            continue  # Another program chose this name, and the log references it.
         yield Finding(kind=Kind.UNKNOWN_KEY, key=key, expected="objects of the table only", found="another one")
 
 
@@ -238,8 +239,8 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     Damage is a finding and never an error. The check reads the whole log and the unmerged records, and compares the
     sizes of splits and segments. If `deep`, it also reads and hashes every object of a known kind.
 
-    Another program maintains the log of a table without the writer feature `tidemark`. For this table the check reports
-    only what stops a reader: a log that does not open, and live files that are missing.
+    If a table lacks the writer feature `tidemark`, another program maintains its log. The check then reports only
+    faults that stop a reader: a log that does not open, and missing live files.
 
     The check cannot detect some damage:
 
@@ -287,7 +288,7 @@ def _objects(store: ObjectStore, listing: Listing, log: LogCheck, *, clock: Cloc
     yield from check_regions(Regions(store, listing), merged, deep=deep)
     yield from check_rest(store, listing, log.head)
     if log.head is None or log.newest <= log.head.version:
-        yield from check_unreferenced(store, clock=clock)  # skipped if a version is lost, which may need the objects
+        yield from check_unreferenced(store, clock=clock)  # a lost version may need the objects
 
 
 def _distinct(findings: list[Finding]) -> list[Finding]:

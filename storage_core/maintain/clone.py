@@ -1,4 +1,4 @@
-"""Clones: a version of a table as a new table, with copied or with shared objects (decision 0033).
+"""Clones: a new table from a version of a table, with copied or shared objects (decision 0033).
 
 A deep clone copies all objects. A shallow clone shares the objects with the source, and a tag in the source keeps them.
 """
@@ -36,9 +36,9 @@ MOST_BYTES = 256 * 2**20
 OPERATION = "CLONE"
 _APP = "clone:"
 COPY_LASTS = dt.timedelta(days=7)
-"""How long a tag keeps the version in the source for a deep clone.
+"""Lifetime of the tag that keeps the version in the source for a deep clone.
 
-The limit is needed because the tag remains if the process is killed during the copy.
+The tag needs a limit, because it remains if the process is killed during the copy.
 """
 
 _logger = logging.getLogger(__name__)
@@ -99,12 +99,12 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
 
     A tag keeps the version in the source. For a deep clone, the tag exists during the copy. For a shallow clone, the
     tag has no end. A single PUT of version 0 then creates the clone. Before this PUT, the clone is not a table. The
-    clone has the splits, segments, transactions and settings of the snapshot, except the setting `raw_logs`. The clone
-    has the same table id, so that the files remain valid. The regions of the clone start empty, and no raw log supplies
-    rows to the clone.
+    clone has the splits, segments, transactions and settings of the snapshot, except the setting `raw_logs`. The files
+    stay valid because the clone has the same table id. The regions of the clone start empty, and the clone gets no rows
+    from a raw log.
 
-    If the clone is killed, the same call continues and reuses the copied objects. If the clone exists, the call changes
-    nothing.
+    If the process is killed, the same call continues and reuses the copied objects. If the clone exists, the call
+    changes nothing.
 
     Raises:
         InvalidInput: The location contains another table or another object, or is inside another table.
@@ -151,8 +151,8 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
 def record_of(snapshot: Snapshot) -> Txn | None:
     """Return the transaction that created the clone, or None if the table is not a clone.
 
-    The transaction distinguishes the clones of one table. If the versions of the table were never renumbered, this
-    makes no request. Otherwise it makes the requests for the transactions of the table.
+    The transaction distinguishes the clones of one table. Makes no request if the versions of the table were never
+    renumbered. Otherwise makes the requests for the transactions of the table.
     """
     if renumbered_up_to(snapshot.metadata.configuration) < 0:
         return None
@@ -179,7 +179,7 @@ def _point_to(source: TransactionLog, target: TransactionLog) -> None:
 def _require_empty(target: TransactionLog) -> None:
     """Raise `InvalidInput` if one of the first 1,000 objects of the location is not an object of a table.
 
-    An interrupted clone may have copied objects of the table, which the next call reuses.
+    An interrupted clone may have copied objects of the table. The next call reuses them.
     """
     other = next((each.key for each in islice(target.store.list(""), PAGE_KEYS) if parse(each.key) is None), None)
     if other is not None:
@@ -226,5 +226,5 @@ def _held(snapshot: Snapshot, missing: Sequence[str]) -> Iterator[Action]:
     yield from snapshot.splits.values()
     yield from (each for each in snapshot.segments.values() if each.path not in gone)
     yield from (each for each in snapshot.translations.values() if each.path not in gone)
-    left = (_APP, *VERSION_APPS)  # these describe versions and regions of the source
+    left = (_APP, *VERSION_APPS)  # These actions describe versions and regions of the source.
     yield from (txn for txn in snapshot.txns.every().values() if not txn.appId.startswith(left))

@@ -1,17 +1,16 @@
-"""Garbage collection of one table: the only code that deletes its objects (docs/architecture/collection.md).
+"""Garbage collection of one table. Only this code deletes objects of a table (docs/architecture/collection.md).
 
-Pass one marks the objects that no root references, and adds them to the collector's plan, `_gc/candidates.json`. Pass
-two deletes objects that have been in the plan for the whole horizon. Pass two deletes no object that is not in the
-plan.
+Pass one marks the objects that no root references, and adds these objects to the collector's plan,
+`_gc/candidates.json`. Pass two deletes only objects that have been in the plan for the whole horizon.
 
-The plan is one list, which is never changed but replaced by compare-and-swap. For each object, the list contains the
-time at which the object was first seen unreachable (lesson 43). The plan also contains a counter and a nonce, so that
-two states of the plan always differ (lesson 09).
+The plan is one list. A new plan replaces the list by compare-and-swap. For each object, the list contains the time at
+which the object was first unreachable (lesson 43). The plan also contains a counter and a nonce, so two states of the
+plan always differ (lesson 09).
 
 The plan also contains objects that a person asked to erase: quarantine entries and chunks of a raw log. No other rule
-removes these objects. The plan contains only their keys, and the keys contain no rows. A candidate of this kind stays
-in the plan while its object exists. The collector deletes the object by its usual rules, but ignores the retention
-(decision 0030).
+removes these objects. The plan contains only keys, and the keys contain no rows. A candidate of this kind stays in the
+plan while the object exists. The collector deletes the object by its usual rules, but ignores the retention (decision
+0030).
 """
 
 from __future__ import annotations
@@ -98,7 +97,7 @@ def read_plan(store: ObjectStore) -> Plan:
 
 
 def merged_candidates(plan: Plan, unreachable: Iterable[Unreachable], *, now_ms: int) -> dict[str, Candidate]:
-    """Return the candidates of now. Known candidates keep their first time.
+    """Return the current candidates. Known candidates keep their first time.
 
     Reachable and deleted objects are dropped.
     """
@@ -120,9 +119,9 @@ def note_candidates(
 ) -> tuple[Plan, int]:
     """Replace `plan` with a plan that has these candidates. Return the new plan and the earlier of two current times.
 
-    The two times are `now_ms` and the store's timestamp of the new plan. If a first time is after this timestamp, the
-    clock of this or another process was ahead. Such a time is reduced to the timestamp. Otherwise nothing would be
-    deleted until the store's clock reaches this time.
+    The two times are `now_ms` and the store's timestamp of the new plan. A first time after this timestamp comes from a
+    clock that was ahead. The first time is then reduced to the timestamp. Otherwise nothing would be deleted until the
+    store's clock reaches this time.
 
     Cost:
         A PUT and a HEAD, and a second PUT if a first time is reduced. Raises the errors of `write_plan`.
@@ -153,7 +152,7 @@ def write_plan(store: ObjectStore, plan: Plan, candidates: Mapping[str, Candidat
 def require_own_plan(store: ObjectStore, plan: Plan) -> None:
     """Raise `CommitConflict` if another collector has replaced the plan. One HEAD.
 
-    A process that sets a tag reads the stored plan, so only the stored plan may be executed.
+    A process that sets a tag reads the stored plan. So the collector may execute only the stored plan.
     """
     if store.head(gc_candidates_key()).etag != plan.etag:
         raise CommitConflict(
@@ -172,9 +171,9 @@ def delete_objects(store: ObjectStore, keys: Sequence[str]) -> list[str | None]:
 def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
     """Move the boundary to `first` unless it is already there or beyond. One GET and at most one PUT.
 
-    The boundary never moves back. The boundary moves before the first version file below it is deleted. If a writer
-    creates a version below the boundary, the writer was stalled for a long time. The name of this version was already
-    used before, so the commit never counts.
+    The boundary never moves back. The boundary moves before the first version file below it is deleted. Only a writer
+    that was stalled for a long time creates a version below the boundary. The name of this version was used before, so
+    the commit never counts.
 
     Raises:
         CommitConflict: Another collector moved the boundary. Nothing may be deleted.
@@ -191,7 +190,7 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
     roots. An operation that keeps an object, such as a new tag, therefore writes its root first and then reads the
-    plan. If the object is not in the plan, either the object is already deleted, or every later sweep sees the root.
+    plan. If the plan does not contain the object, it is already deleted, or every later sweep sees the root.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -203,7 +202,7 @@ def forgotten_keys(plans: Iterable[Plan]) -> frozenset[str]:
 
 
 def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:
-    """Return, by writer, the number of the last chunk that these plans mark as forgotten. No request."""
+    """Return the number of the last chunk of each writer that these plans mark as forgotten. No request."""
     found: dict[str, int] = {}
     for key in map(parse_raw_key, forgotten_keys(plans)):
         if isinstance(key, ChunkKey):
@@ -212,7 +211,7 @@ def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:
 
 
 def note_forgotten(store: ObjectStore, keys: Sequence[str], *, ids: Ids, now_ms: int) -> None:
-    """Add these objects to the plan as forgotten, if they exist. Objects already marked keep their time.
+    """Add existing objects to the plan as forgotten. Objects that are already marked keep their time.
 
     A collector that runs concurrently stops.
 
@@ -251,10 +250,10 @@ def _candidate(store: ObjectStore, key: str, now_ms: int) -> Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """An object that no root references: its reason, size in bytes, and the version and time (ms) of its removal.
+    """An object that no root references: the reason, the size in bytes, and the version and time (ms) of its removal.
 
-    The time is the time of the commit that removed the object, never the age of the file (lesson 40). Without this
-    commit, the time is the object's last modification by the store's clock.
+    The time is the time of the commit that removed the object, never the age of the file (lesson 40). Without such a
+    commit, the time is the last modification by the store's clock.
     """
 
     key: str
@@ -278,8 +277,8 @@ class Marked:
 def mark(store: ObjectStore, log: TransactionLog, *, now_ms: int) -> Marked:
     """Return the objects that are unreachable at `now_ms`, in key order. Writes nothing.
 
-    The listing is read before the roots. Objects that are committed in between are therefore among the roots. Every
-    read error is raised.
+    The listing is read before the roots. So the roots contain objects that are committed in between. Every read error
+    is raised.
 
     Cost:
         One LIST per 1,000 objects, and the requests of `roots`. One GET of the plan if there is quarantine.
@@ -353,7 +352,7 @@ def _is_kept_by_region(found: Roots, parsed: ParsedKey, *, old: bool) -> bool:
 
 
 def _number(value: int | None) -> int:
-    # A parsed key of a numbered kind has a number. Without a number, the object counts as the newest and is kept.
+    # A parsed key of a numbered kind has a number. An object without a number counts as the newest and is kept.
     return 2**64 if value is None else value
 
 
@@ -367,18 +366,17 @@ _T = TypeVar("_T")
 
 
 RequireHeld = Callable[[], None]
-"""A function that raises if the caller has lost the lease under which it collects."""
+"""A function that raises an error if the caller has lost the lease of the collection."""
 
 
 def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
     If two collectors overlap, or a paused collector has lost its lease, a collector can read a name whose object is
-    already deleted. This is not damage. A second call of `look` distinguishes the two cases: it does not read an object
-    that only an outdated view needed, but it misses a needed object again. The caller deletes nothing in either case.
+    already deleted. This is not damage. A second call of `look` distinguishes the two cases. It does not read an object
+    that only an outdated view needed. A needed object is missing again. The caller deletes nothing in both cases.
 
-    `look` must be idempotent: a second call finds the work of the first call done. `look` is called again only after an
-    error.
+    `look` must be idempotent. It is called again only after an error.
 
     Raises:
         NotFound, Corrupt, SnapshotExpired: Two calls in a row raised the same error.
@@ -407,15 +405,15 @@ def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The requested and the configured horizon: the ms for which an object must have been unneeded and in the plan."""
+    """The requested and the configured horizon: the minimum time in ms of an unneeded object in the plan."""
 
     requested_ms: int
     configured_ms: int
 
     def of(self, candidate: Candidate) -> int:
         """Return the horizon of a candidate, in ms."""
-        # A requested horizon never shortens the horizon of names that can be used again. It does not shorten the
-        # horizon of a generation's manifest either, because only the manifest names the WAL entries of the generation.
+        # A requested horizon never shortens the horizon of reusable names. It does not shorten the horizon of a
+        # generation's manifest either, because only this manifest names the WAL entries of the generation.
         numbered = _kind(candidate) in REUSED or _goes_last(candidate)
         return max(self.requested_ms, self.configured_ms) if numbered else self.requested_ms
 
@@ -429,7 +427,7 @@ class Swept:
 
 
 def long_noted(plan: Plan, horizon: Horizon, *, now_ms: int) -> Iterator[Candidate]:
-    """Yield the candidates that have been in the plan long enough. A sweep is needed only if there are any."""
+    """Yield the candidates that have been in the plan long enough. Without such candidates, no sweep is needed."""
     return (each for each in plan.candidates.values() if _seen_long_enough(each, horizon, now_ms))
 
 
@@ -489,7 +487,7 @@ def _batches(due: Iterable[Candidate]) -> Iterator[list[Candidate]]:
 
 
 def _place(candidate: Candidate) -> tuple[str, int, str]:
-    """Return the sort key: by folder, then oldest first. A folder that a batch leaves incomplete has no gap."""
+    """Return the sort key: by folder, then oldest first. A partly deleted folder then has no gap."""
     parsed = parse(candidate.key)
     version = None if parsed is None else parsed.version
     return candidate.key.rpartition("/")[0], version or 0, candidate.key
@@ -520,15 +518,15 @@ def _kind(candidate: Candidate) -> KeyKind | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectionReport:
-    """The outcome of one run. `candidates` contains all objects that were unreachable at the start.
+    """The outcome of one run.
 
-    This includes the objects that the run deleted.
+    `candidates` contains all objects that were unreachable at the start, including deleted ones.
 
     - `unknown_keys`: objects in the table's folder that Tidemark did not write. The collector never deletes these
       objects. Inspect them.
-    - `pruned`: by region, the last generation that the manifest no longer lists, if this number is new. The objects of
-      the generations up to this number are deleted (docs/architecture/collection.md).
-    - `noted`: candidates that an earlier run saw long enough ago. The prediction of a run uses only these candidates.
+    - `pruned`: by region, the last generation that the run removed from the manifest. The objects of the generations up
+      to this number are deleted (docs/architecture/collection.md).
+    - `noted`: candidates that have been in the plan long enough. The prediction of a run uses only these candidates.
     """
 
     candidates: tuple[Candidate, ...]
@@ -562,11 +560,11 @@ def collect(
     dry_run: bool = False,
     require_held: RequireHeld = no_lease,
 ) -> CollectionReport:
-    """Run both passes: add unreachable objects to the plan, then delete objects that were in it for the whole horizon.
+    """Run both passes: add unreachable objects to the plan, then delete objects that stayed in it for the horizon.
 
-    The run is idempotent, and can be restarted at any point where it was killed. Expired tags keep no object, and only
-    this function removes expired tags. At the end, generations that were already deleted before the run are removed
-    from the manifests of regions.
+    The run is idempotent, and can be repeated after a kill at any point. Expired tags keep no object, and only this
+    function removes expired tags. At the end, the run removes generations from the manifests of regions if they were
+    deleted before the run.
 
     The age of an object is measured with the earlier of this machine's clock and the store's clock. A clock that is
     ahead therefore deletes nothing too early (lesson 48).
@@ -651,7 +649,7 @@ def _plan_and_sweep(
 
 
 def _reached(found: Roots, *, before_ms: int) -> dict[str, int]:
-    """Return the raw log offsets that the table's log had reached at that time, or none if no region needs them."""
+    """Return the raw log offsets of the table at that time, or none if no region needs them."""
     if not any(each.distributed for each in found.regions.values()):
         return {}
     recorded = found.retained.head.txns.every(OFFSETS)

@@ -16,8 +16,9 @@ REPAIR: Final = "restore the object from a copy, or run: tidemark repair"
 _NOTHING_LOST: Final = "nothing is lost: "
 
 DAMAGE: Final = (Corrupt, NotFound, SnapshotExpired, Unsupported, InvalidInput)
-"""The errors that describe a damaged object. Every other error concerns the store, a write or a concurrent process. It
-is never a finding or a loss.
+"""The errors that describe a damaged object.
+
+Every other error concerns the store, a write or a concurrent process. Such an error is never a finding or a loss.
 """
 
 
@@ -229,8 +230,7 @@ class Report:
 def damage_of(kind: Kind, error: TidemarkError, key: str, expected: str) -> Finding:
     """Return the finding for an error that a read of `key` raised. The class of the error is in `DAMAGE`.
 
-    The finding has the key that the error names, or `key` if the error names no key. The format of a newer release is
-    not damage.
+    The finding has the key in the error, or else `key`. The format of a newer release is not damage.
     """
     named = error.context.get("key")
     where = named if isinstance(named, str) and parse(named) is not None else key

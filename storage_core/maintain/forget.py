@@ -3,11 +3,11 @@
 The steps run in this order. A step that was already done does nothing, so an interrupted run can be repeated.
 
 1. Delete the rows as `delete` does. For a keyed table, also flush and merge the regions with records of these rows.
-2. In one commit, rewrite every split and remove every index segment that contains the rows, and record this work.
-3. Write as many new states as the table retains, so that no retained state lists the removed objects.
+2. In one commit, rewrite every split with the rows, remove every index segment with the rows, and record this work.
+3. Write as many new states as the table retains. Then no retained state lists the removed objects.
 4. Write new quarantine entries without the rows. Mark the old entries and the chunks of raw logs for the collector.
 
-This module deletes no object, and no object that it writes describes the rows (decision 0030). A raw log that was not
+This module deletes no object, and its new objects do not describe the rows (decision 0030). A raw log that was not
 searched counts as holding rows. Tidemark never changes a landed file, so a person must remove it.
 """
 
@@ -125,17 +125,14 @@ def with_named(
 
 
 def unknown_writers(snapshot: Snapshot, searched: Iterable[RawFound]) -> list[str]:
-    """Return the raw log writers whose rows are in the table, but which are in none of the searched raw logs.
-
-    No request.
-    """
+    """Return the raw log writers with rows in the table that are not in a searched raw log. No request."""
     known = {WITH_IDS}.union(*(each.writers for each in searched))
     return sorted(log_offsets(snapshot).keys() - known)
 
 
 @dataclass(slots=True, eq=False)
 class RawSearch:
-    """Searches a raw log for chunks that contain the rows to forget. A chunk with a known answer is not read again."""
+    """Search of a raw log for chunks with the rows to forget. A chunk with a known answer is not read again."""
 
     raw: RawTable
     judge: Judge
@@ -171,7 +168,7 @@ class RawSearch:
                 memory.say(self._name(ref), self._holds(own))
 
     def done(self) -> RawFound:
-        """Return the chunks that hold rows, by the answers found so far. One LIST per store and 1,000 chunks."""
+        """Return the chunks with rows, according to the answers so far. One LIST per store and 1,000 chunks."""
         history, memory = self.history, self.judge.memory
         return RawFound(
             holding=frozenset((ref.writer, ref.number) for ref in history.chunks if memory.holds(self._name(ref))),
@@ -184,7 +181,7 @@ class RawSearch:
         )
 
     def _name(self, ref: RawChunkRef) -> str:
-        """Return the name under which the answer for a chunk is stored.
+        """Return the name of the stored answer for a chunk.
 
         A writer belongs to one raw log. A raw log can contain rows of one table under several names.
         """
@@ -204,7 +201,7 @@ class RawSearch:
 def note_chunks(found: RawFound, *, ids: Ids, now_ms: int) -> None:
     """Mark the chunks that hold rows, and all earlier chunks of their writers, as forgotten in every reachable store.
 
-    These chunks are deleted together, because the collector always deletes all chunks of a writer up to a number. See
+    The collector always deletes all chunks of a writer up to a number, so these chunks are deleted together. See
     `note_forgotten`.
     """
     last: dict[str, int] = {}
@@ -237,7 +234,7 @@ def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
 
 
 def held_in_others(uri: str, snapshot: Snapshot, searched: Sequence[RawFound]) -> Iterator[Held]:
-    """Yield the writers, for the table at `uri`, whose raw logs were not searched."""
+    """Yield the writers of the table at `uri` with raw logs that were not searched."""
     for writer in unknown_writers(snapshot, searched):
         why = f"rows of the table came from a raw log that was not looked through, by its writer {writer}: name it"
         yield Held(store=uri, key="", kind="raw_log", by=KeptBy.RAW_LOG, why=why)
@@ -270,13 +267,13 @@ _DELTA = "a Delta table lands here, and its files were not read: delete the rows
 def with_landed_files(
     found: ForgetReport, store: ObjectStore, snapshot: Snapshot, *, where: str, spec: LandingSpec
 ) -> ForgetReport:
-    """Return the report with the landed files that hold rows which meet `where`. Cost: see `held_by_landed_files`."""
+    """Add the landed files with matching rows to the report. Cost: see `held_by_landed_files`."""
     judge = Judge(store, snapshot, required_filter(where, "forget", snapshot.schema))
     return replace(found, held=(*found.held, *held_by_landed_files(judge, spec)))
 
 
 def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
-    """Yield the landed files that cannot be read or that hold rows which meet the condition.
+    """Yield the landed files that contain matching rows or cannot be read.
 
     Cost:
         One LIST per 1,000 files. Each file is read once, up to the first row that meets the condition. A few blocks of
@@ -299,7 +296,7 @@ def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
 
 
 def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
-    """Return whether a row or a rejected line of the file meets the condition, or may meet it.
+    """Return whether a row or a rejected line of the file may meet the condition.
 
     Stops at the first row or line of this kind.
     """
@@ -330,7 +327,7 @@ MOST_STATES = 10
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The parts of a version that hold rows: splits, index segments, and translations that name partitions."""
+    """The parts of a version that hold rows: splits, index segments, and translations with names of partitions."""
 
     splits: Sequence[Add]
     segments: Sequence[IndexSegment]
@@ -351,7 +348,7 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """Commits until no part of the newest version holds rows. `look` returns the parts of a version that hold rows."""
+    """Commits that continue until no part of the newest version holds rows. `look` returns the parts that hold rows."""
 
     log: TransactionLog
     look: Callable[[Snapshot], Ending]
@@ -360,9 +357,9 @@ class Rewriting:
     def run(self, head: Snapshot, found: Found) -> Ended:
         """Rewrite the parts of `head` or a later version that hold rows, and record this, in one commit.
 
-        If there is nothing to rewrite, the commit is still made, to record the run. No commit is made if an earlier run
-        is recorded and no object with rows was removed from the table since then. A missing object counts as an object
-        with rows, because its rows are unknown.
+        A commit without rewrites is still made, to record the run. No commit is made if an earlier run is recorded and
+        no object with rows has left the table since then. A missing object counts as an object with rows, because its
+        rows are unknown.
 
         Raises:
             CommitConflict: Other processes changed these splits in each of 10 attempts.
@@ -384,9 +381,9 @@ class Rewriting:
     def _left_after(self, since: Since, head: Snapshot, found: Found) -> bool:
         """Return whether a version after the last recorded run names objects that may hold rows.
 
-        This check is needed because the last recorded run may have had another condition. Two kinds of objects count:
-        splits that hold rows or are missing, and merged generations of a region that holds rows or is recorded. A
-        missing version file may have named any object. One GET per version.
+        The check is needed because the last recorded run may have had another condition. Two kinds of objects count:
+        splits with rows or missing splits, and merged generations of a region that holds rows or is recorded. A missing
+        version file may have named any object. One GET per version.
         """
         if since.version is None:
             return True
@@ -447,7 +444,7 @@ def _may_be_of(action: Action, since: Since, found: Found) -> bool:
 def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
     """Return the context for the rewrite of each split.
 
-    It has the split's own order and windows, or those of the table if the split's order and windows do not fit.
+    The context has the order and windows of the split. If these do not fit, it has the order and windows of the table.
     """
     own = context_of(head)
     scopes = [scope_of(head.table_id, add) for add in splits]
@@ -457,7 +454,7 @@ def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
 
 
 def without_rows(store: ObjectStore, keys: Sequence[str], judge: Judge) -> None:
-    """Write each object without the rows to forget, as a new object. The new objects are durable after the call.
+    """Write a copy of each object without the rows to forget. The new objects are durable after the call.
 
     The old objects stay until the collector's next run. A repeated call writes nothing new.
 
@@ -489,7 +486,7 @@ def _rest(entry: Entry, judge: Judge) -> Entry | None:
 
 
 def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot:
-    """Flush and merge these regions until none of their records is unmerged. Return the resulting version.
+    """Flush and merge these regions until all records are merged. Return the resulting version.
 
     A live writer claims its region again and continues.
 
@@ -516,16 +513,16 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot
 def are_clean_states(store: ObjectStore, head: Snapshot, found: Found, wanted: int) -> bool:
     """Return whether the newest `wanted` states exist and a report would list none of them.
 
-    A clean state belongs to the version of the last `FORGET` or to a later version. A clean state lists no tombstone
-    and no split that may have held rows. A split that was live at that time may be deleted now, and cannot be read.
+    A clean state belongs to the version of the last `FORGET` or a later version. It lists no tombstone and no split
+    that may have held rows. A split that was live then may be deleted now, and cannot be read.
 
     Cost:
         One LIST per 1,000 objects. One GET per version file down to the `FORGET` commit, one GET per state, and one GET
         per manifest of the states.
     """
     since = Since.of(head)
-    # The version of the commit itself names the removed splits. If the table has partitions, the folder in the name of
-    # a split can describe rows, so the first clean state is one version later.
+    # The version of the commit itself names the removed splits. With partitions, the folder of a split can describe
+    # rows. The first clean state is then one version later.
     first = _forgetting_version(store, head, since) + bool(head.config.partition_by)
     forms = {each.version: each for each in list_table(store).checkpoints()}
     newest = [forms[version] for version in sorted(forms)[-wanted:]]
@@ -558,9 +555,9 @@ class Forgetting:
     _judge: Judge | None = None
 
     def forget(self, matching: Matching | None) -> Forgotten:
-        """Forget the rows that match now. Return what was done, and the report of objects that still hold the rows.
+        """Forget the rows that match now. Return the outcome, and the report of objects that still hold the rows.
 
-        An interrupted call can be repeated. Temporary files that killed processes of this user left behind are removed.
+        An interrupted call can be repeated. The call also removes temporary files of killed processes of this user.
 
         Args:
             matching: For a keyed table, the function that reads the rows. It is None for an append table.
@@ -569,8 +566,8 @@ class Forgetting:
             CommitConflict: Other processes were faster in every attempt. Completed steps stay completed.
 
         Cost:
-            The requests of `delete`, of the steps above, and of `report`. No step reads an object again that an earlier
-            step has searched.
+            The requests of `delete`, of the steps above, and of `report`. No step reads an object that an earlier step
+            has searched.
         """
         log = self.target.log
         rows = self._deleted(matching)
@@ -624,7 +621,10 @@ class Forgetting:
         )
 
     def _of_source(self, head: Snapshot) -> list[Held]:
-        """Return the objects of a shallow clone's source that hold the rows and that the clone's tag keeps."""
+        """Return the objects with the rows in the source of a shallow clone.
+
+        The tag of the clone keeps these objects.
+        """
         named = head.metadata.configuration.get(SOURCE)
         if named is None:
             return []
@@ -647,7 +647,7 @@ class Forgetting:
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
     def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
-        """Search the table and the raw logs. A key that is found in one of them is also searched in the other."""
+        """Search the table and the raw logs. A key that one search finds is also searched in the other."""
         judge = self._judging(head)
         in_table = Search.of(self.target.log.store, judge)
         in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
@@ -683,7 +683,7 @@ class Forgetting:
         return Ending(splits, segments, named)
 
     def _with_states(self, head: Snapshot, found: Found) -> Snapshot:
-        """Return the version after which the retained states list none of the forgotten rows."""
+        """Write states until no retained state lists a forgotten row. Return the resulting version."""
         wanted = head.config.retained_states
         for _ in range(min(wanted + 1, MOST_STATES)):
             if are_clean_states(self.target.log.store, head, found, wanted):

@@ -1,14 +1,14 @@
 """Find the metadata that may describe forgotten rows, and explain why an object with such rows still exists.
 
 Metadata contains no rows. But bounds, row keys, expressions and keys of generations are values of rows. Metadata refers
-to a split or a generation. If the split or generation exists, the search determines whether it holds rows. If it is
-deleted, it may have held some of the rows if the version of the last `FORGET` or an earlier version named it. The
-metadata that refers to it may then contain values of these rows.
+to a split or a generation. If the split or generation exists, the search determines whether it holds rows. A deleted
+split or generation may have held some of the rows if the version of the last `FORGET` or an earlier version named it.
+Metadata about this split or generation may then contain values of these rows.
 
-Index segments contain words, values or embeddings of rows (decision 0030). A segment contains the rows of the splits
-from which it was built, even if these rows were moved or deleted since. For an existing split, the search determines
-whether it had a row to forget. For a deleted split, this is unknown. A segment that was built from a deleted split is
-clean only if all of its rows are in live splits.
+Index segments contain words, values or embeddings of rows (decision 0030). A segment contains the rows of its source
+splits, even if these rows were moved or deleted since. For an existing split, the search determines whether it had a
+row to forget. For a deleted split, this is unknown. A segment of a deleted split is clean only if all rows of the
+segment are in live splits.
 """
 
 from __future__ import annotations
@@ -67,8 +67,8 @@ def holding_segments(head: Snapshot, found: Found, *, strict: bool) -> dict[str,
     Args:
         head: Version to check.
         found: Result of the search.
-        strict: whether to return also the segments for which the answer is unknown. These segments were built from
-            deleted splits, and some of their rows are in no live split.
+        strict: True also returns segments with an unknown answer. These segments were built from deleted splits, and
+            some of their rows are not in a live split.
     """
     covered = {each.name: coverage(head, each) for each in head.config.indexes}
     return {
@@ -92,7 +92,10 @@ def _holds(segment: IndexSegment, covered: Coverage | None, found: Found, *, str
 
 
 def sources(segment: IndexSegment, found: Found) -> Iterator[bool | None]:
-    """Yield, for each split or generation behind the segment, whether it holds rows. None means that it is deleted."""
+    """Yield whether each source split or generation of the segment holds rows.
+
+    None means that the source is deleted.
+    """
     named = [each.split for each in members(segment)]
     if not named:
         yield None
@@ -119,9 +122,9 @@ def is_forgetting(actions: Iterable[Action]) -> bool:
 class Since:
     """The last recorded `FORGET` commit.
 
-    - `version`: the version on which it was planned. None means that there was no `FORGET` commit.
+    - `version`: the version of its plan. None means that there was no `FORGET` commit.
     - `at_ms`: the time of the record in ms. If there is no record, the time of the head.
-    - `generations`: the last merged generation that the commit found, by region.
+    - `generations`: by region, the last merged generation at the time of the commit.
     """
 
     version: int | None
@@ -166,7 +169,7 @@ def names_rows(store: ObjectStore, manifest: str, found: Found, since: Since) ->
 
 @dataclass(frozen=True, eq=False)
 class MetadataSearch:
-    """Searches the retained metadata that refers to the found objects."""
+    """Search of the retained metadata that refers to the found objects."""
 
     store: ObjectStore
     head: Snapshot
@@ -218,7 +221,7 @@ class MetadataSearch:
         return any(isinstance(action, Add) and self._speaks_of(action.path, version) for action in actions)
 
     def _leaves(self, split: str, version: int) -> bool:
-        """Return the answer of `_speaks_of` for a version that names a split in the folder of a partition.
+        """Return the answer of `_speaks_of` for a version with a split in the folder of a partition.
 
         The name of the folder contains values of the rows in the split.
         """
@@ -260,7 +263,7 @@ class MetadataSearch:
     def _of_delta(self, each: ParsedKey) -> bool:
         """Return whether a Delta commit or checkpoint names a split that may have held rows.
 
-        A commit adds splits of the versions after the version that the previous commit published.
+        A commit adds splits of the versions after the previous published version.
         """
         commit = read_commit(self.store, each.version or 0)
         if commit is None or commit.shown is None:
@@ -278,7 +281,7 @@ class MetadataSearch:
     def _of_iceberg(self, each: ParsedKey) -> bool:
         """Return whether an Iceberg manifest names a live split that may have held rows.
 
-        A manifest contains the bounds of the splits that it names, but no bounds of splits that it marks as deleted.
+        A manifest contains bounds of the named splits, except for splits that are marked as deleted.
         """
         is_parted = bool(self.head.config.partition_by)
         try:
@@ -313,7 +316,7 @@ class MetadataSearch:
         return self.judge.text(self.store.get(each.key).data.decode(errors="replace")) is True
 
     def _of_older_segment(self, key: str) -> bool:
-        """Return whether a segment that the newest version does not name may hold rows."""
+        """Return whether a segment outside the newest version may hold rows."""
         if key in self.head.segments:
             return False
         action = self._actions.get(key)
@@ -324,7 +327,7 @@ class MetadataSearch:
         if self.since.version is None:
             return True
         removal = self.retained.removals.get(key)
-        if removal is not None:  # if the segment still existed after the last FORGET, it was clean at that time
+        if removal is not None:  # If the segment still existed after the last FORGET, it was clean at that time.
             return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.listing.objects[key].last_modified_ms
         return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # an earlier job may have written it
@@ -343,7 +346,7 @@ class MetadataSearch:
 
 
 def _named(actions: Iterable[Action]) -> Iterator[str]:
-    """Yield the splits that the actions name without adding them."""
+    """Yield the splits that the actions name but do not add."""
     for action in actions:
         match action:
             case Remove():
@@ -367,7 +370,7 @@ _TABLE: Final[Mapping[KeyKind, str]] = {
 
 @dataclass(frozen=True, eq=False)
 class Holders:
-    """Finds the reasons that keep objects of a table at one point in time.
+    """Search for the reasons that keep objects of a table at one point in time.
 
     `versions` are the actions of the existing version files.
     """
@@ -435,7 +438,7 @@ class Holders:
             )
 
     def _is_retained(self, checkpoint: Checkpointed) -> bool:
-        """Return whether anything besides tags keeps a checkpoint."""
+        """Return whether a reason other than tags keeps a checkpoint."""
         retained = self.marked.roots.retained
         newest = sorted({one.version for one in self._checkpoints})[-retained.head.config.retained_states :]
         return checkpoint.version >= retained.base.version or checkpoint.version in newest
@@ -466,8 +469,7 @@ class Holders:
     def _listing(self, each: ParsedKey, ended: int | None) -> Held:
         """Return the reason that keeps a region manifest.
 
-        A manifest lists generations until they are deleted. After this, the manifest is kept as long as versions are
-        kept.
+        A manifest lists generations until they are deleted. After this, the manifest is kept as long as versions.
         """
         held = self._by_version(each, ended)
         gone_ms = self.now_ms if ended is None else held.until_ms
@@ -511,7 +513,7 @@ class Holders:
                 yield self._held(each, KeptBy.TAG, why, until_ms=tag.expires_at_ms, tag=tag.name, version=tag.version)
 
     def _by_version(self, each: ParsedKey, ended: int | None) -> Held:
-        """Return the reason of an object that versions before `ended` need.
+        """Return the reason for an object that versions before `ended` need.
 
         The object is kept until the oldest retained version is `ended` or a later version.
         """
@@ -521,7 +523,7 @@ class Holders:
             return self._held(each, KeptBy.VERSION, "no later version has a state: forget again", version=shown)
         until_ms = self._time_of(min(later)) + self._retention_ms + self._horizon_ms
         if each.kind in PARTS_OF_CHECKPOINTS:
-            until_ms += self._horizon_ms  # a manifest is unreferenced only after the states that name it are deleted
+            until_ms += self._horizon_ms  # A manifest is unreferenced only after its states are deleted.
         why = f"versions up to {shown} are retained, which show it"
         return self._held(each, KeptBy.VERSION, why, until_ms=until_ms, version=shown)
 

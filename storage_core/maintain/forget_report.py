@@ -50,7 +50,7 @@ class Held:
     """An object that holds rows or may hold values of rows, and the reason that keeps it.
 
     `until_ms` is the earliest time at which a daily collection deletes the object. `until_ms` is None if a person must
-    first do what `why` explains. `tag` and `version` identify the version that shows the rows, if any.
+    act first (see `why`). `tag` and `version` identify the version that shows the rows, if any.
     """
 
     store: str
@@ -67,9 +67,9 @@ class Held:
 class ForgetReport:
     """The result of a search of all objects at the time `at_ms`, at the newest version `version`.
 
-    `since` is the version on which the last `FORGET` was planned. None means that there was no `FORGET`. A deleted
-    object that this version or an earlier version named may have held rows. Metadata about it therefore counts as
-    holding values. `objects` is the number of existing objects, in all stores.
+    `since` is the version of the plan of the last `FORGET`. None means that there was no `FORGET`. Deleted objects of
+    this version or an earlier version may have held rows. Metadata about such an object therefore counts as holding
+    values. `objects` is the number of existing objects, in all stores.
     """
 
     version: int
@@ -87,7 +87,7 @@ class ForgetReport:
     def until_ms(self) -> int | None:
         """The earliest time at which all these objects can be deleted without further work.
 
-        None if a person must act first for an object, or if no object holds rows.
+        None if a person must act first, or if no object holds rows.
         """
         times = [each.until_ms for each in self.held]
         known = [each for each in times if each is not None]

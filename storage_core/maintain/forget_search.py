@@ -1,11 +1,11 @@
 """Search for rows to forget: check rows, records and texts of every object against the condition.
 
-The search uses a listing and not the log, because a split that no version names may also hold rows. For live splits,
-the log's statistics and the indexes give most answers. All other objects are decoded. Objects never change, so an
+The search uses a listing and not the log, because a split outside all versions may also hold rows. For live splits, the
+statistics of the log and the indexes give most answers. All other objects are decoded. Objects never change, so an
 answer stays correct and each object is read once.
 
 Records that contain a key but no row are an exception. Such a record belongs to a forgotten row if the search finds a
-row with this key. The search may find the row later, so objects with such records are read again when new keys are
+row with this key. The search may find this row later. So objects with such records are read again when new keys are
 found.
 """
 
@@ -59,7 +59,7 @@ _WHOLE = pa.array([int(Operation.PUT), int(Operation.RESET)], pa.int8())
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Whether an object holds rows (None: unknown). `keys_at` is set if keys that are found later can change this."""
+    """Whether an object holds rows (None: unknown). `keys_at` is set if later keys can change the answer."""
 
     holds: bool | None
     keys_at: int | None
@@ -67,7 +67,7 @@ class _Answer:
 
 @dataclass(slots=True, eq=False)
 class Memory:
-    """The answers for one condition on one table, by the name of the searched object.
+    """Answers for one condition on one table, by the name of the searched object.
 
     `keys` are the keys of the rows that met the condition. `key` is the primary key of the table.
     """
@@ -92,12 +92,12 @@ class Memory:
         return False if known is None else known.holds
 
     def say(self, name: str, holds: bool | None) -> None:  # noqa: FBT001  # the argument is the answer
-        """Store an answer. If the answer was left open, keys that are found later can change it."""
+        """Store an answer. If the answer is open, later keys can change it."""
         self._answers[name] = _Answer(holds, self._times if self._is_open else None)
         self._is_open = False
 
     def leave_open(self) -> None:
-        """Mark the next answer as open, because the object has records that can be judged only by their keys."""
+        """Mark the next answer as open, because only keys determine the answer for some records of the object."""
         self._is_open = True
 
     def add(self, keys: pa.Table) -> None:
@@ -126,9 +126,9 @@ class Memory:
 
 @dataclass(slots=True, eq=False)
 class Judge:
-    """A condition on rows of a table, for every schema under which they were written.
+    """A condition on rows of a table, for every schema of the rows.
 
-    For a keyed table the judge also collects the keys of rows that met the condition. A patch or a delete of one of
+    For a keyed table, the judge also collects the keys of rows that met the condition. A patch or a delete of one of
     these keys belongs to such a row, although the record lacks the columns of the condition.
     """
 
@@ -178,7 +178,8 @@ class Judge:
     def records(self, records: pa.Table) -> Mask:
         """Return a mask of the records that meet the condition.
 
-        Whole rows are checked by their values. For other records, their keys are compared with the keys found so far.
+        Whole rows are checked by their values. Other records are checked by comparing their keys with the keys found so
+        far.
         """
         known = conformed(records, record_schema(self.snapshot.schema))
         whole = pc.is_in(known.column(OPERATION), _WHOLE).to_numpy()
@@ -209,9 +210,9 @@ class Judge:
         self._filter.require_sound()
 
     def text(self, text: str) -> bool | None:
-        """Return whether a text contains the values of the condition, or None if this cannot be determined.
+        """Return whether a text contains the values of the condition, or None if unknown.
 
-        The answer is known for conditions of equality. It is True if the text contains the value as a word.
+        The answer is known for conditions of equality: True if the text contains the value as a word.
         """
         return _says(self._predicate, text)
 
@@ -250,7 +251,7 @@ _REFUSED = (Corrupt, Unsupported, InvalidInput, pa.ArrowException, OSError)
 
 AT_ONCE: Final = 16
 HELD_BYTES: Final = 64 * 2**20
-"""The largest number of bytes that are read at a time. A single object may be larger."""
+"""Maximum number of bytes that are read at a time. A single object may be larger."""
 
 _UNTOLD: Final = "lines that are not rows, and the condition has no equality that identifies them"
 
@@ -260,7 +261,7 @@ Read = TypeVar("Read")
 
 @dataclass(slots=True)
 class Found:
-    """The objects in a listing, and which of these objects hold rows.
+    """The objects in a listing, and the objects among them that hold rows.
 
     - `shared`: live splits of a shallow clone that are in its source. These splits are searched as well.
     - `splits`, `entries`, `quarantine`: keys of splits, WAL entries and quarantine entries that hold rows.
@@ -314,7 +315,7 @@ def side_by_side(
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """Searches the objects of a table for rows that meet the condition.
+    """Search of the objects of a table for rows that meet the condition.
 
     An object with a known answer is not read again.
     """
@@ -325,7 +326,9 @@ class Search:
 
     @staticmethod
     def of(store: ObjectStore, judge: Judge) -> Search:
-        """Return the search over all existing objects. Only the live splits of the judge's version are searched yet.
+        """Return the search over all existing objects.
+
+        So far, only the live splits of the judge's version are searched.
 
         Raises:
             InvalidInput: The condition cannot be evaluated.
@@ -340,7 +343,9 @@ class Search:
         return search
 
     def look(self) -> None:
-        """Search all objects without an answer. If new keys were found, search records again that may have these keys.
+        """Search all objects without an answer.
+
+        If there are new keys, search the records that may have these keys again.
 
         Cost:
             One GET per split, WAL entry, file of records and quarantine entry, several at a time.
@@ -352,7 +357,10 @@ class Search:
         self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_object(self.store, key), self._quarantined)
 
     def done(self) -> Found:
-        """Return the objects that hold rows, by the answers found so far. One GET per new manifest of a generation."""
+        """Return the objects that hold rows, according to the answers so far.
+
+        One GET per new manifest of a generation.
+        """
         memory, found = self.judge.memory, self.found
         held = {key for key in (*found.listing.parsed, *found.shared) if memory.holds(key)}
         found.splits = {key for key in held if key in found.shared or found.listing.parsed[key].kind is KeyKind.SPLIT}
@@ -369,8 +377,8 @@ class Search:
 
         Makes the requests of `ByCondition`.
 
-        For a keyed table, only splits that the log excludes get an answer. All other splits must be read, because the
-        keys of their rows are needed.
+        For a keyed table, only splits that the log excludes get an answer. All other splits must be read for the keys
+        of their rows.
         """
         memory, judge, head = self.judge.memory, self.judge, self.judge.snapshot
         finder = ByCondition(self.store, judge.wanted, "forget", judge.limits, judge.verified)
@@ -463,7 +471,7 @@ class Search:
 
 
 def holding_splits(store: ObjectStore, judge: Judge) -> list[Add]:
-    """Return the live splits of the judge's version whose files have rows that meet the condition.
+    """Return the live splits of the judge's version with rows that meet the condition.
 
     Raises the errors of the reads. Makes the requests of `Search.live`, and one GET per split without an answer.
     """

@@ -1,4 +1,4 @@
-"""Splits without a log: read what a split file records about itself, and verify it by its rows and checksums.
+"""Splits without a log: read the metadata in a split file, and verify it against the rows and checksums.
 
 If the log is lost, the definition of the table can be read from the split files: schema, settings and region specs.
 `choose` determines which of the splits are live.
@@ -34,7 +34,7 @@ from storage_core.store.contract import ObjectStore
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A valid split that no readable part of the log names: its action and its origin."""
+    """A valid split outside the readable parts of the log: its action and its origin."""
 
     add: Add
     origin: Origin
@@ -51,7 +51,7 @@ class FoundSplit:
 
 
 def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
-    """Return the split at `path` as its file describes it.
+    """Return the split at `path` from the metadata in its file.
 
     The checksums of every page, every column chunk and the metadata are verified. The rows must agree with the
     statistics, and the columns must have the types of the table.
@@ -94,14 +94,14 @@ def read_found(store: ObjectStore, listing: Listing, path: str) -> FoundSplit:
 
 
 def newest_readable(store: ObjectStore, listing: Listing, *paths: Iterable[str]) -> list[FoundSplit]:
-    """Return the newest readable split of the first group with a readable split, or an empty list if there is none."""
+    """Return the newest readable split of the first group that has one, or an empty list."""
     found = chain.from_iterable(_newest_first(store, listing, group) for group in paths)
     first = next(found, None)
     return [] if first is None else [first]
 
 
 def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
-    """Return the metadata recorded by the split with the newest plan. Raises `Corrupt` if there is no split."""
+    """Return the metadata in the split with the newest plan. Raises `Corrupt` if there is no split."""
     newest = max(found, key=lambda each: (each.origin.planned_version, each.path), default=None)
     if newest is None:
         raise Corrupt(
@@ -119,12 +119,12 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
 
 
 def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
-    """Return the region spec id of every region whose merges wrote some of the splits."""
+    """Return the region spec id of every region with merges that wrote some of the splits."""
     return {each.lineage.merged.region: _spec_id(each.origin) for each in found if each.lineage.merged is not None}
 
 
 def with_region_specs(metadata: Metadata, newest: int, store: ObjectStore, listing: Listing) -> Metadata:
-    """Return the metadata with the region specs up to `newest`, taken from a split if a lost version added them.
+    """Return the metadata with the region specs up to `newest`. Specs of a lost version come from a split.
 
     `newest` is the highest spec id of a region. If no split has this spec, the metadata is returned unchanged, and no
     region of the spec is merged.
@@ -161,10 +161,10 @@ class Evidence:
 
     - `live`, `deleted`: splits that are live, or removed, according to the readable log.
     - `merged`: the last merged generation, by region.
-    - `ranges`: the generations that readable commits merged. Another merge of the same generations was not committed.
-    - `generations`: by region, the generations with all of their records, which can be merged again.
-    - `added_at`: by live split, the version that added it. A rewrite that was planned before this version and replaced
-      the split has been undone by a restore.
+    - `ranges`: the generations that readable commits merged. No other merge of these generations was committed.
+    - `generations`: by region, the complete generations. These can be merged again.
+    - `added_at`: by live split, the version that added it. If a rewrite with an earlier plan replaced the split, a
+      restore has undone the rewrite.
     """
 
     live: frozenset[str] = frozenset()
@@ -177,7 +177,7 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The found splits that are live, the found splits that are not live with the reason, and the replaced splits.
+    """The live found splits, the other found splits with the reasons, and the replaced splits.
 
     - `replaced`: splits in `Evidence.live` that a live found split replaced later.
     - `unproven`: live splits for which nothing proves that they were committed.
@@ -194,16 +194,16 @@ class Choice:
 def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
     """Return which of the found splits are live. The result does not depend on the order of `found`.
 
-    The function replays the rewrites that the files record. The outputs of a rewrite and its inputs exist together for
-    weeks, so a split that another split replaces is not live. The outputs of a killed rewrite and of its second run can
-    also exist together, so a rewrite counts once. If nothing proves that a rewrite was committed, it counts only if it
-    changes no row. This is so for a complete compaction, and for a merge whose records are missing.
+    The function replays the rewrites in the metadata of the files. The outputs and inputs of a rewrite exist together
+    for weeks, so a split that another split replaces is not live. The outputs of a killed rewrite and of its second run
+    can also exist together, so a rewrite counts once. An unproven rewrite counts only if it changes no row. This is the
+    case for a complete compaction, and for a merge with missing records.
     """
     floor = dict(evidence.merged)
     while True:
         replay = _Replay(found, evidence, floor)
         replay.run()
-        if replay.merged == floor:  # otherwise a postponed merge is below a merge that counts
+        if replay.merged == floor:  # Otherwise a postponed merge would be below a merge that counts.
             return replay.choice()
         floor = dict(replay.merged)
 
@@ -290,8 +290,8 @@ class _Replay:
     def _is_proven(self, members: Iterable[FoundSplit]) -> bool:
         """Return whether the splits were certainly committed.
 
-        A plan reads only live splits. So a split was committed if an operation replaced it, or if it is known to be
-        removed.
+        A plan reads only live splits. So a split was certainly committed if an operation replaced it or a commit
+        removed it.
         """
         return any(each.path in self._named or each.path in self._evidence.deleted for each in members)
 
@@ -323,7 +323,10 @@ def _groups(found: Iterable[FoundSplit]) -> list[_Group]:
 
 
 def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit]], bool]) -> Iterator[_Group]:
-    """Yield each group after the groups that wrote its inputs. Of several ready groups, proven groups come first."""
+    """Yield each group after the groups that wrote its inputs.
+
+    If several groups are ready, proven groups come first.
+    """
     maker = {each.path: group.name for group in groups for each in group.members}
     by_name = {group.name: group for group in groups}
     waiting = {group.name: {maker[path] for path in group.inputs if path in maker} - {group.name} for group in groups}
@@ -340,7 +343,8 @@ def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit
             waiting[follower].discard(name)
             if not waiting[follower]:
                 heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
-    # Names are never reused, so no operation replaces an output of a later operation. Files that claim this come last.
+    # Names are never reused, so no operation replaces an output of a later operation. Groups with such a claim come
+    # last.
     yield from by_name.values()
 
 

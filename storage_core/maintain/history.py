@@ -2,13 +2,12 @@
 
 docs/architecture/transaction-log.md describes the history of a table in the section "History".
 
-A restore is one commit after the head that makes the splits of an older version live again. The commit restores the
-content: splits, schema and configuration. A restore never takes back progress, because transactions, fences and merged
-generations only grow. A file or record that was ingested or merged once is therefore not applied again.
+A restore is one commit after the head. It makes the splits of an older version live again, and restores the schema and
+the configuration. A restore never takes back progress: transactions, fences and merged generations only grow. So a file
+or record that was ingested or merged once is not applied again.
 
-A split records the number of the version on which it was planned. A repair can reduce the number of versions, and the
-recorded number would then mean another version. A repair therefore records the highest old number
-(`renumbered_up_to`).
+A split contains the version number of its plan. A repair can reduce the number of versions, and the number in the split
+would then mean another version. A repair therefore stores the highest old number (`renumbered_up_to`).
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _logger = logging.getLogger(__name__)
 
 
 def renumbered_up_to(configuration: Mapping[str, str]) -> int:
-    """Return the newest version that a split from before a repair may name, or -1 if no valid number is recorded."""
+    """Return the newest version number in splits from before a repair, or -1 without a valid record."""
     text = configuration.get(RENUMBERED_UP_TO, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -75,7 +74,7 @@ def with_renumbered(configuration: Mapping[str, str], version: int) -> dict[str,
 def replaced(mine: Snapshot, other: Snapshot) -> tuple[Add, ...]:
     """Return the splits of `mine` that `other` does not have, ordered by path.
 
-    The function works on columns, so that it creates records only for these splits.
+    The function works on columns, and creates records only for these splits.
     """
     files = mine.splits.table()
     return adds_of(without_paths(files, paths_of(other.splits.table())).sort_by("path"))
@@ -90,8 +89,8 @@ def require_kept(store: ObjectStore, keys: Collection[str], *, version: int) -> 
     """Raise `SnapshotExpired` unless every object exists and the collector does not plan to delete it.
 
     Cost:
-        One GET of the plan, and then the requests of `missing`. With this order, an object that a collector deletes in
-        between is either in the plan or missing.
+        One GET of the plan, and then the requests of `missing`. Because of this order, an object that a collector
+        deletes in between is in the plan or missing.
     """
     if not keys:
         return
@@ -116,9 +115,9 @@ def set_tag(
 ) -> Tag:
     """Set a tag to the version of `target`. After the call, no object of this version can be collected.
 
-    An existing tag of this name is moved. The objects are checked before and after the tag is written. So either the
-    collector sees the tag before it deletes an object, or the second check finds the deletion. In the second case, the
-    tag is removed again.
+    An existing tag of this name is moved. The objects are checked before and after the write of the tag. The collector
+    sees the tag before it deletes an object, or the second check finds the deletion. In the second case, the tag is
+    removed again.
 
     Args:
         log: Transaction log of the table.
@@ -163,7 +162,7 @@ def set_tag(
 
 
 def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
-    """Return the objects that `target` needs and that the head does not keep. All of them exist.
+    """Return the objects that `target` needs and the head does not keep. All of them exist.
 
     A missing segment or translation is omitted, because `target` can be read without it.
     """
@@ -178,7 +177,7 @@ def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
 
 
 def _checkpoint_keys(store: ObjectStore, version: int) -> list[str]:
-    """Return the objects from which the version can be opened without a version file."""
+    """Return the objects that open the version without a version file."""
     try:
         found = [key for each in existing_forms(store, version) for key in (each.key, *named_keys(store, each))]
     except NotFound:
@@ -255,12 +254,12 @@ class _Plan:
 def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = None) -> Restored:
     """Commit the content of `target` as the next version: its splits, schema and configuration.
 
-    The commit is planned on a head and must directly follow this head. If another commit comes in between, the restore
-    is planned again, at most 10 times. The call is idempotent. If the head already has the content, nothing is
-    committed. A repeated call with the same `commit_id` finds its own commit.
+    The commit must directly follow the head of the plan. If another commit comes in between, the restore is planned
+    again, at most 10 times. The call is idempotent. If the head already has the content, nothing is committed. A
+    repeated call with the same `commit_id` finds its own commit.
 
-    A concurrent collector is safe if its horizon is longer than the duration of the call. If a collector marks and
-    deletes objects within this time, it can delete objects that the restore needs. `fsck` then reports these objects.
+    A concurrent collector is safe if its horizon is longer than the duration of the call. With a shorter horizon, it
+    can delete objects that the restore needs. `fsck` then reports these objects.
 
     Raises:
         SnapshotExpired: Splits of `target` are deleted or about to be deleted. The error names them. Nothing is
@@ -331,7 +330,7 @@ def _vectors(snapshot: Snapshot) -> dict[str, DeletionVector]:
 
 
 def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
-    """Return the older metadata with all currently registered schemas and the record of a repair, which only grow."""
+    """Return the older metadata with all registered schemas and the record of a repair. Both only grow."""
     now = head.metadata.configuration
     configuration = with_registry(with_renumbered(target.metadata.configuration, renumbered_up_to(now)), registry(now))
     # Regions belong to the writers and not to the content. The regions of an older spec stay closed.
@@ -346,8 +345,8 @@ def _metadata(head: Snapshot, target: Snapshot) -> Metadata | None:
 def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadata:
     """Return the older columns with the widest types that they ever had.
 
-    Rows of other versions and unmerged records may need these types. Column ids and stored names that were assigned
-    stay assigned. A column that returns to a keyed table is nullable, because unmerged records were written without it.
+    Rows of other versions and unmerged records may need these types. Column ids and stored names stay assigned. A
+    column that returns to a keyed table is nullable, because unmerged records lack it.
     """
     settings = head.metadata.configuration
     schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
@@ -372,7 +371,7 @@ def _as_wide(field: pa.Field, last: pa.Field | None) -> pa.Field:
 
 
 def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[IndexSegment, ...]:
-    """Return segments of the older version that can be used again. An index catch-up builds missing segments again."""
+    """Return usable segments of the older version. An index catch-up builds missing segments."""
     alike = _indexes_alike(head, target)
     found = [each for path, each in target.segments.items() if path not in head.segments and each.index in alike]
     kept = _kept(store, [each.path for each in found])
@@ -380,7 +379,7 @@ def _segments_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tupl
 
 
 def _translations_back(store: ObjectStore, head: Snapshot, target: Snapshot) -> tuple[Translation, ...]:
-    """Return translations that segments of the older version need. Translations of the head stay for a catch-up."""
+    """Return the translations for segments of the older version. Translations of the head stay for a catch-up."""
     if not target.config.indexes:
         return ()
     found = [target.translations[path] for path in sorted(target.translations.keys() - head.translations.keys())]
@@ -410,8 +409,8 @@ def _segments_deleted(
 
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
-    # An index may have been dropped or redefined in between, or the name of one of its columns may belong to another
-    # column now. The next catch-up builds the segments of such an index again.
+    # An index may have been dropped or redefined in between, or a column name may belong to another column now. The
+    # next catch-up builds the segments of such an index again.
     return frozenset(
         index.name
         for index in target.config.indexes
@@ -421,9 +420,10 @@ def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
 
 
 def _with_old_vector(add: Add) -> Add:
-    """Return the entry of a live split as it was in the older version.
+    """Return the entry of a live split from the older version.
 
-    If no row was deleted, the entry has an empty deletion vector, because a missing deletion vector changes nothing.
+    If no row was deleted, the entry has an empty deletion vector. An entry without a deletion vector would change
+    nothing.
     """
     return replace(add, dataChange=True, deletionVector=add.deletionVector or inline(()))
 

@@ -1,12 +1,12 @@
 """Check every file of the log: version files, states, manifests and the hint (lessons 30 to 32).
 
 The version files are the source of truth, and all other files are derived from them. Every state is compared with the
-version files, as far back as version files are retained. For this, the log's own reader replays the version files. The
-reader sees only a part of the objects (`PartOfStore`).
+retained version files. The usual reader of the log replays the version files for this comparison. The reader sees only
+a part of the objects (`PartOfStore`).
 
-If the file of a version is missing, a split can show that the version existed, because a split records the version on
-which it was planned. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The older versions
-in this part still need their splits.
+If a version file is missing, a split can show that the version existed, because a split contains the version of its
+plan. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The older versions in this part
+still need their splits.
 """
 
 from __future__ import annotations
@@ -46,7 +46,8 @@ from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, ObjectStor
 class ReadVersion:
     """A readable version file: the number in its key (`place`), the number of its commit, and the commit's time in ms.
 
-    `number` is None for a file of early 0.1 under the key of another version, because it does not contain its number.
+    `number` is None for a file of early 0.1 under the key of another version, because such a file does not contain its
+    number.
     """
 
     place: int
@@ -68,7 +69,7 @@ def missing_versions(gap: range, expected: str) -> Finding:
 class VersionWalk:
     """The version files in order.
 
-    - `sound`: versions whose files are under their own key. Other readable files are only evidence.
+    - `sound`: versions with a file under the right key. Other readable files are only evidence.
     - `named`: splits that any of the files adds or removes.
     - `missing`: gaps between the files. Filled by `note_gaps`.
     """
@@ -114,7 +115,7 @@ class VersionWalk:
         self._check_paths(key, actions)
 
     def note_order(self) -> None:
-        """Add a finding for each file whose commit time does not fit between the commit times of the other files.
+        """Add a finding for each file with a commit time that does not fit between the other files.
 
         Commit times only grow, so such a file belongs to another version.
         """
@@ -140,7 +141,7 @@ class VersionWalk:
         self.findings.every += [missing_versions(gap, f"versions {oldest} to {newest}") for gap in self.missing]
 
     def in_time(self) -> Iterator[ReadVersion]:
-        """Yield every readable commit once, in order. If a file has copies, yield the copy under the file's own key."""
+        """Yield every readable commit once, in order. If a file has copies, yield the copy under the right key."""
         found = {each.place: each.commit_id for each in self._in_place.values()}
         commits = set(found.values())
         own = [replace(each, number=each.place) for each in self._in_place.values()]
@@ -180,10 +181,10 @@ class VersionWalk:
 
 
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
-    """Yield, for each time, whether it is in every longest increasing subsequence of the times.
+    """Yield for each time whether it is in every longest increasing subsequence of the times.
 
-    The time of a copy under another version's key is in no longest subsequence. If two files are swapped, the time of
-    each is only in some longest subsequences. Neither kind of file is trusted.
+    The time of a copy under the key of another version is in no longest subsequence. If two files are swapped, each
+    time is only in some longest subsequences. The check does not trust such files.
     """
     up = _growing(times)
     down = _growing([-time for time in reversed(times)])[::-1]
@@ -194,7 +195,7 @@ def _fitting(times: Sequence[int]) -> Iterator[bool]:
 
 
 def _growing(times: Iterable[int]) -> list[int]:
-    """Return, for each time, the length of the longest increasing subsequence that ends at this time."""
+    """Return for each time the length of the longest increasing subsequence that ends at this time."""
     ends: list[int] = []
     lengths: list[int] = []
     for time in times:
@@ -210,7 +211,7 @@ _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FO
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """The newest version on which any split was planned, and this split."""
+    """The newest version of the plan of any split, and this split."""
 
     version: int
     path: str
@@ -219,10 +220,10 @@ class VersionEvidence:
 def newest_evidence(
     store: ObjectStore, listing: Listing, named: Collection[str], metadata: Metadata | None
 ) -> VersionEvidence | None:
-    """Return the newest version recorded by splits that the log does not name, or None if no split records a version.
+    """Return the newest version recorded in splits outside the log, or None if no split records a version.
 
-    The function ignores splits that cannot be read, splits of a table other than `metadata`, and splits planned before
-    a repair renumbered the versions.
+    The function ignores unreadable splits, splits of other tables than `metadata`, and splits with a plan from before a
+    repair renumbered the versions.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -236,7 +237,7 @@ def newest_evidence(
 def newest_planned(
     store: ObjectStore, listing: Listing, paths: Iterable[str], table_id: str | None
 ) -> VersionEvidence | None:
-    """Return the split with the newest planned version, of one table or of any table. None if no version is recorded.
+    """Return the split with the newest version of its plan, of one table or of any table. None without a version.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -273,8 +274,8 @@ class LogCheck:
 
     - `missing`: versions that should have a file. The versions are given as ranges, because the number of a misplaced
       file can be large.
-    - `in_time`: all readable commits in order, including those under the key of another version.
-    - `newest`: the highest version that any key, the hint or a split names, or -1 if there is no such version.
+    - `in_time`: all readable commits in order, including commits under the key of another version.
+    - `newest`: the highest version in any key, the hint or a split, or -1 without a version.
     - `is_ours`: True if the log follows all rules of Tidemark, False if it follows only the rules of its format.
     """
 
@@ -316,7 +317,8 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
     named = walk.named | ({*head.splits} if head is not None else set())
     metadata = walk.metadata if head is None else head.metadata
     evidence = newest_evidence(store, listing, named, metadata) if ours and newest >= 0 else None
-    # The head was opened after the listing. Versions that a running writer committed in between are not lost.
+    # The head was opened after the listing. A running writer may have committed versions in between. These are not
+    # lost.
     lost = lost_versions(newest if head is None else max(newest, head.version), evidence)
     findings = [*walk.findings.every, *_planned_on(lost, evidence), *_manifests(store, listing)]
     findings += [*checkpoints.findings.every, *_hint(hinted, listing, found)]
@@ -340,9 +342,9 @@ def _planned_on(lost: range, evidence: VersionEvidence | None) -> Iterator[Findi
 
 
 class PartOfStore:
-    """A read-only view of the objects of a store for which `shows` returns True. The other objects are absent.
+    """A read-only view of a store with only the objects for which `shows` returns True.
 
-    The log's own reader then returns the result for a table that has only these objects.
+    The usual reader of the log then returns the result for a table that has only these objects.
     """
 
     def __init__(self, store: ObjectStore, shows: Callable[[str], bool]) -> None:
@@ -407,7 +409,7 @@ def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: C
 
 
 def snapshot_differences(expected: Snapshot, found: Snapshot) -> list[str]:
-    """Return the names of the fields in which two snapshots of one version differ, however they were loaded."""
+    """Return the names of the different fields of two snapshots of one version, regardless of the way of loading."""
     return [
         each.name
         for each in fields(Snapshot)
@@ -423,7 +425,7 @@ def _plain(value: object) -> object:
 
 @dataclass(slots=True)
 class _Checkpoints:
-    """Checks each checkpoint on its own, and against the version files after the last valid checkpoint."""
+    """Check of each checkpoint alone, and against the version files after the last valid checkpoint."""
 
     store: ObjectStore
     listing: Listing
@@ -471,7 +473,7 @@ class _Checkpoints:
 
 
 def _head(store: ObjectStore) -> tuple[Snapshot | None, list[Finding]]:
-    """Open the table and load everything that readers use. Manifests would otherwise be loaded at their first use."""
+    """Open the table and load all data for readers. Otherwise manifests would be loaded at their first use."""
     try:
         head = TransactionLog(store).snapshot(unfinished=True)
         _ = head.schema, head.config, head.splits.values(), head.txns.items()
@@ -524,8 +526,8 @@ class Kept:
 def kept_part(store: ObjectStore, check: LogCheck) -> Kept | None:
     """Return the longest part of the log that opens, or None if no part opens.
 
-    The part ends at the highest version that can be reached, and starts as early as possible. The part ends at the head
-    if the head opens. Raises `Unsupported` for a log of a newer release.
+    The part ends at the highest reachable version, and starts as early as possible. If the head opens, the part ends at
+    the head. Raises `Unsupported` for a log of a newer release.
 
     Cost:
         The requests of opening two versions, for each attempt.
@@ -562,7 +564,7 @@ def _reach(base: int, versions: frozenset[int]) -> int:
 
 
 def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
-    """Return the splits that only older versions name, for the versions that still open.
+    """Return the splits that only older versions name. Uses the versions that still open.
 
     Cost:
         The requests of opening two versions, and one GET per version file. Memory: an action per split.

@@ -1,19 +1,19 @@
-"""Maintenance of raw logs: collection of chunks that every table has, and healing of stores that lack chunks.
+"""Maintenance of raw logs: collection of distributed chunks, and healing of stores with missing chunks.
 
 Collection deletes a chunk when every table has its records and the chunk is older than the retention
-(docs/architecture/collection.md).
-The collection takes two passes per store, as for tables, and each store has its own plan. A copy is deleted when it has
-been in the plan for the horizon and every table still has the chunk. Before the deletion, the chunk is read once more.
-A chunk without a valid copy stays, and records of unknown tables go to quarantine. Record ids are deleted when no
-future record must be compared with these ids (docs/architecture/ingestion.md).
+(docs/architecture/collection.md). Like the collection of tables, it takes two passes per store, and each store has its
+own plan. A copy is deleted when it has been in the plan for the horizon and every table still has the records. Before
+the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of unknown tables go to
+quarantine. Record ids are deleted when no future record must be compared with these ids
+(docs/architecture/ingestion.md).
 
 The retention does not apply to three kinds of chunks: a chunk with forgotten rows, every earlier chunk of the same
 writer, and a chunk that was already deleted on another store.
 
 Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of
-a chunk have the same bytes. Healing copies only a valid chunk, whose checksum, writer and number were compared, and
-only to an unused key. A damaged copy is replaced only if it has not changed since it was read. A chunk that was
-collected is not restored.
+a chunk have the same bytes. Healing copies a chunk only after a check of its checksum, writer and number, and only to
+an unused key. A damaged copy is replaced only if it has not changed since the read. Healing does not restore a
+collected chunk.
 """
 
 from __future__ import annotations
@@ -70,22 +70,22 @@ from storage_core.write.raw_log.history import (
 )
 
 KEPT_MS = 90 * 24 * 3_600_000
-"""How long in ms the entry of a writer stays after its last chunk is deleted.
+"""Time in ms for which the entry of a writer stays after its last chunk is deleted.
 
-A writer that returns later shows a gap before its next chunk.
+If the writer returns later, there is a gap before its next chunk.
 """
 
 
 _logger = logging.getLogger(__name__)
 
 HORIZON_MS = 24 * 3_600_000
-"""How long in ms a chunk is in the plan before it is deleted. This is the default of `RawLogCollector.horizon_ms`."""
+"""Time in ms from the entry of a chunk in the plan to its deletion. Default of `RawLogCollector.horizon_ms`."""
 
 _Number = tuple[str, int]
 
 
 def note_collected(history: History, reached: Mapping[str, Collected], *, now_ms: int, ids: Ids) -> None:
-    """Record in every reachable store that these writers are collected up to these chunks.
+    """Store in every reachable store the last collected chunk of these writers.
 
     If a store already records a later chunk, its record stays. The entry of a writer without a chunk is removed after
     `KEPT_MS`, if all stores answer.
@@ -135,10 +135,10 @@ class RawLogCollection:
 
 @dataclass(slots=True, kw_only=True)
 class RawLogCollector:
-    """Collects one raw log. `offsets` reads the current offsets of every table that may get its rows.
+    """Collector of one raw log. `offsets` reads the current offsets of every table that may get its rows.
 
-    A table that cannot be read has no offsets and thus protects every chunk. In a raw log without tables, every chunk
-    is protected as well. Without a retention, no chunk is old enough to be deleted.
+    An unreadable table has no offsets and thus protects every chunk. Without tables, every chunk of a raw log is
+    protected as well. Without a retention, no chunk is old enough to be deleted.
     """
 
     source: Source
@@ -150,9 +150,9 @@ class RawLogCollector:
     horizon_ms: int = HORIZON_MS
 
     def collect(self, *, dry_run: bool = False) -> RawLogCollection:
-        """Run both passes: add deletable objects to the plan, and delete objects that were in it for the horizon.
+        """Run both passes: add deletable objects to the plan, and delete objects that stayed in it for the horizon.
 
-        The run is idempotent, and can be restarted wherever it was killed. A read error is raised before anything is
+        The run is idempotent, and can be repeated after a kill at any point. A read error is raised before anything is
         deleted.
 
         Args:
@@ -224,14 +224,14 @@ class RawLogCollector:
         forgotten: Mapping[str, int],
         now_ms: int,
     ) -> Iterator[_Number]:
-        """Yield the chunks that every table has and that are old enough.
+        """Yield the chunks that are old enough and in every table.
 
-        For each writer, these chunks are its first chunks, without a gap.
+        These are the first chunks of each writer, without a gap.
         """
         for writer, reached in everywhere(history, offsets).items():
             for ref in history.chunks_of(writer):
-                # The age is computed from the store's time of the chunk. The segment has the time of the writer, whose
-                # clock may have been ahead.
+                # The age is computed from the store's time of the chunk. The time in the segment comes from the clock
+                # of the writer, which may have been ahead.
                 began_ms = written.get((writer, ref.number), max(ref.segment_ms, now_ms))
                 # A store that was unreachable can still have a copy of a collected chunk.
                 known = max(forgotten.get(writer, 0), history.collected_up_to(writer))
@@ -302,7 +302,7 @@ class _Sweep:
     damaged: list[str] = field(default_factory=list)
 
     def run(self, refs: Sequence[RawChunkRef], going: Mapping[str, Mapping[str, ObjectInfo]], now_ms: int) -> None:
-        """Read these chunks, and then delete those of their copies that are due."""
+        """Read these chunks, and then delete the copies that are due."""
         sound: list[RawChunkRef] = []
         reached: dict[str, Collected] = {}
         for ref in refs:
@@ -376,7 +376,7 @@ def _unneeded(info: ObjectInfo) -> Unreachable:
 
 
 OBJECTS_AT_ONCE = 4
-"""The number of objects that are copied at a time. Each object is in memory as a whole."""
+"""Number of objects that are copied at a time. Each whole object is in memory."""
 
 _Identity = tuple[str, int]
 """Writer and number of a chunk. For record ids, the key of the object and 0."""
@@ -409,7 +409,7 @@ class Healing:
     """The outcome of one run, by the URI of the store.
 
     - `objects`: the number of chunks and of record id objects.
-    - `lacking`: the number of objects that a store lacks.
+    - `lacking`: the number of missing objects.
     - `copied`: the number of missing objects that were copied.
     - `replaced`: the number of damaged copies that were replaced by valid copies.
     - `bytes`: the number of bytes written.
@@ -429,7 +429,7 @@ class Healing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every store has every object that has a valid copy, as far as this run checked."""
+        """Whether every store has every object with a valid copy, as far as this run checked."""
         left = sum(self.lacking.values()) - sum(self.copied.values())
         return not (left or self.failed or self.damaged or self.unreachable)
 
@@ -437,7 +437,7 @@ class Healing:
 def heal(
     stores: Sequence[ObjectStore], *, clock: Clock, ids: Ids, verify: bool = False, dry_run: bool = False
 ) -> Healing:
-    """Copy to each reachable store the chunks and record ids that this store lacks and another store has.
+    """Copy missing chunks and record ids to each reachable store from the other stores.
 
     A killed run can be run again.
 
@@ -446,7 +446,7 @@ def heal(
         clock: Clock of this machine.
         ids: Source of new ids.
         verify: True compares every copy with its checksum and replaces damaged copies. False does this only for copies
-            whose sizes differ.
+            with different sizes.
         dry_run: True writes nothing and does not look for damage.
 
     Raises:
@@ -524,7 +524,7 @@ class _Healed:
 
 
 def _heal(history: History, sizes: Mapping[str, _Sizes], clock: Clock, item: _Item) -> _Healed:
-    """Copy one object to the stores that lack it, and replace its damaged copies."""
+    """Copy one object to the stores without a copy, and replace its damaged copies."""
     done = _Healed(item)
     sound: bytes | None = None
     damaged: list[tuple[ObjectStore, str, str]] = []

@@ -52,8 +52,8 @@ class ReadEntry:
 
     - `rows`: the number of records with valid values.
     - `lost`: the number of records with an invalid value. None if the whole entry is valid.
-    - `refused`: the error that readers get, or None. Readers get an error if a value is invalid, or if the entry has
-      the key of another entry.
+    - `refused`: the error for readers, or None. Readers get an error for an invalid value, and for an entry with the
+      key of another entry.
     """
 
     key: str
@@ -144,7 +144,7 @@ def _entry(store: ObjectStore, region: str, number: int) -> ReadEntry | Unread:
 def decode_entry(data: bytes, key: str) -> tuple[WalEntry, int | None]:
     """Return the WAL entry with its valid records, and the number of its invalid records.
 
-    The number is None if the entry is valid as a whole. The number is 0 if only bytes outside the records are invalid.
+    The number is None if the whole entry is valid. The number is 0 if only bytes outside the records are invalid.
     Raises `Corrupt` if the bytes have changed since they were written.
     """
     try:
@@ -193,26 +193,26 @@ class Regions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionRoots:
-    """The objects of one region that are needed: its newest manifest and its unmerged generations.
+    """The needed objects of one region: its newest manifest and its unmerged generations.
 
     A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
     that a sorted generation replaced is garbage, unless a retained version has merged a part of the sorted generation
-    (docs/architecture/ingestion.md). Indexes do not keep a generation longer, because a merge names the segments of the
-    generation in the log (decision 0019).
+    (docs/architecture/ingestion.md). Indexes do not keep a generation longer, because a merge adds the segments of the
+    generation to the log (decision 0019).
 
-    WAL entries are deleted with the generation that names them. An entry that no generation names is always kept,
-    because it is a fence sentinel. A fenced writer that was stalled for weeks uses the number of the sentinel for its
-    next put. So this number must stay occupied (lesson 06). When the objects of the oldest generations are deleted, the
-    manifest may prune these generations (docs/architecture/collection.md).
+    WAL entries are deleted with the generation that names them. An entry outside all generations is a fence sentinel
+    and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for its next put. So
+    this number must stay occupied (lesson 06). When the objects of the oldest generations are deleted, the manifest may
+    prune these generations (docs/architecture/collection.md).
 
     - `merged_directories`: the folders of merged generations.
     - `merged_entries`: WAL entries of merged and replaced generations, which can be collected.
-    - `collected_generation`: the last of the oldest generations in the manifest whose objects are deleted, else 0. The
-      manifest need not list generations up to this generation.
+    - `collected_generation`: the manifest need not list generations up to this number, because their objects are
+      deleted. 0 if there is no such generation.
     - `segments`: keys of the index segments of unmerged generations.
     - `distributed`: the region's offsets of the raw log.
 
-    All other objects of the region are kept, in particular WAL entries that no generation names.
+    All other objects of the region are kept, in particular WAL entries outside all generations.
     """
 
     region: str
@@ -226,7 +226,7 @@ class RegionRoots:
 
 
 def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -> RegionRoots | None:
-    """Return the roots of a region. Return None if it has no manifest, and then all of its objects are kept.
+    """Return the roots of a region. None means that the region has no manifest and all of its objects are kept.
 
     Raises the errors of the reads.
 
@@ -245,8 +245,8 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
         return None
     reading = RegionReading(store, region)
     listed = [each for each in manifest.flushed_generations if each.generation <= merged]
-    # A generation that the newest version has merged may be deleted, even if an older version retained here has not
-    # merged it. A collector with a later time retains fewer versions.
+    # Another collector may already have deleted a generation that the newest version has merged. A collector with a
+    # later time retains fewer versions than this collector.
     there = [each for each in manifest.flushed_generations if each.generation > newest or _exists(store, region, each)]
     unmerged = [each for each in there if each.generation > merged]
     spent = [each for each in there if each.generation <= merged]
@@ -260,8 +260,8 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
         if part.generation > merged and merged < each.generation and newest >= each.sorted_from
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
-    # It is uncertain whether a version has merged a part. If a replaced generation is missing, it was collected when no
-    # version had merged a part.
+    # A version may have merged a part. If a replaced generation is missing, it was collected when no version had merged
+    # a part.
     still = [part for part in needed if _exists(store, region, part)]
     needed_ones = [required(reading.generation(each)) for each in (*unmerged, *still)]
     deleted = _entries(required(reading.generation(each)) for each in (*spent, *replaced))
@@ -288,7 +288,8 @@ def _entries(generations: Iterable[Generation]) -> frozenset[int]:
 
 
 def _exists(store: ObjectStore, region: str, flushed: FlushedGeneration) -> bool:
-    # The sweep deletes the manifest of a generation last. So a generation without a manifest has no entries to collect.
+    # The sweep deletes the manifest of a generation last. A generation without a manifest thus has no entries to
+    # collect.
     return exists(store, keys.generation_file_key(region, flushed.path, MANIFEST_FILE))
 
 
@@ -402,7 +403,7 @@ class _Check:
             self.findings.add(damaged, key, "a version from 1 on", str(hinted))
 
     def _log_behind(self, manifest: RegionManifest) -> None:
-        """Check that no entry is missing after the replay point, up to the last entry that exists or is known."""
+        """Check that no entry is missing between the replay point and the last existing or known entry."""
         numbers = {each.entry or 0 for each in self._of(KeyKind.WAL_ENTRY)}
         last = max([*numbers, manifest.wal_id_last_seen])
         for number in range(manifest.replay_after_wal_id + 1, last + 1):
@@ -439,7 +440,7 @@ class _Check:
                 f"`collected_generation` = {collected}",
             )
             return None
-        # If a sorted generation is partly merged, the objects from which it was made may be missing.
+        # If a sorted generation is partly merged, its source objects may be missing.
         where, store = self._manifest_key(manifest.version), self.reading.store
         waiting = try_read(
             where, "what a generation replaced", lambda: generation.unmerged(store, manifest, self.merged)
@@ -458,7 +459,7 @@ class _Check:
             self.findings.sound(each, bloom if name == BLOOM_FILE else segment)
 
     def _copies(self, manifest: RegionManifest, kind: Kind) -> None:
-        """Add a finding for each copy whose content differs from its own checksum."""
+        """Add a finding for each copy that differs from its own checksum."""
         for each in manifest.flushed_generations:
             found = generation.copied(self.region, each)
             wrong = [MANIFEST_FILE] if found is None and each.copies.manifest else []
@@ -486,7 +487,7 @@ class _Check:
     def _spent(self, manifest: RegionManifest) -> None:
         """Check the remaining objects of merged generations.
 
-        The table does not need these objects, but their damage is worth a finding.
+        The table does not need these objects, but the check reports damaged ones.
 
         Objects that a collection deleted concurrently are skipped. The manifest of a generation is deleted last,
         because only the manifest lists the remaining objects.
@@ -510,7 +511,7 @@ class _Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostGeneration:
-    """A flushed generation that cannot be read, and the number of its records (None if its manifest is lost, too)."""
+    """A flushed generation that cannot be read, and the number of its records. None if the manifest is lost, too."""
 
     key: str
     flushed: FlushedGeneration
@@ -520,10 +521,10 @@ class LostGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionSalvage:
-    """The content of a region: its acknowledged entries in order, and the generation that its writer was filling.
+    """The content of a region: the acknowledged entries in order, and the unfinished generation of the writer.
 
     - `complete`: flushed generations with all of their records.
-    - `filed`: generations in the newest valid manifest with a valid file of records: distributed and sorted
+    - `filed`: generations in the newest valid manifest with a valid file of records. These are distributed and sorted
       generations. A sorted generation represents the range of generations that it replaced.
     - `unread`: generations in this manifest that cannot be read.
     - `unreadable`: by key, the number of records with invalid values in WAL entries with intact bytes.
@@ -545,8 +546,8 @@ class RegionSalvage:
     def filed_above(self, merged: int) -> tuple[Generation, ...]:
         """Return the unmerged generations that have a file of records.
 
-        This includes a sorted generation that is partly merged. A second merge of its records has the same effect as
-        one merge (docs/architecture/ingestion.md).
+        This includes a partly merged sorted generation. A second merge of its records has no further effect
+        (docs/architecture/ingestion.md).
         """
         return tuple(each for each in self.filed if each.generation > merged)
 
@@ -557,7 +558,7 @@ class RegionSalvage:
         return tuple(each for each, number in numbers if number > merged and number not in sorted_ones)
 
     def unread_above(self, merged: int) -> Iterator[LostGeneration]:
-        """Yield the unmerged generations whose records are neither readable nor in WAL entries."""
+        """Yield the unmerged generations without readable records and without WAL entries."""
         written = {each.says.generation for each in self.entries}
         for each in self.unread:
             if each.flushed.generation > merged and not written.issuperset(
@@ -574,7 +575,7 @@ class RegionSalvage:
 def salvage_regions(regions: Regions) -> dict[str, RegionSalvage]:
     """Return the content of every region.
 
-    An entry contains its own number. An entry under the key of another entry therefore counts under its own number.
+    An entry contains its own number. So an entry under the key of another entry counts under its own number.
 
     Cost:
         One GET per WAL entry. One GET per manifest, from the newest manifest down to the first valid manifest.
@@ -625,7 +626,7 @@ def _written(reading: RegionReading, listing: Listing) -> Iterator[Generation]:
 def _placed(
     entries: Iterable[ReadEntry], manifest: RegionManifest | None, written: Iterable[Generation]
 ) -> tuple[ReadEntry, ...]:
-    """Return the entries with the generation that names them, or with the generation that is flushed next.
+    """Return the entries with their generation. Entries outside all generations get the number of the next flush.
 
     The entries themselves may contain a lower generation (`wal.belonging`).
     """
@@ -642,7 +643,7 @@ def _placed(
 
 
 def _complete(reading: RegionReading, written: Iterable[Generation], numbers: set[int]) -> frozenset[int]:
-    """Return the complete generations. All entries that any flush attempt of such a generation names exist."""
+    """Return the complete generations. All entries of every flush attempt of such a generation exist."""
     complete: set[int] = set()
     wanting: set[int] = set()
     for found in written:
@@ -670,7 +671,7 @@ def _registered_spec(regions: Regions, region: str) -> int | None:
 def _filed(reading: RegionReading, manifest: RegionManifest) -> Iterator[Generation | LostGeneration]:
     """Yield the generations with a file.
 
-    Only a manifest distinguishes these generations from the files that a killed distributor left.
+    Only a manifest distinguishes these generations from leftover files of a killed distributor.
     """
     for flushed in manifest.flushed_generations:
         yield from _with_records(reading, flushed)

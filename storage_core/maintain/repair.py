@@ -2,12 +2,12 @@
 
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
-The damaged table is only read. In the new location, objects are written first, then regions, and the log last. If a
-repair is killed, it thus leaves a folder that no reader accepts as a table.
+A repair only reads the damaged table. In the new location, it writes objects first, then regions, and the log last. A
+killed repair thus leaves a folder that no reader accepts as a table.
 
-Each object is verified when it is copied (lessons 60 and 61). A region is rewritten and not copied. The unmerged
-records of a region are written in order. Entries get consecutive numbers, so that a lost entry leaves no gap.
-Generations get the numbers after the last merged generation, so that readers see the rows of the next writer.
+Each object is verified during the copy (lessons 60 and 61). A region is rewritten and not copied. The unmerged records
+of a region are written in order. Entries get consecutive numbers, so a lost entry leaves no gap. Generations get the
+numbers after the last merged generation, so readers see the rows of the next writer.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ from storage_core.write.region.records import Memtable
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recovered:
-    """An object that was damaged or lost in the source, but is in the new location, and its origin."""
+    """An object that was damaged or lost in the source but exists in the new location, and its origin."""
 
     key: str
     how: str
@@ -85,7 +85,7 @@ class Recovered:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """An object that the new location lacks, and the reason.
+    """An object that is missing in the new location, and the reason.
 
     `rows` is the number of lost rows. `rows` is None if no row is lost or if the number is unknown. `is_uncounted` is
     True if an unknown number of rows is lost.
@@ -136,9 +136,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Transfer:
-    """Copies verified objects to the target. If there is no target, it only verifies the objects.
+    """Copier of verified objects to the target. Without a target, it only verifies the objects.
 
-    The transfer also records the objects that were found under another key, and the objects that were not found.
+    The transfer also stores the objects that were found under another key, and the objects that were not found.
 
     Cost:
         One GET and one PUT per object. If an object has wrong content, one more GET per object of equal size. One
@@ -155,8 +155,8 @@ class Transfer:
     def place(self, named: File) -> bool:
         """Copy the split, segment or translation. Return False if no object has the content recorded in the log.
 
-        If an object is under the key of another object of its kind, it is found by its size and checksum. A split is
-        not copied if its deletion vector is lost, because deleted rows would then be visible again.
+        An object under the key of another object of its kind is found by size and checksum. A split is not copied if
+        its deletion vector is lost, because deleted rows would be visible again.
         """
         if isinstance(named, Add) and not self.has_vector(named):
             return False
@@ -165,7 +165,7 @@ class Transfer:
         return self._done[named.path]
 
     def place_all(self, *named: Iterable[File]) -> None:
-        """Copy those of these files that exist."""
+        """Copy the existing files among these."""
         for each in chain.from_iterable(named):
             self.place(each)
 
@@ -226,7 +226,7 @@ class Transfer:
             )
 
 
-# Findings of a region that concern acknowledged records. All other objects of a region are rewritten.
+# Findings of a region about acknowledged records. All other objects of a region are rewritten.
 _RECORDS = frozenset({Kind.WAL_ENTRY_DAMAGED, Kind.WAL_ENTRY_MISSING})
 
 
@@ -363,8 +363,8 @@ _logger = logging.getLogger(__name__)
 def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, dry_run: bool = False) -> Outcome:
     """Write a valid table with all readable content of `source` into `target`, and return the losses.
 
-    The repair keeps the longest part of the log that opens, every valid split and segment, quarantine and tags. The
-    repair rebuilds states and the hint, regions with every unmerged acknowledged record, and the log if it is lost.
+    The repair keeps the longest part of the log that opens, every valid split and segment, the quarantine and the tags.
+    It rebuilds states and the hint, and regions with every unmerged acknowledged record. It also rebuilds a lost log.
 
     Args:
         source: Store of the damaged table. It is never written.
@@ -526,7 +526,7 @@ class _Repair:
     def _renumbered(self, found: Salvage, newest: int) -> Metadata:
         """Return the metadata.
 
-        The metadata records the newest version that a copied split names, if the new log may lack this version.
+        If the new log may lack the newest version in a copied split, the metadata stores this version.
         """
         last = 0 if found.kept is None else found.kept.snapshot.version  # a repair without changes adds no version
         if newest <= last:
@@ -613,10 +613,11 @@ class _Repair:
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
         gone = [each for each in head.translations.values() if not self.transfer.place(each)]
         actions += [RemoveTranslation(path=each.path) for each in gone]
-        # A fence whose token is a version belongs to the damaged log. A commit planned on that log fails on this log.
+        # A fence with a version as its token belongs to the damaged log. A commit planned on that log fails on this
+        # log.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
-        # Progress that records a version is not copied. The version belongs to the damaged log, and the new log
-        # numbers its versions again.
+        # Progress with a version is not copied. The version belongs to the damaged log, and the new log has other
+        # version numbers.
         actions += [each for each in known.beyond(head.progress) if not records_a_version(each)]
         return [*actions, pruning(head)] if any(isinstance(each, RemoveTxn) for each in actions) else actions
 
@@ -632,7 +633,7 @@ class _Repair:
             return []
 
     def _tagged(self, tags: list[Tag], found: Salvage, sound: frozenset[Checkpointed]) -> list[Checkpointed]:
-        """Return the checkpoints that tags keep below the kept versions. Each checkpoint opens only its own version."""
+        """Return the checkpoints of tags below the kept versions. Each checkpoint opens only its own version."""
         if found.kept is None:
             return []
         versions = {each.version for each in tags if each.version < found.kept.first}

@@ -1,12 +1,12 @@
 """The roots: the set of all objects that may still be read. The collector gathers them before it marks garbage.
 
-Roots come from the log, from region manifests and from the mirrors, and never from a listing. A listing that misses a
-page can therefore hide garbage, but cannot turn a needed object into garbage (lesson 49). Checkpoints are the only
-exception, because they are derived. The checkpoints of the base, the head and tagged versions are requested by key.
+Roots come from the log, from region manifests and from the mirrors, and never from a listing. An incomplete listing can
+therefore hide garbage, but cannot turn a needed object into garbage (lesson 49). Checkpoints are the only exception,
+because they are derived. The checkpoints of the base, the head and tagged versions are requested by key.
 
-All versions from the *base* on are retained. The base is the newest checkpointed version that was current or already
-superseded at the start of the retention period. The table can therefore be opened at every point in time within the
-period. If there is no checkpoint, every version is retained. Below the base, only the tagged versions are retained.
+All versions from the *base* on are retained. The base is the newest version with a checkpoint that existed at the start
+of the retention period. The table can therefore be opened at every point in time within the period. If there is no
+checkpoint, every version is retained. Below the base, only the tagged versions are retained.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class Retained:
     def merged_generation(self, region: str) -> int:
         """Return the last generation of the region that every version from the base on has merged, or 0.
 
-        A tag below the base keeps no generation, because a tagged version is read without unmerged records.
+        A tag below the base keeps no generation, because readers of a tagged version read no unmerged records.
         """
         return min(each.merged_generations.get(region, 0) for each in (self.base, self.head))
 
@@ -113,8 +113,8 @@ def retained(log: TransactionLog, *, now_ms: int) -> Retained:
         checkpoints=_checkpoints(log, base, head, live),
         expired=len(live) < len(tags.by_name),
         keys=keys_of(head).union(*map(keys_of, (base, *older)), *(each.named for each in later)),
-        # The newest removal comes last and replaces earlier removals. If a key was restored and removed again, it is
-        # unneeded only since the second removal.
+        # The newest removal comes last and replaces earlier removals. If a key was restored and removed again, only the
+        # second removal counts.
         removals={key: each.removal for each in reversed(commits) for key in each.removed},
     )
 
@@ -172,8 +172,7 @@ def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff
     current = log.snapshot(version=current_at_cutoff)
     wanted = oldest if current.checkpoint_version is None else current.checkpoint_version
     base = current if current.version == wanted else log.snapshot(version=wanted)
-    # A version below the retained files can be opened only from its own state. Without a state, only version 0 can be
-    # the base.
+    # A version below the retained files opens only from its own state. Without a state, only version 0 can be the base.
     if base.version > 0 and base.checkpoint_version != base.version:
         raise Corrupt(f"version {base.version} should be retained, but neither a state of it nor version 0 is intact")
     return base
@@ -253,7 +252,7 @@ def published_in_iceberg(store: ObjectStore, listed: Iterable[int], *, cutoff_ms
 def _kept(
     store: ObjectStore, newest: IcebergMetadata, hinted: int, cutoff_ms: int
 ) -> tuple[list[tuple[str, ShownSnapshot]], int]:
-    """Return the kept snapshots, each with the table's location at that time, and the first kept metadata file.
+    """Return the kept snapshots with the location of the table at that time, and the first kept metadata file.
 
     A metadata file has the number of its newest snapshot. The file also contains a hundred older snapshots.
     """
@@ -274,7 +273,8 @@ def _kept(
 def _first_kept(kept: list[tuple[str, ShownSnapshot]], hinted: int, cutoff_ms: int) -> tuple[int, int]:
     """Return the numbers of the first kept snapshot and of the oldest of all snapshots.
 
-    A snapshot is kept if it was the newest snapshot within the retention, or if it is hinted or newer.
+    A snapshot is kept if it was the newest snapshot at some time within the retention. The hinted snapshot and newer
+    snapshots are kept as well.
     """
     first = kept[0][1].sequence
     for (_, later), (_, each) in pairwise(kept):
@@ -300,14 +300,13 @@ def _is_split(key: str) -> bool:
 class Roots:
     """The objects that must stay.
 
-    - `keys`: splits, segments, translations and retained checkpoints, including segments of unmerged generations,
-      splits that a mirror shows and the manifests of mirrors. The manifests and parts of all existing checkpoints are
-      included.
-    - `regions`: by region id, the `RegionRoots`, which determine the objects of the region that stay.
+    - `keys`: splits, segments, translations and retained checkpoints. This includes segments of unmerged generations,
+      and the splits and manifests of mirrors. It also includes the manifests and parts of all existing checkpoints.
+    - `regions`: by region id, the `RegionRoots` with the objects of the region that stay.
     - `published`: the splits and manifests that the mirrors name.
-    - `first`: for each kind of numbered object, the first number that stays. For version files this is the base, or the
-      oldest of the newest states that the table retains (two or more). If the newest state is damaged, these files lead
-      from an older state to the head.
+    - `first`: for each kind of numbered object, the first number that stays. For version files this is the base or the
+      oldest retained state, whichever is older. The table retains two or more states. If the newest state is damaged,
+      these files lead from an older state to the head.
     """
 
     retained: Retained

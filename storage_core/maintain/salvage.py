@@ -2,14 +2,14 @@
 
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
-The longest sequence of valid version files that can be opened is kept. The files after a gap are read action by action
+A repair keeps the longest sequence of valid version files that opens. It reads the files after a gap action by action
 (`KnownLog`). If the log contains no information, the split files decide (`found_splits.choose`).
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
-lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of
-a key are found, the row in the split with the later plan is live. A deleted row has no newer row. The records of the
-merge then show the delete, if they exist and the split is certainly older. If neither rule applies, the repair reports
-that deleted rows may be visible again.
+lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
+key are found, the row in the split with the later plan is live. A deleted row has no newer row. The records of the
+merge show the delete, if they exist and the split is certainly older. If no rule applies, the repair reports that
+deleted rows may be visible again.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class LostMerges:
 
     - `marked`: splits with an extended deletion vector.
     - `deleted`: splits without a remaining row.
-    - `doubtful`: by region, the number of splits that may have rows which an unreadable generation deleted.
+    - `doubtful`: by region, the number of splits that may have deleted rows of an unreadable generation.
     """
 
     marked: tuple[Add, ...]
@@ -96,7 +96,7 @@ def superseded(
     merged: Mapping[str, int],
     regions: Mapping[str, RegionSalvage],
 ) -> LostMerges:
-    """Return the effects of merges up to `merged` on splits whose deletion vectors lack these effects.
+    """Return the effects of merges up to `merged` that are missing in the deletion vectors of splits.
 
     A split that cannot be read is skipped. The repair does not copy such a split and reports it as lost.
 
@@ -132,7 +132,7 @@ def superseded(
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The keys of all rows in a split's file, and the rows that are visible according to the log."""
+    """The keys of all rows in the file of a split, and the visible rows according to the log."""
 
     split: DatedSplit
     keys: pa.Table
@@ -151,7 +151,7 @@ class _Held:
 
 
 def _changed(held: _Held, codes: Codes, newest: Codes, touched: Mapping[str, Codes]) -> Add | None:
-    """Return the split's action with its superseded rows hidden, or None if it has no superseded row."""
+    """Return the action of the split that hides its superseded rows, or None without superseded rows."""
     dead = newest[codes] > held.split.order
     if held.split.certain:
         for region, generations in touched.items():
@@ -205,7 +205,7 @@ class Replacement:
 
 
 class KnownLog:
-    """The kept part of the log, and every readable action after it, even if versions in between are missing.
+    """The kept part of the log, and every readable later action, even if versions in between are missing.
 
     - `live`, `deleted`, `named`: splits that are live at the end, removed, or named by any action.
     - `progress`: the merge progress. It contains the transactions and fences of the later versions only.
@@ -264,9 +264,9 @@ class KnownLog:
             self._merged_at |= {each.path: dict(self.merged) for each in actions if isinstance(each, Add)}
 
     def _take_back(self, path: str, replacements: list[Replacement]) -> None:
-        """Undo the compactions that replaced a split which a later version removes.
+        """Undo a compaction that replaced a split if a later version removes this split.
 
-        For the later version the split was live, so a lost restore has undone the compaction.
+        The split was live for the later version, so a lost restore has undone the compaction.
         """
         for each in replacements:
             if any(add.path == path for add in each.inputs):
@@ -326,7 +326,7 @@ class KnownLog:
         return self._added_at.get(path, self._read_up_to)
 
     def merged_at(self, path: str) -> Mapping[str, int] | None:
-        """Return the merge progress at which a version after the kept part added a split. Return None for other splits.
+        """Return the merge progress of the version after the kept part that added a split. None for other splits.
 
         Missing versions before this version may have merged further generations.
         """
@@ -343,7 +343,10 @@ class KnownLog:
         return {path: add for path, add in self.named.items() if path not in self.live}
 
     def evidence(self, collected: Iterable[str], generations: Mapping[str, frozenset[int]]) -> Evidence:
-        """Return the evidence for the choice of found splits. `collected` are splits that the collector saw removed."""
+        """Return the evidence for the choice of found splits.
+
+        `collected` are removed splits in the collector's plan.
+        """
         live = frozenset(self.live)
         deleted = frozenset({*self.deleted, *collected} - live)
         return Evidence(
@@ -375,8 +378,8 @@ class Salvage:
     - `left_out`: found splits that are not live, with the reason.
     - `unproven`: live splits for which only the split files are evidence.
     - `unreadable`: splits that cannot be judged, with the reason.
-    - `superseded`: splits whose rows were all superseded by lost merges.
-    - `doubtful`: by region, the number of splits that may have rows which lost merges deleted.
+    - `superseded`: splits with only rows that lost merges superseded.
+    - `doubtful`: by region, the number of splits that may have deleted rows of lost merges.
     """
 
     kept: Kept | None
@@ -424,7 +427,7 @@ def salvage(store: ObjectStore, listing: Listing, check: LogCheck, regions: Mapp
     by_hand = {name: BY_HAND_SPEC for name, spec_id in registered.items() if spec_id == BY_HAND_SPEC}
     spec_ids = registered | spec_ids_of_merges(found) | by_hand
     newest = max(spec_ids.values(), default=0)
-    # A new region spec is used only after all generations of earlier specs are merged (decision 0010). The earlier
+    # A new region spec is used only after the merge of all generations of earlier specs (decision 0010). The earlier
     # generations are not merged again.
     generations = {
         name: each.complete for name, each in regions.items() if spec_ids.get(name, newest) in (newest, BY_HAND_SPEC)
@@ -462,7 +465,7 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
 
     These splits are not live in version `reached`.
 
-    There is one exception: if an operation planned on a later version replaced a split, the split was live.
+    Exception: if an operation with a later plan replaced a split, the split was live.
     """
     old = {each.path for each in found if not known.has_read(each.origin.planned_version + 1, reached)}
     old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
@@ -471,7 +474,7 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
 
 
 def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_ids: Mapping[str, int]) -> DatedSplit:
-    """Return the place of a live split in time: the version that added it, or else its planned version."""
+    """Return the place of a live split in time: the version that added it, else the version of its plan."""
     kept = result.kept
     before = {} if kept is None else dict(kept.snapshot.merged_generations)
     found = choice.live.get(add.path)
@@ -482,13 +485,14 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
-    # A compaction writes the rows that were live when it was planned. So a merge planned on the same version is newer.
+    # A compaction writes the live rows of the version of its plan. So a merge with the same version of its plan is
+    # newer.
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
-    # A merge writes rows of its own region. Only regions of later region specs can change them, and no generation of
-    # these was merged at that time (decision 0010). With manual regions, other regions can have the same keys, and
-    # their merge progress at that time is unknown.
+    # A merge writes rows of its own region. Only regions of later region specs can change these rows, and no generation
+    # of such a region was merged at that time (decision 0010). With manual regions, other regions can have the same
+    # keys, and the merge progress of these regions at that time is unknown.
     if BY_HAND_SPEC in spec_ids.values():
         return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]
@@ -528,7 +532,7 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
 
 
 def _lost_versions(listing: Listing, check: LogCheck, kept: Kept | None) -> tuple[range, ...]:
-    """Return the versions that are known to have existed and cannot be opened any more.
+    """Return the versions that certainly existed and no longer open.
 
     Versions with a remaining object are returned one by one. The other versions are returned as ranges, because the
     number of a misplaced file can be very large.
@@ -549,7 +553,7 @@ def _without(gap: range, shown: Iterable[int]) -> Iterator[range]:
 def _found(
     store: ObjectStore, listing: Listing, known: KnownLog, table_id: str | None
 ) -> tuple[list[FoundSplit], dict[str, str]]:
-    """Read every split that no readable version adds. Splits of another table are returned with this reason."""
+    """Read every split that no readable version adds. Return splits of another table with this reason."""
     found: list[FoundSplit] = []
     unreadable: dict[str, str] = {}
     for parsed in listing.of(KeyKind.SPLIT):
@@ -572,7 +576,7 @@ def _table_id(known: KnownLog) -> str | None:
 def _collected(store: ObjectStore, listing: Listing) -> list[str]:
     """Return the splits that a commit removed according to the collector's plan.
 
-    Splits planned as orphans are not returned, because they may be committed by now.
+    Orphans in the plan are not returned, because they may be committed by now.
     """
     if gc_candidates_key() not in listing.objects:
         return []

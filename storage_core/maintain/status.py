@@ -4,8 +4,8 @@ The status contains the pending work that scheduled runs would do now. `compact.
 work, and `region.idle` measures unmerged records. A rewrite after a change of the sort schema is included as `resort`,
 although no scheduled run does this rewrite. A person must run `compact --resort`.
 
-The reasons for retained bytes are measured from the log and the collector's last plan. No object is listed for this
-purpose, so the cost is bounded. Objects that no commit named and no collection has seen are not counted.
+The reasons for retained bytes come from the log and the collector's last plan. No object is listed for this purpose, so
+the cost is bounded. Objects that are neither in a commit nor in the plan are not counted.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import landing_of
 
 MOST_VERSIONS = 32
-"""The largest number of version files that are read to find the newest rows and the removed files."""
+"""Maximum number of version files to read for the newest rows and the removed files."""
 
 
 def newest_row_ms(snapshot: Snapshot) -> int | None:
@@ -74,8 +74,8 @@ def _quarantine_objects(store: ObjectStore, snapshot: Snapshot) -> int:
 def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> int:
     """Return the commit time of the newest rows in ms. For a table without rows, return its creation time.
 
-    The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If no commit that was read
-    added rows, the result is the time of the oldest of these commits. The rows were then committed at this time or
+    The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If none of these commits
+    added rows, the result is the time of the oldest of them. The newest rows were then committed at this time or
     earlier.
 
     Cost:
@@ -90,12 +90,12 @@ def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> in
 
 
 NEWEST_ROWS, UNMERGED = "newest_rows", "unmerged"
-"""Times that may exceed the declared freshness: the commit of the newest rows, and the oldest unmerged record."""
+"""Times that the freshness limits: the commit of the newest rows, and the oldest unmerged record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetainedPart:
-    """Bytes that are kept for one reason, with the first and last possible time of deletion in ms since the epoch."""
+    """Bytes that one reason keeps, with the first and last possible time of deletion in ms since the epoch."""
 
     bytes: int = 0
     first_ms: int | None = None
@@ -112,7 +112,7 @@ class RetainedBytes:
     - `horizon`: unneeded files in the plan of the last collection, until the horizon has passed.
     - `orphans`: files that no commit named, until the horizon has passed.
     - `tags`: live tags that keep files of older versions, with their time of expiry in ms (None means no expiry).
-    - `is_partial`: True if versions that were not read, because they are older, may keep more files.
+    - `is_partial`: True if older, unread versions may keep more files.
     """
 
     live_bytes: int
@@ -308,7 +308,7 @@ def _owed(
     if uncovered := sum(each.rows for each in lags):
         yield "catch_up", Owed(count=uncovered, unit="rows")
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
-    # A number of versions below the checkpoint interval is not pending work, although a scheduled run includes it.
+    # Fewer versions than the checkpoint interval are not pending work, although a scheduled run includes them.
     if (behind := snapshot.version - newest) >= max(snapshot.config.checkpoint_interval, 1):
         yield "checkpoint", Owed(count=behind, unit="versions")
 
@@ -343,7 +343,7 @@ def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_
 
 
 def _removed(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> tuple[dict[str, tuple[int, int]], bool]:
-    """Return the files that versions since that time removed, with size and time, and whether versions are unread."""
+    """Return the removed files since that time with size and time, and whether versions are unread."""
     found: dict[str, tuple[int, int]] = {}
     unsized: dict[str, int] = {}
     kept = {*snapshot.segments, *snapshot.translations}
@@ -370,7 +370,7 @@ def _removed(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> tuple[
 
 
 def _note_sizes(actions: Iterable[Action], unsized: dict[str, int], found: dict[str, tuple[int, int]]) -> None:
-    """Add the sizes of removed files from the commit that added them."""
+    """Add the sizes of removed files from the commits that added the files."""
     for each in actions:
         if isinstance(each, File) and each.path in unsized:
             found[each.path] = (each.size, unsized.pop(each.path))

@@ -1,7 +1,7 @@
-"""The steps `checkpoint`, which writes a state, and `collect`, which deletes unneeded objects.
+"""The step `checkpoint` writes a state, and the step `collect` deletes unneeded objects.
 
-If landed files no longer exist, a collection first removes their records from the log (decision 0008). This is the only
-commit of the two steps, except that `checkpoint` may commit a version without changes.
+If landed files no longer exist, a collection first removes their records from the log (decision 0008). `checkpoint` may
+commit a version without changes. The two steps make no other commit.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _both_passes(job: JobRun[Collect]) -> tuple[CollectionReport, Metrics, dict[
 
 
 def _prune(job: JobRun[Collect]) -> dict[str, object]:
-    """Prune transactions, and return the numbers: of landed files that are gone, and of the quarantine.
+    """Prune transactions. Return the number of pruned landed files and the number of pruned quarantine entries.
 
     If the landing location does not answer, no file is pruned and the collection continues.
     """

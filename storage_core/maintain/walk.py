@@ -81,8 +81,8 @@ class Listing:
     def regions(self) -> list[str]:
         """The claimed regions, in order.
 
-        A region with only parts of a distribution (`distribution.work`) is not claimed, because its writer ended before
-        the claim.
+        A region with only parts of a distribution (`distribution.work`) is not claimed. Its writer ended before the
+        claim.
         """
         parts = (KeyKind.GENERATION_FILE, RECORDS_FILE)
         claimed = (each for each in self.parsed.values() if (each.kind, each.name) != parts)
@@ -130,7 +130,7 @@ class Reference:
 
 
 def references_of(file: File) -> Iterator[Reference]:
-    """Yield the object that an action adds, and the deletion vector that is stored for it."""
+    """Yield the added object of an action, and its stored deletion vector."""
     yield Reference(KIND_OF[type(file)], file.path, file.size, file.xxh3)
     vector = file.deletionVector if isinstance(file, Add) else None
     if vector is not None and vector.path is not None:
@@ -184,9 +184,8 @@ NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
 def named_keys(action: Action) -> Iterator[str]:
     """Yield every key that keeps its object while this action is part of a retained version.
 
-    Every field is visited, including nested values, so a field that is added later is visited as well. The only
-    exceptions are the fields in `NOT_KEEPING`. A test compares this function and the list with the actions by
-    reflection.
+    The function visits every field and nested value, also fields of later releases. The only exceptions are the fields
+    in `NOT_KEEPING`. A test compares this function and the list with the actions by reflection.
 
     Raises:
         Unsupported: The path of a split, segment or translation is not a key of this release. The object is unknown, so

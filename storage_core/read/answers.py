@@ -1,4 +1,4 @@
-"""Results in the forms that a caller works with: rows, Arrow tables, data frames and streams.
+"""The forms of a result: rows, Arrow tables, data frames and streams.
 
 `Conversions` is the base of everything that can be converted. `ArrowRows` adds all attributes of an Arrow table, so a
 result can be used as that table. `SqlResult` is the result of a query: in memory if it is small, otherwise a stream.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 BATCH_ROWS = 8_192
 """The default number of rows of a batch.
 
-It is small because rows may be wide, and each batch is in memory as a whole.
+The number is small because rows may be wide, and a whole batch is in memory.
 """
 
 
@@ -133,8 +133,8 @@ class Conversions(ABC):
     def to_duckdb(self) -> duckdb.DuckDBPyRelation:
         """Read the rows now, and return them as a DuckDB relation.
 
-        The DuckDB session of the relation cannot open any file. A session that may read a split may also write it, by
-        any text that it executes.
+        The DuckDB session of the relation cannot open any file. If a session may read a split, SQL text in the session
+        could also write the split.
         """
         return session().from_arrow(self.to_arrow())
 
@@ -210,7 +210,7 @@ class HeldRows(ArrowRows):
 
 
 AT_ONCE_BYTES = 32 * 2**20
-"""The bytes of a result that are read before `sql` returns. Most errors of queries are raised within them."""
+"""The bytes of a result that `sql` reads before it returns. Most errors of queries occur in these bytes."""
 
 
 class SqlResult(ArrowRows):
@@ -220,7 +220,7 @@ class SqlResult(ArrowRows):
     streams the result once, in bounded memory. Every other method holds the whole result in memory. Closing or
     garbage-collecting the result ends the process.
 
-    Reading the rest raises the errors of `Table.sql`. Only one thread at a time may use a result.
+    A read of the remaining rows raises the errors of `Table.sql`. Only one thread at a time may use a result.
     """
 
     def __init__(
@@ -234,7 +234,7 @@ class SqlResult(ArrowRows):
     ) -> None:
         """Read the first part of the result.
 
-        `on_stream` is called before the caller may wait for long between batches.
+        `on_stream` is called before a possibly long wait between batches.
         """
         self.schema = schema
         self._held: list[pa.RecordBatch] | None = []
@@ -249,8 +249,8 @@ class SqlResult(ArrowRows):
         """Return the rows as a stream of record batches of at most `batch_rows` rows.
 
         Raises:
-            InvalidInput: The result was streamed before. A result that is not wholly in memory can be streamed once,
-                and afterwards only its schema is available.
+            InvalidInput: The result was streamed before. A result that is only partly in memory can be streamed once.
+                Afterwards only its schema is available.
         """
         require_rows(batch_rows)
         rest, held = self._rest, self._batches

@@ -1,12 +1,12 @@
 """Pruning of rows by the bitmap indexes of columns.
 
-`Rows` computes from the bitmaps of columns which rows may meet a predicate. It uses the rules of `read.pruning`, with
-each distinct value as its own bounds. If a cast or a literal leaves any doubt, the row is included. A row that is left
-out therefore cannot be in the result.
+`Rows` computes the rows that may meet a predicate, from the bitmaps of columns. It uses the rules of `read.pruning` and
+compares each distinct value. If a cast or a literal leaves any doubt, the row is included. An excluded row therefore
+cannot be in the result.
 
-`Bitmaps` applies the bitmap indexes of a table to its splits, if that is likely to save more than it costs (decision
-0021). It handles only the splits that pruning by the log's statistics has kept. If an index does not cover a split, or
-its segment is damaged, the split is read as if there were no index.
+`Bitmaps` applies the bitmap indexes of a table to its splits, if this is likely to save more than it costs (decision
+0021). It handles only the splits that remain after pruning by the statistics of the log. If an index does not cover a
+split, or its segment is damaged, the split is read as if there were no index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
 
 _FEW: Final = 2
-"""The most members of a list that are compared one by one."""
+"""Maximum number of members of a list that are compared one by one."""
 
 _OF_ROWS: Final = 4
 _HEAD_BYTES: Final = 16
@@ -54,9 +54,10 @@ _HEAD_BYTES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits for reading bitmaps: the most bitmaps of a column and the most bytes.
+    """Limits for reading bitmaps.
 
-    The bitmaps are also not read if they select more than a quarter of the rows.
+    The limits are the maximum number of bitmaps of a column and the maximum number of bytes. Bitmaps that select more
+    than a quarter of the rows are not read either.
     """
 
     bitmaps: int
@@ -91,7 +92,7 @@ class Rows:
     limits: Limits | None = None
 
     def that_may_meet(self, predicate: Predicate) -> BitMap | None:
-        """Return the rows that may make the predicate true, and possibly some others. None if every row may.
+        """Return the rows that may make the predicate true, and possibly some others. None stands for all rows.
 
         The result is exact if `bounds.is_exact` is true for the predicate. Raises `Corrupt` for an invalid bitmap.
         """
@@ -165,7 +166,7 @@ def rows_that_meet(condition: Predicate, columns: Mapping[str, ColumnBitmaps], c
 
 
 def useful(predicate: Predicate, columns: Collection[str]) -> frozenset[str]:
-    """Return the `columns` whose bitmaps can exclude rows.
+    """Return the `columns` with bitmaps that can exclude rows.
 
     In an alternative (`Or`), every branch needs such a column.
     """
@@ -236,7 +237,7 @@ def _meeting(values: ColumnValues, condition: Compare | IsNull) -> Mask:
 _logger = logging.getLogger(__name__)
 
 PAYS: Final = 3
-"""An index is used if reading the split costs at least this many times what the index costs."""
+"""An index is used if the cost of reading the split is at least this multiple of the cost of the index."""
 
 LOCAL_BYTES: Final = 2**20
 """An index is used only for local splits of at least this many bytes.
@@ -245,9 +246,10 @@ DuckDB reads this many bytes in the time that an index lookup takes.
 """
 
 MOST_VALUES, LOCAL_VALUES = 1_000, 64
-"""The largest number of bitmaps of one column that a read combines. First for object stores, then for local files.
+"""Maximum number of bitmaps of one column that a read combines.
 
-A condition with more values usually selects most rows.
+The first number is for object stores, the second for local files. A condition with more values usually selects most
+rows.
 """
 
 _UNCOVERED: Final = "no segment covers them"
@@ -260,8 +262,8 @@ class Answer:
     """The result of the indexes for one split: its live `rows` that may meet the filter, or None if any row may.
 
     If `is_exact` is True, all of these rows meet the filter, except the rows that a stored deletion vector hides.
-    `told_by` is the position of the first index that decided, or of the index that left no row. `not_asked` contains,
-    for each index that was not used, the reason.
+    `told_by` is the position of the first index that decided, or of the index that left no row. `not_asked` contains
+    the reason for each index that was not used.
     """
 
     rows: BitMap | None = None
@@ -317,7 +319,10 @@ class Bitmaps:
         self.indexes = [] if predicate is None or not snapshot.segments else [*self._useful(predicate)]
 
     def _useful(self, predicate: Predicate) -> Sequence[_Index]:
-        """Return the first index of each column that the predicate uses, with the columns for which it is used."""
+        """Return the first index of each column in the predicate.
+
+        Each index comes with the columns for which it is used.
+        """
         defined = [each for each in self._snapshot.config.indexes if each.kind == "bitmap"]
         wanted = {*useful(predicate, {column for each in defined for column in each.columns})}
         found = list[_Index]()
@@ -422,7 +427,7 @@ class Bitmaps:
     def _rows(
         self, columns: Mapping[str, ColumnBitmaps], segment: IndexSegment, count: int | None, limits: Limits | None
     ) -> BitMap | None:
-        """Return the rows of a segment that may meet the predicate by these columns, or None for all.
+        """Return the rows of a segment that may meet the predicate according to these columns, or None for all.
 
         `count` is the number of rows of the segment.
         """
@@ -439,14 +444,14 @@ class Bitmaps:
     def _live(self, add: Add, rows: BitMap) -> BitMap:
         """Return the rows that an inline deletion vector does not hide.
 
-        A stored deletion vector takes a request. The read makes this request for the splits that remain.
+        A stored deletion vector takes a request. The read makes this request later, for the remaining splits.
         """
         vector = add.deleted_rows
         is_at_hand = rows and vector is not None and vector.path is None
         return rows - deleted_rows(self._store, add) if is_at_hand else rows
 
     def _is_dear(self, split: _Split, answering: Answering, index: _Index) -> bool:
-        """Return whether using the index costs too much for what it may save."""
+        """Return whether the cost of the index is too high compared with the possible saving."""
         if self._parts.holds(answering, index.columns):
             return False
         if split.is_local:
@@ -487,7 +492,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split, the `share` of its columns' bytes that is read, and the limits for using an index on the split."""
+    """A split, the `share` of its bytes that is read, and the limits for using an index on the split."""
 
     store: ObjectStore
     add: Add
@@ -509,7 +514,7 @@ class _Split:
 
     @property
     def most_bytes(self) -> int:
-        """The most bytes of values and bitmaps to read in addition to the first request."""
+        """Maximum number of bytes of values and bitmaps to read in addition to the first request."""
         return int((self.bytes if self.is_local else self.cost) / PAYS)
 
     @property
@@ -524,7 +529,7 @@ _AT_ONCE: Final = 16
 
 
 def narrowed_by(bitmaps: Bitmaps, splits: Sequence[Add]) -> Narrowed:
-    """Return the splits that may contain a wanted row, and these rows. Requests: those of `Bitmaps.of_split`."""
+    """Return the splits that may contain wanted rows, and the possible rows. Requests: those of `Bitmaps.of_split`."""
     if not bitmaps.indexes or not splits:
         return Narrowed(tuple(splits))
     gone, rows, told_by, held = set[str](), dict[str, BitMap](), dict[str, int](), 0
@@ -572,5 +577,5 @@ class _IndexStep:
 
 
 def _bytes_of(rows: BitMap, add: Add) -> int:
-    """Return the approximate size of the rows: two bytes each, or one bit for every row of the split."""
+    """Return the approximate size of the rows: two bytes per row, or one bit per row of the split."""
     return min(2 * len(rows), (add.numRecords or 2**32) // 8)

@@ -1,10 +1,10 @@
 """Bounds of the values in splits, and the evaluation of conditions against them.
 
-- A `Source` returns the bounds of a column for a whole batch of splits (`ColumnBounds`). Bounds are keys of
-  `data.rows.codes`, inclusive, and null if unknown. Each side is decoded once, at its first comparison.
+- A `Source` returns the bounds of a column for a whole batch of splits (`ColumnBounds`). Bounds are inclusive keys of
+  `data.rows.codes`, or null if unknown. The lower and the upper bounds are decoded at their first comparison.
 - `interval` turns a literal of a condition into an interval of values. DuckDB may round the literal or the column when
-  it casts them to a common type. The interval includes every value to which the literal may be rounded. A split is kept
-  if any of these values could match.
+  it casts both to a common type. The interval includes every possible rounded value of the literal. A split is kept if
+  any of these values could match.
 - `may_hold` compares the bounds with a condition, for all splits of a batch in one comparison.
 - `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that are values of the
   column's own type, so nothing is cast or rounded. Arrow's comparisons then equal DuckDB's. Both compare numbers and
@@ -50,9 +50,10 @@ from storage_core.read.predicate import (
 Limit = int | Decimal | str
 
 DIGITS = 80
-"""The most digits of a number.
+"""Maximum number of digits of a number.
 
-No column contains a number with more digits. The limit also prevents an integer from a decimal with a billion zeros.
+No column contains a number with more digits. The limit also prevents the conversion of a decimal with a billion zeros
+to an integer.
 """
 
 _FINER_THAN_MICROSECONDS = re.compile(r"[.,]\d{7}")
@@ -73,7 +74,7 @@ class Interval:
 
 
 def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
-    """Return the values that the literal may stand for in a column of this type, or None if they cannot be compared."""
+    """Return the possible values of the literal in a column of this type, or None if a comparison is not possible."""
     kinds = pa.types
     if isinstance(value, Beginning):
         return _beginning(value.text) if kinds.is_string(column_type) else None
@@ -135,9 +136,10 @@ def at_least(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
 
 
 def _on_grid(limit: Limit, type_: pa.DataType, *, up: bool) -> pa.Scalar | None:
-    """Return the limit rounded to a value of the bounds' type, or None if it is beyond all values of the type.
+    """Return the limit, rounded to a value of the type of the bounds.
 
-    `x ≤ limit` is `x ≤ ⌊limit⌋`, and `x < limit` is `x < ⌈limit⌉`. For lower limits the rounding is reversed.
+    None if the limit is beyond all values of the type. `x ≤ limit` is `x ≤ ⌊limit⌋`, and `x < limit` is `x < ⌈limit⌉`.
+    For lower limits the rounding is reversed.
     """
     if isinstance(limit, str):
         return pa.scalar(limit, pa.string())
@@ -430,7 +432,7 @@ def _compare_may_match(bounds: ColumnBounds, comparison: Comparison, wanted: Int
 
 
 def _is_everywhere(bounds: ColumnBounds, wanted: Interval) -> Mask:
-    """Return for each part whether every value is certainly equal to the literal."""
+    """Return for each part True if every value is certainly equal to the literal."""
     low, high = bounds.low(), bounds.high()
     if wanted.least != wanted.greatest:
         return np.zeros(len(low), dtype=bool)
@@ -486,7 +488,7 @@ def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
 
 
 def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
-    """Return the columns, with their value, that have a single possible value in rows that meet an exact predicate."""
+    """Return the columns for which an exact predicate allows only one value, with this value."""
     match predicate:
         case And(children):
             return {name: value for each in children for name, value in only_values(each, columns).items()}

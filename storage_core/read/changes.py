@@ -1,18 +1,18 @@
 """The rows that the commits between two versions added and removed (docs/architecture/transaction-log.md, "History").
 
-The columns are those of the table, and three columns of Delta's change feed with its names:
+The columns are those of the table and these three columns of Delta's change feed:
 
 - `_change_type`: `delete` or `insert`. An update is one `delete` and one `insert`.
 - `_commit_version`
 - `_commit_timestamp`
 
-The changes come commit by commit, and deletes come before inserts. Applied in that order to the rows of the first
-version, they produce the rows of the last version. Rows have no order within a commit.
+The changes come commit by commit. Deletes come before inserts. If the changes are applied in this order to the rows of
+the first version, the result is the rows of the last version. Deletes and inserts of one commit have no further order.
 
-If a commit only gave a split another deletion vector, the changed rows are those that only one of the two deletion
-vectors hides. A merge or a restore rewrites splits with far more rows than it changes. If a commit removes and adds the
-same row, the two changes therefore cancel out. A repeated row cancels out as often as it occurs on both sides. Whole
-rows are compared by value in the total order, in which all NaN are equal and both zeros are equal.
+If a commit only replaced the deletion vector of a split, the changed rows are the rows that only one of the two vectors
+hides. A merge or a restore rewrites splits with far more rows than it changes. If a commit removes and adds the same
+row, the two changes therefore cancel out. A repeated row cancels out as often as it occurs on both sides. Whole rows
+are compared by value in the total order, in which all NaN are equal and both zeros are equal.
 
 Equal rows always lie in the same window, so windows are compared one by one. A window that is too large for memory is
 divided into slices by the hash of its rows.
@@ -61,7 +61,7 @@ _LABELS = (
 class _Commit:
     """One version that may have changed rows.
 
-    It has the removed splits in their earlier state, and the added splits.
+    It contains the removed splits in their earlier state, and the added splits.
     """
 
     version: int
@@ -75,8 +75,8 @@ def changes(
 ) -> pa.RecordBatchReader:
     """Return the changes of the commits after `before`, up to and including `after`, in the columns of `after`.
 
-    Versions that only compact, index or change settings are skipped. Before the first batch, only the first version
-    file is read.
+    Versions that only compact, index or change settings are skipped. The function reads only the first version file
+    before the first batch.
 
     Raises:
         InvalidInput: `after` is older than `before`, or a column of the table has a name of the three change columns.
@@ -84,8 +84,8 @@ def changes(
             Reading the batches can also raise this error.
 
     Cost:
-        Memory is one split. If a commit removed and added rows of one window, about `slice_bytes` of uncompressed rows
-        come in addition. Makes one GET per version. For each version that changed rows, makes one GET per split that
+        Memory is one split. If a commit removed and added rows of one window, memory also holds about `slice_bytes` of
+        uncompressed rows. Makes one GET per version. For each version that changed rows, makes one GET per split that
         the version names, and one GET per stored deletion vector. If the version removed and added rows of a window,
         the splits of this window are read twice, and once more for every further slice.
     """
@@ -137,7 +137,7 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
 
 
 def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
-    """Return the commit without the unchanged rows of splits that only got another deletion vector.
+    """Return the commit. Unchanged rows of splits that only got another deletion vector are omitted.
 
     Such a split is reduced to the rows that one of its two deletion vectors hides.
     """
@@ -249,8 +249,8 @@ def _except_all(mine: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def _bytes(add: Add) -> int:
-    # Other writers may not record the size. A Parquet file is seldom smaller than a quarter of the uncompressed size of
-    # its rows.
+    # Other writers may omit the size. A Parquet file is rarely smaller than a quarter of the uncompressed size of its
+    # rows.
     whole = add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
     return math.ceil(whole * add.visible_rows / add.numRecords) if add.numRecords else whole
 

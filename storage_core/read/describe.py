@@ -1,9 +1,8 @@
-"""Descriptions of a table as plain data (`docs/spec.md`). Nothing in the engine depends on them.
+"""Descriptions of a table as plain data (`docs/spec.md`). The engine does not depend on these descriptions.
 
 - `describe` and `files`: the table's metrics, and its live splits.
-- `describe_state`: the state from which a snapshot is loaded, how the state is listed, and the cost of opening the
-  table.
-- `unmerged_metrics`: the unmerged part of each region. Times are those that the store reports for its objects
+- `describe_state`: the state from which a snapshot is loaded, the list of its files, and the cost of opening the table.
+- `unmerged_metrics`: the unmerged part of each region. The store reports the times of its objects
   (docs/architecture/ingestion.md, "Regions").
 - `Tail`: the newest records of a keyed table, and the records that writers acknowledge afterwards.
 """
@@ -89,7 +88,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
 
 
 def _clone_of(snapshot: Snapshot) -> Row:
-    """Return the cloned version of the source table and the tag that retains it, for a shallow clone."""
+    """Return the source version of a shallow clone, and the tag that retains this version."""
     text = snapshot.metadata.configuration.get(SOURCE)
     return {} if text is None else {"clone_of": json.loads(text)}
 
@@ -110,7 +109,10 @@ def files(snapshot: Snapshot) -> Iterator[Row]:
 
 
 def _column(field: pa.Field) -> Row:
-    """Return the description of a column. `default` is the text of the value in rows older than the column, or None."""
+    """Return the description of a column.
+
+    `default` is the text of the value for rows older than the column, or None.
+    """
     return {
         "name": field.name,
         "type": type_text(field.type),
@@ -236,7 +238,7 @@ def describe_state(log: TransactionLog, snapshot: Snapshot) -> Row:
 
 
 def _manifests(store: ObjectStore, listed: ListedFiles) -> list[Row]:
-    from storage_core.log.checkpoint import key_of_manifest  # it imports Avro, which young tables do not need
+    from storage_core.log.checkpoint import key_of_manifest  # The module imports Avro, which young tables do not need.
 
     return [
         {
@@ -272,7 +274,7 @@ def _opening(store: ObjectStore, manifests: int) -> Row:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnmergedMetrics:
-    """The progress of one region and its records that wait for the merge, at one point in time.
+    """The progress of one region and its unmerged records, at one point in time.
 
     Attributes:
         progress: The progress of the region.
@@ -333,7 +335,7 @@ def _metrics(store: ObjectStore, snapshot: Snapshot, region: Region) -> Unmerged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailRecord:
-    """One record in the form in which it was acknowledged. `fields` are the columns that the record has."""
+    """One record in its acknowledged form. `fields` are the columns of the record."""
 
     region_id: str
     operation: Operation
@@ -342,7 +344,7 @@ class TailRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedEntries:
-    """The number of a region's WAL entries that the collector removed before a follower read them.
+    """The number of WAL entries of a region that the collector removed before a follower read these entries.
 
     The entries were merged or sorted. The table contains their records, but the records can no longer be listed.
     """
@@ -354,8 +356,8 @@ class CollectedEntries:
 class Tail:
     """The newest records at one point in time, and the records that writers acknowledge afterwards.
 
-    Each record is returned once, or is part of a count. The regions come one after the other. Records of different
-    regions have no order.
+    Each record is returned once or counted. The regions come one after the other. Records of different regions have no
+    order.
     """
 
     def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
@@ -388,7 +390,7 @@ class Tail:
     def new(self, snapshot: Snapshot) -> list[TailRecord | CollectedEntries]:
         """Return the records since the last call.
 
-        Collected records are counted, and the count comes before the other records of their region. Only the WAL is
+        Collected records are counted. The count comes before the other records of the same region. Only the WAL is
         read. Rows that are distributed from a raw log arrive as generations and are not returned. A region that was
         created and closed between two calls is not seen. After an error, the next call starts where this call started.
 
@@ -405,7 +407,7 @@ class Tail:
         for region in [*last, *sorted(current - last.keys())]:
             behind, last[region] = self._since(snapshot, region, last.get(region, 0))
             found += behind
-        # The regions of the earlier spec are merged and closed, so they contain no further row.
+        # The regions of the earlier spec are merged and closed. They contain no further row.
         self._last = {region: entry for region, entry in last.items() if region in current}
         return found
 

@@ -3,8 +3,8 @@
 Columns are materialized late. The reader first fetches the columns of the condition for a row group. It fetches the
 other columns only if a row of the row group may meet the condition.
 
-A condition is evaluated by the rules of `read.pruning`, with the values of each row as its bounds. These rules keep
-every row for which DuckDB may find the condition true. A row that is left out therefore cannot be in the result.
+A condition is evaluated by the rules of `read.pruning` on the values of each row. These rules keep every row for which
+DuckDB may find the condition true. An excluded row therefore cannot be in the result.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ For so few bytes, a second wait takes as long as the transfer.
 """
 
 _MOST_CONDITIONS: Final = 32
-"""The most conditions of a read that fetches columns in two stages. Each condition takes one comparison per row."""
+"""Maximum number of conditions for fetching columns in two stages. Each condition takes one comparison per row."""
 
 _OF_FIRST: Final = 4
-"""The columns that are fetched first may use `most` divided by this number in addition."""
+"""Divisor of `most` that gives the additional memory for the columns that are fetched first."""
 
 _IN_VAIN: Final = 8
-"""The limit from which on all columns are fetched at once.
+"""The limit above which all columns are fetched at once.
 
-The reader counts the row groups with and without a possible match. The limit is reached if the first count exceeds the
-second count by more than this number.
+The reader counts the row groups with and without a possible match. All columns are fetched at once if the first count
+exceeds the second count by more than this number.
 """
 
 
 def first_and_rest(
     footer: pq.FileMetaData, group: int, columns: Collection[str], predicate: Predicate | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the `columns` of a row group that are fetched first, and the columns that may turn out to be unnecessary.
+    """Return the `columns` of a row group to fetch first, and the columns that may be unnecessary.
 
     The second sequence is empty if all columns are fetched at once.
     """
@@ -108,7 +108,7 @@ class LatePiece:
 def read_late(
     pieces: Iterable[LatePiece], predicate: Predicate | None, schema: pa.Schema, *, at_once: int, most: int
 ) -> Generator[pa.Table]:
-    """Yield the rows of the pieces in order. Some rows that cannot make the predicate true are left out.
+    """Yield the rows of the pieces in order. Rows that cannot make the predicate true may be omitted.
 
     A piece of a split that is read by ranges takes ranged GETs for its columns, in one or two round trips. Raises the
     errors of `Piece.read`.
@@ -118,7 +118,7 @@ def read_late(
         predicate: The condition, with the column names of the splits, or None.
         schema: The wanted columns with the types of the table.
         at_once: The number of pieces that are read at a time.
-        most: The memory for pieces, in bytes, approximately. The columns that are fetched first may use a quarter more.
+        most: The approximate memory for pieces, in bytes. The columns that are fetched first may use a quarter more.
     """
     bytes_held = attrgetter("memory_bytes")
     if predicate is None:
@@ -133,7 +133,7 @@ def read_late(
 
 @dataclass(frozen=True, slots=True)
 class _FirstRead:
-    """A piece, and its part that is fetched first. The part has all columns if they are fetched at once.
+    """A piece and the part of it that is fetched first. The part has all columns if all are fetched at once.
 
     `rows` are the rows of this part.
     """
@@ -220,8 +220,8 @@ class SplitPlan:
     """The part of one split to read, according to the footer of the split.
 
     `named` are the row groups with a row that an index selected. If no index was used, `named` has all row groups.
-    `groups` are the row groups to read, which are the row groups of `named` whose bounds admit a wanted row. `columns`
-    are the stored columns to read.
+    `groups` are the row groups to read: the row groups in `named` with bounds that admit a wanted row. `columns` are
+    the stored columns to read.
     """
 
     footer: pq.FileMetaData
@@ -239,8 +239,8 @@ class SplitPlan:
 class FetchPlan:
     """The rows and columns of splits to read. `fetched` executes the plan, and `explain` prints it.
 
-    `names` are columns of the `table`. The read may leave out rows that cannot make `predicate` true. If `rows` has an
-    entry for a split, the read may also leave out all rows of the split that are not in this entry.
+    `names` are columns of the `table`. The read may omit rows that cannot make `predicate` true. If `rows` has an entry
+    for a split, the read may also omit all rows of the split outside this entry.
     """
 
     table: pa.Schema
@@ -273,7 +273,7 @@ class FetchPlan:
         return add.footerXxh3 is None or is_small(add, self.share)
 
     def of_split(self, add: Add, footer: pq.FileMetaData, present: Sequence[str]) -> SplitPlan:
-        """Return the part of a split that is read. `present` are the columns that the split has. Makes no request.
+        """Return the part of a split to read. `present` are the columns of the split. Makes no request.
 
         If the log has no checksum of the split's footer, its statistics are not trusted and all row groups are read.
         """
@@ -312,7 +312,7 @@ def fetched(
 
     Cost:
         One GET for a split that is read whole. Any other split takes one GET for its footer, unless `footers` contains
-        the footer, and for each row group one GET per range of adjacent columns. Cached bytes take no request.
+        it. Each row group of such a split takes one GET per range of adjacent columns. Cached bytes take no request.
     """
     footers = footers.of_a_read()
     stored = stored_schema(plan.schema)

@@ -1,4 +1,4 @@
-"""A scan divided into read tasks, and a table followed from version to version (decision 0034).
+"""Read tasks of a scan, and a reader that follows a table from version to version (decision 0034).
 
 `portions` divides a scan into read tasks (`Portion`). Each task can run in another process or on another machine. The
 tasks are planned once, on one snapshot, and every row of the scan belongs to exactly one task. A task contains either a
@@ -11,9 +11,9 @@ and passes them as inline deletion vectors, so a task reads only its own splits.
     end = follower.advance(start, Limit("rows", 1_000_000))
     work = follower.work(start, end)
 
-A `Position` is plain data that marks how far a reader has read. The work between two given positions is always the
-same. If a version only added splits, these splits are read one by one. Any other version that changed rows is read as a
-whole, because its removed and added rows are compared (`read.changes`). Versions that change no row are skipped.
+A `Position` is plain data that marks the progress of a reader. The work between two positions is always the same. If a
+version only added splits, these splits are read one by one. Any other version that changed rows is read as a whole,
+because the reader compares removed rows with added rows (`read.changes`). Versions that change no row are skipped.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from storage_core.store.meter import all_of
 MOST_BYTES = 128 * 2**20
 """The approximate bytes of splits that one task reads. A single split may be larger."""
 LEAST_BYTES = 4 * 2**20
-"""The least bytes of a group. A smaller amount is not divided further."""
+"""Minimum number of bytes of a group. A smaller amount is not divided further."""
 _MANY = 64
 _NEWER_BYTES = 16 * 2**20
 _A_PORTION = "a portion"
@@ -68,7 +68,7 @@ class Portion:
 
     @property
     def snapshot(self) -> Snapshot:
-        """A snapshot that has only the splits of the task, and only the metadata that a read of rows needs."""
+        """A snapshot with only the splits of the task and the metadata for reading rows."""
         found = read_actions(json.loads(self.splits), Add, _A_PORTION)
         return Snapshot(
             version=self.version,
@@ -81,7 +81,7 @@ class Portion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """The columns and the filter that a task applies to its rows: see the fields of `Scan`."""
+    """The columns and the filter of a task: see the fields of `Scan`."""
 
     columns: tuple[str, ...] | None = None
     filter: Filter | None = None
@@ -91,8 +91,8 @@ def portions(scan: Scan) -> list[Portion]:
     """Return the read tasks of a scan in the order of windows, or an empty list if no row can match.
 
     Cost:
-        The requests of `table_read.plan` and `over_of`. For each split in which newer records hide rows, also the
-        requests that find the records' keys in the split.
+        The requests of `table_read.plan` and `over_of`. If newer records hide rows of a split, also the requests that
+        find the keys of these records in the split.
     """
     store, snapshot, read = scan.store, scan.snapshot, scan.planned()
     over = over_of(read.view)
@@ -114,8 +114,8 @@ def of_splits(of_table: Portion, splits: Sequence[Add]) -> Portion:
 def groups(splits: Sequence[Add], share: float = 1.0) -> list[list[Add]]:
     """Return the splits in groups, in the order of windows. `share` is the share of their bytes that is read.
 
-    A group has about one 64th of all bytes, but at least `LEAST_BYTES` and at most `MOST_BYTES`. Several cores then
-    have work, and each task is large compared to the cost of starting it.
+    A group has about 1/64 of all bytes, but at least `LEAST_BYTES` and at most `MOST_BYTES`. So several cores have
+    work, and each task is large compared with its start cost.
     """
     most = min(MOST_BYTES, max(LEAST_BYTES, sum(each.size for each in splits) * share / _MANY))
     found: list[list[Add]] = []
@@ -137,8 +137,8 @@ def in_order(splits: Iterable[Add]) -> list[Add]:
 def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
 
-    Without a filter, the rows are decoded directly from the files, which costs half as much as reading through DuckDB.
-    Each part of a file is then verified when it is used. Requests and errors are those of `fetching.fetched` or of
+    Without a filter, the rows are decoded directly from the files. This costs half as much as a read through DuckDB.
+    Each part of a file is verified when it is used. Requests and errors are those of `fetching.fetched` or of
     `Scan.to_reader`.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
@@ -154,7 +154,7 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
         splits = tuple(snapshot.splits.values())
         with query_errors("scan", splits):
             near = any(store.local_path(each.path) is not None for each in splits[:1])
-            # A task runs on one core, and reading local files takes no waiting time.
+            # A task runs on one core, and a read of a local file does not wait.
             for table in fetched(store, splits, fetch, footers=scan.verified.footers, one_by_one=near):
                 yield from table.to_batches(max_chunksize=batch_rows)
 
@@ -205,7 +205,10 @@ BEGINNING: Final = Position(-1)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The most data that one step reads. A single split, or a version that is read as a whole, may be larger."""
+    """Maximum amount of data that one step reads.
+
+    A single split, or a version that is read as a whole, may be larger.
+    """
 
     unit: Unit
     most: int
@@ -238,7 +241,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Budget:
-    """The amount that a read may still take.
+    """The remaining amount of a read.
 
     The first part always fits. Otherwise a part that is larger than the limit could never be read.
     """
@@ -274,9 +277,9 @@ class Follower:
         self._newest: Snapshot | None = None
 
     def advance(self, start: Position, limit: Limit | None = None, *, last: int | None = None) -> Position:
-        """Return the position up to which to read from `start`, within the limit and not after the version `last`.
+        """Return the end of the next step that begins at `start`, within the limit and not after the version `last`.
 
-        If `start` is the beginning, the returned position is within the rows of the first version. That position
+        If `start` is the beginning, the returned position is within the rows of the first version. This position alone
         determines the work since the beginning, even for a reader that started later.
 
         Raises:
@@ -384,7 +387,7 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
     """Yield the changes of a version as `changes` does. Without labels, yield only the added rows.
 
     Raises:
-        InvalidInput: The version removed rows, and without labels the result cannot show that. Also raises the errors
+        InvalidInput: The version removed rows, and a result without labels cannot show removals. Also raises the errors
             of `changes`.
     """
     log = TransactionLog(open_table_store(change.uri))

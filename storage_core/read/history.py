@@ -11,9 +11,9 @@ state. They contain the records in this order (docs/architecture/ingestion.md, "
 4. The undistributed records of raw logs (decision 0027). A token names the chunks of raw logs, not their records. A
    page that starts there reads all of these chunks that are not cached.
 
-The records of one key come in the order in which they apply. Folding all pages (`rows.fold`) therefore produces the
-table at the captured state. The division into pages does not change the records. A token marks a position between two
-records. The objects before and after that position never change, so a reader can continue from the token in any
+The records of one key come in the order in which they apply. A fold of all pages (`rows.fold`) therefore produces the
+captured state of the table. The division into pages does not change the records. A token marks a position between two
+records. The objects before and after this position never change, so a reader can continue from the token in any
 process.
 
 A token does not prevent the collector from removing objects. Most objects are kept as long as the version is retained
@@ -32,8 +32,8 @@ The size of a page is measured by the memory of its rows. Every row counts the s
 | embedding | the bytes of its numbers |
 | struct | the bytes of its fields |
 
-Rows that are copied into one table never take more memory than this sum (`pa.Table.nbytes`). A column as a whole takes
-one bit or one offset more than its rows, and the rounding up in each row covers the difference.
+A table of copied rows never takes more memory than this sum (`pa.Table.nbytes`). A whole column takes one bit or one
+offset more than its rows. The sum is rounded up in each row, which covers the difference.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _OFFSET = 8
 def row_bytes(rows: pa.Table) -> Bytes:
     """Return the bytes of each row.
 
-    Works column by column. The time is that of one pass over the offsets, without the values.
+    Works column by column. Takes one pass over the offsets, and does not read the values.
     """
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
@@ -142,7 +142,7 @@ class Piece:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadPosition:
-    """A snapshot of the base, and the state of the regions. The regions are captured before or with the snapshot."""
+    """A snapshot of the base, and the state of the regions captured before or with it."""
 
     store: ObjectStore
     snapshot: Snapshot
@@ -161,10 +161,10 @@ class ReadPosition:
                 distinguishes the two cases.
 
         Cost:
-            Requests are made when their data is needed. The sources before `place` take no request. The manifests of
-            the captured state take one GET each if they were not read yet. One GET per split, or ranged GETs per row
-            group of a large split, and one GET per stored deletion vector. One GET per region with generations. One GET
-            per generation, and the requests of `generation.read_parts`. One GET per WAL entry. The requests of `raw`.
+            Requests are made when the data is needed. The sources before `place` take no request. Each manifest of the
+            captured state that was not read yet takes one GET. One GET per split, or ranged GETs per row group of a
+            large split, and one GET per stored deletion vector. One GET per region with generations. One GET per
+            generation, and the requests of `generation.read_parts`. One GET per WAL entry. The requests of `raw`.
         """
         match place:
             case InBase():
@@ -215,8 +215,8 @@ class ReadPosition:
         for region in range(place.region, len(self.regions)):
             position, merged = self.regions[region], self._merged(region)
             here = place if region == place.region and place.entry else InTail(region, position.first, 0)
-            # The epochs of earlier entries are not needed to decide which entries count. The entry at this position
-            # counts, so its epoch is the highest epoch so far.
+            # The epochs of earlier entries are not needed. The entry at this position is valid, so its epoch is the
+            # highest epoch so far.
             for logged in wal.replay(self.store, position.region, after=here.entry - 1, before=position.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
                 if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
@@ -270,7 +270,7 @@ def _before_logged(region: int, entry: int) -> Callable[[int], Place]:
 def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]] | None:
     """Return the head, the read positions of the regions, and the undistributed chunks of raw logs.
 
-    Returns None if another process changed one of these while they were read, as `undistributed_over` does.
+    Like `undistributed_over`, returns None if another process changed one of these during the read.
 
     Cost:
         The requests of `undistributed_over` and of `region_positions`. If chunks wait for distribution, one GET per
@@ -293,8 +293,8 @@ def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterat
 
     Raises:
         InvalidInput: The table at the snapshot does not read this raw log.
-        SnapshotExpired: Chunks were collected after the position was taken, because the table contains them now.
-            Errors of `Listed.look` and `Waiting.records` are raised, too.
+        SnapshotExpired: Chunks were collected after the position was taken, because the table contains them now. Also
+            raises the errors of `Listed.look` and `Waiting.records`.
 
     Cost:
         The requests of `Listed.look` and `Waiting.records`.
@@ -341,10 +341,10 @@ _RESTARTS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
-    """Some records, and the token of the next page, or None for the last page.
+    """Some records, and the token of the next page. The last page has no token.
 
     `records` has the columns of `rows.fold.record_schema`. `version` is the version of the base. If `restarted` is
-    True, the history restarts with this page. The caller must then discard all earlier pages, because they show another
+    True, the history restarts with this page. The caller must discard all earlier pages, because they show another
     state of the table.
     """
 
@@ -365,10 +365,10 @@ def read_pages(
     Args:
         view: The view of the table.
         token: The token of the first page, or None for the beginning.
-        page_bytes: The most bytes of a page, measured as the module docstring describes. A page has at least one
-            record. It exceeds this size only if its single record does.
-        consistency: The consistency of the history. The default is the consistency of the token, or `latest` without
-            one.
+        page_bytes: Maximum size of a page in bytes. The module docstring describes the measure. A page has at least one
+            record, and may exceed this size only if it has a single record.
+        consistency: The consistency of the history. The default is the consistency of the token, or `latest` without a
+            token.
 
     Raises:
         InvalidInput: The token is damaged or belongs to another table.
@@ -414,7 +414,7 @@ def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histo
     empty = without_metadata(record_schema(snapshot.schema)).empty_table()
     for parts, place in _cut(position.pieces(reading.place), page_bytes):
         following = None if place is None else encode(replace(reading, place=place))
-        # Copy the records. Slices would keep the whole tables in memory from which they were cut.
+        # Copy the records. Slices would keep the whole source tables in memory.
         records = pa.concat_tables([empty, *parts]).combine_chunks()
         yield HistoryPage(records=records, token=following, version=snapshot.version)
 

@@ -1,8 +1,8 @@
 """The splits that may contain one of the requested keys, and the rows of these splits.
 
-A lookup uses the primary-key index where the index costs less than reading the key columns (decision 0021). The index
-contains hashes of keys, so the lookup compares the rows that the index returns with the keys. If the index does not
-cover a split, or its segment is damaged, the lookup searches the key columns of the split.
+A lookup uses the primary-key index if the index costs less than a read of the key columns (decision 0021). The index
+contains only hashes of keys. The lookup therefore compares the found rows with the keys. If the index does not cover a
+split, or its segment is damaged, the lookup searches the key columns of the split.
 """
 
 from __future__ import annotations
@@ -115,7 +115,10 @@ class IndexedKeys:
     def of(
         store: ObjectStore, snapshot: Snapshot, wanted: pa.Table, *, splits: int, verified: Verified, kept: KeptValues
     ) -> IndexedKeys | None:
-        """Return the index. None if it has no segment, or if no split is searched. Makes no request."""
+        """Return the index. Return None if the index has no segment or there is no split to search.
+
+        Makes no request.
+        """
         index = _index(snapshot, kept) if snapshot.segments and splits else None
         if index is None:
             return None
@@ -152,7 +155,10 @@ class IndexedKeys:
         return (asked + footers) * REQUEST_COST_BYTES + bytes_ >= requests * REQUEST_COST_BYTES + size
 
     def _without(self, add: Add) -> tuple[int, float]:
-        """Return the requests and bytes of finding the keys in the split without the index, before a row is read."""
+        """Return the requests and bytes to find the keys in the split without the index.
+
+        The read of rows is not included.
+        """
         from storage_core.split import metadata, pages  # both import Parquet
         from storage_core.split.read import is_small
 
@@ -202,8 +208,8 @@ class _Bounded:
 class KeyRead:
     """The plan of a lookup in the base. `rows` executes it split by split, and `explain_get` prints it.
 
-    `newer` has the unmerged records of the keys, folded to one record per key. `wanted` has the keys for which these
-    records do not contain the whole row. `splits` may contain one of the wanted keys. `index` is used for each split.
+    `newer` has the unmerged records of the keys, folded to one record per key. `wanted` has the keys that still need
+    the row of the base. `splits` may contain one of the wanted keys. `index` is used for each split.
     """
 
     store: ObjectStore
@@ -248,11 +254,10 @@ def plan(
 
 
 def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
-    """Return the live splits that may contain one of the keys, by path. There is at least one key.
+    """Return the live splits that may contain one of the keys, by path. There must be at least one key.
 
     The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, the other
-    statistics of the log select the split. Makes one GET per manifest that was not read yet and whose bounds admit one
-    of the keys.
+    statistics of the log select the split. Makes one GET per unread manifest with bounds that admit one of the keys.
     """
     from storage_core.split import pages  # it imports Parquet
 
@@ -272,15 +277,15 @@ def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> 
 def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
     """Yield the live rows of a split with one of the keys, with the columns of the table.
 
-    If the index decides about the split, only the rows that the index names are read. If the index names no row,
-    nothing is read. Raises the errors of `open_split`.
+    If the index decides, only the rows that it returns are read. If it returns no row, nothing is read. Raises the
+    errors of `open_split`.
 
     Cost:
         Cached or verified data takes no request. A local file is read whole once, to verify it. A small split
-        (`split.read.SMALL_SPLIT_BYTES`) takes one GET. Another split takes one GET for the footer. Each row group of it
-        that may contain a key takes one or more GETs for the key columns. Each row group that does contain a key takes
-        one more GET for all columns. If the split contains a key, a stored deletion vector that is not cached takes one
-        more GET.
+        (`split.read.SMALL_SPLIT_BYTES`) takes one GET. A large split takes one GET for the footer. Each row group that
+        may contain a key takes one or more GETs for the key columns. Each row group that contains a key takes one more
+        GET for all columns. If the split contains a key, a stored deletion vector that is not cached takes one more
+        GET.
     """
     from storage_core.split import pages  # it imports Parquet
     from storage_core.split.read import conform_split, open_split

@@ -3,12 +3,12 @@
 A lookup has three steps:
 
 1. It selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns of a
-   region's fields are part of the primary key. All rows of a region therefore have the same values of the fields. A
-   manual region may contain any row. Excluding a region never changes a result. No row of an excluded region, unmerged
-   or in the base, meets the predicate.
+   region's fields are part of the primary key. All rows of a region therefore have the same field values. A manual
+   region may contain any row. An excluded region never changes the result, because no row of the region, unmerged or in
+   the base, meets the predicate.
 2. It reads the unmerged records of these regions. It reads a generation only if the generation's bounds and Bloom
    filter admit the key.
-3. It reads the base (`get_many`). It selects the splits whose least and greatest key admit the key. In these splits, it
+3. It reads the base (`get_many`). It selects the splits with a key range that contains the key. In these splits, it
    reads the key columns of the row groups that may contain the key. If a row group contains the key, it also reads the
    other columns of the row group.
 
@@ -109,7 +109,7 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
 
 
 def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -> Leaf:
-    """Return a function that tests by field values, for each region, whether its rows may meet a condition.
+    """Return a function that tests whether the rows of a region may meet a condition. The test uses the field values.
 
     Only fields with a single source column are used.
     """
@@ -165,7 +165,7 @@ def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
 
 
 def _limits(value: Literal, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
-    """Return the least and the greatest value of the column that the literal may stand for, or None if unknown."""
+    """Return the smallest and the greatest possible column value of the literal, or None if unknown."""
     if pa.types.is_floating(type_) and type(value) is int and abs(value) <= _MOST_EXACT:
         value = float(value)
     found = interval(value, type_)
@@ -202,7 +202,7 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return the only value of the field for rows with these equalities. Empty if they do not determine the value."""
+    """Return the only field value of rows with these equalities. Empty if the equalities do not determine the value."""
     if any(name not in equal for name in field.source_ids):
         return []
     try:
@@ -260,7 +260,7 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         arrays = [_array(values, field.type) for values, field in zip(given, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise_refused("a lookup", error)
-        if len(keys) > 1:  # each key alone may fit, and otherwise the error names the key that does not fit
+        if len(keys) > 1:  # Each key alone may fit. Otherwise the error names the key that does not fit.
             return pa.concat_tables([key_rows(snapshot, [key]) for key in keys]).combine_chunks()
         raise InvalidInput(
             f"the key {_key_text(keys[0])} does not fit the key columns. Give {_columns_text(fields)}", key=keys[0]
@@ -388,7 +388,7 @@ class RegionPlan:
     Attributes:
         region_id: The id of the region.
         manifest_version: The version of the region's manifest, or 0 if the region was never written.
-        log_entries: The number of WAL entries that are in no generation. The lookup reads all of them.
+        log_entries: The number of WAL entries outside all generations. The lookup reads all of these entries.
         generations: The number of generations that the base has not merged.
         copied_filters: The number of Bloom filters that the region's manifest contains.
         admitted_by_bounds: The number of these generations whose bounds admit the key.
@@ -417,12 +417,12 @@ class LookupPlan:
     """The plan of a lookup, and its cost if it was run.
 
     The requests and bytes of the base are upper limits. If a row group does not contain the key, the lookup does not
-    fetch other columns of it.
+    fetch the other columns.
 
     Attributes:
         consistency: The consistency of the lookup.
         unmerged_requests: The requests for the newest version of the table, and for the unmerged records of `regions`.
-            These requests found `base.newer_records` records.
+            The number of these records is `base.newer_records`.
         regions: The plan of each region.
         base: The plan of the splits. It reads nothing if the unmerged records contain the whole row.
         raw_logs: The undistributed parts of raw logs.
@@ -438,7 +438,7 @@ class LookupPlan:
 
     @property
     def requests(self) -> int:
-        """The most requests that the lookup is expected to make."""
+        """Expected maximum number of requests of the lookup."""
         return self.unmerged_requests + self.base.requests
 
     def __str__(self) -> str:
@@ -471,7 +471,7 @@ def explained(
 
     Cost:
         The requests of the lookup for unmerged records and for a primary-key index. One request for each Bloom filter
-        of which the region's manifest has no copy, even if the lookup would not read the filter. One request for the
+        without a copy in the region's manifest, even if the lookup would not read the filter. One request for the
         footer of each split that may contain a key, unless the footer is cached. A small split takes one request for
         the whole split instead.
     """
@@ -537,7 +537,7 @@ def _described(read: KeyRead, *, newer: int) -> TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """An upper limit of what is read of a split: byte ranges, unless the split is a local file or is read whole."""
+    """Upper limit of the bytes to read from a split: byte ranges, unless the split is a local file or is read whole."""
 
     requests: int
     bytes: int

@@ -1,4 +1,4 @@
-"""Plans of reads, as `explain` returns them: the data that a read will fetch, and the cost of its run."""
+"""Plans of reads for `explain`: the data that a read will fetch, and the cost of a run."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ class RawPart:
 class TablePlan:
     """The plan of reading one table.
 
-    For a local disk, `read_bytes` is the most that the engine may read from the files, and only deletion vectors count
-    as requests. If the columns of a condition are fetched before the other columns (`read.fetching`), `read_bytes` and
-    `requests` are upper limits.
+    For a local disk, `read_bytes` is the maximum number of bytes that the engine may read, and only deletion vectors
+    count as requests. If the columns of a condition are fetched first (`read.fetching`), `read_bytes` and `requests`
+    are upper limits.
 
     Attributes:
         name: The name of the table in the query.
@@ -53,8 +53,8 @@ class TablePlan:
             including the gaps inside these ranges. The bytes of deletion vectors are not counted.
         requests: The requests for these bytes and for stored deletion vectors.
         newer_records: The number of records in memory that are newer than the base, including the records of
-            `raw_logs`. Finding the rows that they supersede takes further requests, for the key columns of the splits
-            that may contain these rows.
+            `raw_logs`. The search for superseded rows takes further requests, for key columns of splits that may
+            contain these rows.
         raw_logs: The undistributed parts of raw logs.
     """
 
@@ -171,12 +171,12 @@ class Plan:
 
     @property
     def requests(self) -> int:
-        """The number of requests that the read of all tables is expected to make."""
+        """Expected number of requests for all tables."""
         return sum(each.requests for each in self.tables)
 
     @property
     def read_bytes(self) -> int:
-        """The number of bytes that the read of all tables is expected to fetch."""
+        """Expected number of bytes for all tables."""
         return sum(each.read_bytes for each in self.tables)
 
     def __str__(self) -> str:

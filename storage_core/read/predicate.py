@@ -75,7 +75,7 @@ MIRRORED = {
 class Instant:
     """A text that a condition casts to a date or a time.
 
-    If the condition compares it with a text column, DuckDB casts the column instead of this text.
+    If the condition compares this text with a text column, DuckDB casts the column instead.
     """
 
     text: str
@@ -135,13 +135,13 @@ class Opaque:
 
 Predicate = Compare | IsNull | And | Or | Opaque
 Condition: TypeAlias = "Filter | str"
-"""The rows to which a statement applies. A statement without a condition is refused, and the error contains advice."""
+"""The condition of a statement. A statement without a condition is refused, and the error contains advice."""
 
 
 MOST_NESTED = 200
 """The greatest nesting depth of a filter. A chain of `&`, or a chain of `|`, counts as one level."""
 MOST_CLAUSES = 10_000
-"""The most conditions in one chain, and the most values of one `isin`."""
+"""Maximum number of conditions in one chain, and of values in one `isin`."""
 
 
 _SHORT_DIGITS = 18
@@ -164,7 +164,7 @@ class Filter:
     """The single expression of the filter, or the links of a chain. If it is a chain, `predicate` is also a chain."""
     depth: int = 1
     unchecked: tuple[str, ...] = ()
-    """The SQL expressions in the filter that are used as conditions, and whose type is not known without a table."""
+    """SQL expressions that the filter uses as conditions. Their types are not known without a table."""
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` if the filter is too large."""
@@ -316,7 +316,10 @@ def _no_filter(found: object) -> InvalidInput:
 @cache
 @require_headroom("a filter")
 def _load_duckdb() -> None:
-    """Import DuckDB, with this project's error if that fails. A filter is often the first object that needs DuckDB."""
+    """Import DuckDB, and raise this project's error on failure.
+
+    A filter is often the first object that needs DuckDB.
+    """
     import duckdb  # noqa: F401
 
 
@@ -338,8 +341,7 @@ def col(name: str) -> Column:
 
 
 def are_alike(values: Collection[object]) -> bool:
-    """Return True if DuckDB compares a column with several values exactly as it compares the column with each value
-    alone.
+    """Return True if a comparison of a column with several values at once equals the comparisons one by one.
 
     DuckDB casts the column and all values of one condition to one common type. If a float is among integers, DuckDB
     converts the integers and the column to floats. A long decimal among integers has the same effect.
@@ -391,7 +393,7 @@ def negate(predicate: Predicate) -> Predicate:
 
 
 def folded(name: str) -> str:
-    """Return a form of the name that is equal for two names if DuckDB treats the two names as the same.
+    """Return the name in a canonical form. DuckDB treats two names as the same if their forms are equal.
 
     DuckDB ignores the case of ASCII letters only.
     """

@@ -1,7 +1,7 @@
-"""Pruning: the splits and the row groups that may contain a row that a filter wants.
+"""Pruning: select the splits and the row groups that may contain a matching row.
 
-Pruning never loses a row. A split is left out only if none of its rows can make the filter true. Everything unknown
-keeps the split:
+Pruning never loses a row. A split is excluded only if none of its rows can make the filter true. In these cases the
+split stays:
 
 - a missing statistic, or a statistic that is not a value of its column,
 - an `Opaque` condition,
@@ -10,8 +10,8 @@ keeps the split:
 Splits are pruned in batches, on the columns of the state (`log.split_columns`), and never one at a time.
 
 The row groups of a split are pruned by the same rules, with the bounds in the footer of the split. These bounds are
-used only if the log contains the checksum of the footer. In this case Tidemark's own writer wrote the file, and it
-writes no bounds for a column with NaN.
+used only if the log contains the checksum of the footer. The checksum shows that Tidemark's own writer wrote the file.
+This writer writes no bounds for a column with NaN.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def _may_be_in_bucket(field: PartitionField, found: FieldTexts, condition: Compa
 
 
 def _value(key: object, type_: pa.DataType) -> pa.Array | None:
-    """Return a key (`data.rows.codes`) as a value of the column. None if no value of the column has this key."""
+    """Return the column value of a key (`data.rows.codes`), or None if no value has this key."""
     try:
         if pa.types.is_date(type_):
             days, rest = divmod(int(str(key)), MICROSECONDS_OF_A_DAY)
@@ -157,9 +157,9 @@ def _value(key: object, type_: pa.DataType) -> pa.Array | None:
         return None
 
 
-# A batch has enough rows to make a call of Arrow cheap, and few enough that its columns stay in the processor's cache.
+# A batch is large enough for cheap calls of Arrow, and small enough for the processor's cache.
 _BATCH_ROWS = 65_536
-# The remaining rows are copied if that saves the decoding of at least this many times as many rows.
+# The remaining rows are copied if this saves decoding at least this many times as many rows.
 _FEW = 8
 _READ = [
     *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
@@ -167,14 +167,14 @@ _READ = [
 ]
 
 Leaf = Callable[[Compare | IsNull], Mask | None]
-"""A function that returns for each split whether a row may make the condition true, or None if it cannot decide."""
+"""A function that returns for each split whether a row may meet the condition. It returns None if it cannot decide."""
 
 Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """The splits, the row groups of the remaining splits, and the bytes that one pruning step excluded.
+    """The effect of one pruning step: excluded splits, excluded row groups of the remaining splits, and excluded bytes.
 
     If the step could not run, `note` contains the reason.
     """
@@ -196,7 +196,7 @@ class Pruned:
 
 @dataclass(frozen=True, slots=True)
 class Narrowed:
-    """The `splits` in which a row may meet the filter according to the indexes, and the cost of reading the indexes.
+    """The `splits` that may contain matching rows according to the indexes, and the cost of reading the indexes.
 
     The splits keep their order. `rows` maps the path of a split to the rows that may meet the filter, if an index was
     used for the split. `told_by` maps it to the position of this index in `steps`.
@@ -226,8 +226,8 @@ def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
 def pruned(snapshot: Snapshot, predicate: Predicate | None, *, is_counted: bool = False) -> Pruned:
     """Return the live splits that may contain a matching row, in no order, and the parts that each step excluded.
 
-    Makes one GET per manifest that was not read yet and whose bounds admit a matching row. With `is_counted`, every
-    manifest is read, so that the steps count every split.
+    Makes one GET per unread manifest with bounds that admit a matching row. With `is_counted`, every manifest is read,
+    and the steps count every split.
     """
     if predicate is None:
         return Pruned(tuple(snapshot.splits.values()), ())
@@ -237,7 +237,7 @@ def pruned(snapshot: Snapshot, predicate: Predicate | None, *, is_counted: bool 
 
 
 def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -> PrunedTable:
-    """Return, out of a table of the snapshot's splits, those that may contain a matching row. Makes no request."""
+    """Return the splits of a table of the snapshot's splits that may contain a matching row. Makes no request."""
     config = snapshot.config
     return prune_table(
         files,
@@ -275,9 +275,9 @@ def prune_table(
     Args:
         files: The splits.
         predicate: The condition, or None for all splits.
-        schema: The schema of the table. Its types tell how the texts of bounds and partition values are read.
+        schema: The schema of the table. Its types determine the parsing of bounds and partition values.
         time_column: The time column of the table, or None.
-        partition_by: The partition fields. It is empty for a table of another format, whose partition values are column
+        partition_by: The partition fields. Empty for a table of another format, which has column values as partition
             values.
     """
     if predicate is None:
@@ -299,7 +299,7 @@ def manifest_filter(
     partition_columns: Iterable[str],
     partition_by: Sequence[PartitionField] = (),
 ) -> Callable[[ManifestBounds], bool]:
-    """Return a function that decides by a manifest's bounds whether one of its splits may contain a matching row.
+    """Return a function that decides by the bounds of a manifest whether it may have a split with a matching row.
 
     The function returns False only if no split of the manifest can contain a matching row. It uses only the bounds of
     `partition_columns`, of the fields `partition_by` and of the time column.
@@ -403,7 +403,7 @@ def by_bounds(source: Source) -> Leaf:
 
 
 def _both(one: Leaf, other: Leaf) -> Leaf:
-    """Return a function that combines two functions. The combined function excludes a split if one of the two does."""
+    """Return the combination of two functions. It excludes a split if one of the two functions excludes the split."""
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         found = [mask for mask in (one(condition), other(condition)) if mask is not None]
@@ -489,7 +489,7 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
 
 
 def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, Unsigned] | None:
-    """Return for each row group the least and the greatest possible `leading_keys` of a column, or None if unknown.
+    """Return for each row group the smallest and the greatest possible `leading_keys` of a column, or None if unknown.
 
     The type of the column must have leading keys.
     """
@@ -503,7 +503,7 @@ def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, 
 
 
 def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:
-    """Return the index of a column among the leaf columns. None if it is nested or if several leaves have its path."""
+    """Return the index of a column among the leaf columns. None for a nested column or a repeated path."""
     leaves = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
     if len(leaves) != 1:
         return None

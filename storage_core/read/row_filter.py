@@ -1,8 +1,8 @@
-"""The filter of a search: it decides which of the candidate rows meet a condition.
+"""The filter of a search. It selects the candidate rows that meet a condition.
 
-Bitmap indexes decide by the positions of the rows. For all other rows DuckDB decides, in a process that has no other
-rights. The results for rows of splits are cached. If another index of the same search, or another search at the same
-version, finds the same rows, they are not evaluated again.
+Bitmap indexes decide by the positions of the rows. DuckDB decides for all other rows, in a process without other
+rights. The results for rows of splits are cached. Other indexes of the same search, and other searches at the same
+version, do not evaluate these rows again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 class Known:
     """The rows for which the filter was evaluated, in a split or in another named set of rows.
 
-    `judged` are the evaluated rows, and `met` are those that meet the filter.
+    `judged` are the evaluated rows, and `met` are the evaluated rows that meet the filter.
     """
 
     judged: BitMap
@@ -69,8 +69,8 @@ class RowFilter:
     ) -> None:
         """Prepare the filter. If `is_run` is True, the process that evaluates the filter starts later.
 
-        Results are cached in `values`. Without `values` they are cached for this filter only. Error messages call the
-        filter `query`. Raises `Unavailable` if no process can be started.
+        Results are cached in `values`. Without `values`, results are cached for this filter only. Error messages call
+        the filter `query`. Raises `Unavailable` if no process can be started.
         """
         self._query = query
         self._snapshot = snapshot
@@ -87,8 +87,8 @@ class RowFilter:
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        # A condition that this project does not understand may give another result later. It is not cached after the
-        # search.
+        # A condition that this project does not understand may give another result later. Its results are not cached
+        # after the search.
         self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
         self._is_judged = self._bitmaps.is_exact  # its literals are values of the columns' types

@@ -47,12 +47,12 @@ class Scan(Conversions):
     verified: Verified = field(default_factory=Verified)
     limits: QueryLimits | None = None
     raw: tuple[RawPart, ...] = ()
-    """The raw logs that some of the records come from."""
+    """The raw logs with some of the records."""
 
     def require_distributed(self, rows: pa.Table) -> None:
         """Raise `Unavailable` if a raw log has an undistributed record for one of these rows. The table is keyed.
 
-        That record applies after everything that is written for its key now, and would undo the write.
+        The undistributed record applies later than a write of the same key now, and would undo this write.
         """
         from storage_core.write.region.records import matching  # only statements need this import
 
@@ -79,11 +79,11 @@ class Scan(Conversions):
     def explain(self, *, analyze: bool = False) -> Plan:
         """Return the plan of this scan.
 
-        With `analyze` the scan also runs, its rows are discarded, and the plan includes what the run did.
+        With `analyze`, the scan also runs and discards its rows. The plan then includes the cost of the run.
 
         Cost:
-            The requests of `table_read.plan` and of `described`. A run adds the requests that the analysis reports.
-            `scan` has already read the unmerged records.
+            The requests of `table_read.plan` and of `described`. A run adds the requests in the analysis. `scan` has
+            already read the unmerged records.
         """
         found = Plan((described(self.planned(is_explained=True), TABLE),))
         if not analyze:
@@ -159,7 +159,7 @@ class Scan(Conversions):
 
     @property
     def predicate(self) -> Predicate | None:
-        """The predicate that every wanted row meets, with the table's column names. None if all rows are wanted."""
+        """The condition of the wanted rows, with the column names of the table. None if all rows are wanted."""
         return None if self.filter is None else in_columns(self.filter.predicate, self.snapshot.schema.names)
 
     @property
@@ -275,7 +275,7 @@ def _not_boolean(text: str, schema: pa.Schema) -> InvalidInput:
 
 
 def require_sound(wanted: Filter, schema: pa.Schema) -> None:
-    """Raise the error of a scan of a table with this schema if DuckDB cannot evaluate the filter on its rows."""
+    """Raise the error of a scan if DuckDB cannot evaluate the filter on rows of this schema."""
     require_condition(wanted, schema)
     with query_errors("scan", columns=schema.names):
         text = f"SELECT 1 FROM {TABLE} WHERE {wanted.expression}"  # noqa: S608  # made of parts, or was checked

@@ -45,15 +45,15 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 _LASTING_BYTES: Final = 32 * 2**20
-"""The bytes that the positions of two million rows take.
+"""The size in bytes of the positions of two million rows.
 
-A larger set of positions is sent with each query. Otherwise the sandbox would keep it for the whole session.
+A larger set of positions is sent with each query. Otherwise the sandbox would keep the set for the whole session.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class DeletedRows:
-    """The positions of deleted rows, a table of `SCHEMA`.
+    """The positions of deleted rows as a table of `SCHEMA`.
 
     Two sets with the same `digest` are equal. A set without a digest must not be cached.
     """
@@ -68,7 +68,7 @@ class DeletedRows:
 
 
 def hidden_rows(store: ObjectStore, splits: Sequence[Add], kept: KeptValues) -> dict[str, BitMap]:
-    """Return for each split the rows that its deletion vector hides, by the path of the split.
+    """Return the rows that the deletion vector of each split hides, by the path of the split.
 
     Splits without a deletion vector are left out. Makes one GET for each stored deletion vector that is not in `kept`.
     Raises the errors of `deleted_rows`.
@@ -86,10 +86,9 @@ def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
 
 
 def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptValues | None) -> DeletedRows | None:
-    """Return the positions of the `hidden` rows, which are given by path of their split. None if no row is hidden.
+    """Return the positions of the `hidden` rows. None if no row is hidden. The keys of `hidden` are paths of splits.
 
-    If `kept` is given, the hidden rows are those of the splits' deletion vectors, and the positions are cached in
-    `kept`.
+    If `kept` is given, the hidden rows come from the deletion vectors of the splits, and `kept` caches the positions.
     """
     of_each = {place: hidden[add.path] for place, add in enumerate(splits) if hidden.get(add.path)}
     if not of_each:
@@ -129,7 +128,7 @@ _ENDS = "tidemark_ends_"
 # be missing from `f > 100` and appear in `f < 100`, because DuckDB and Tidemark sort NaN above all numbers. The second
 # option is needed because the path of a table may contain a folder `year=2026`. Its name is not a column of the table.
 _OPTIONS = "can_have_nan = true, hive_partitioning = false"
-# DuckDB opens only one of several files if they have equal columns. If the columns differ, it has to open each file.
+# If several files have equal columns, DuckDB opens only one of them to bind the query. Otherwise it opens each file.
 _UNLIKE = ", union_by_name = true"
 # DuckDB reports for each row the index of its file and its row number in the file, even if DuckDB skips rows.
 _WITHOUT_DELETED = (
@@ -141,11 +140,11 @@ PLACES = frozenset({"file_index", "file_row_number"})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The content of a view: rows in memory, fetched rows, or files of splits. Some splits may have deleted rows.
+    """The content of a view: rows in memory, fetched rows or files of splits. Splits may have deleted rows.
 
     - `rows` are in memory and have all columns of the table.
     - `fetched` rows may lack columns of the table. These columns are null.
-    - `unread` is a number of rows whose values do not matter. All their columns are null.
+    - `unread` is a number of rows without needed values. All columns of these rows are null.
     """
 
     rows: pa.Table
@@ -157,7 +156,7 @@ class Source:
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """Two unread rows, which contain the least and the greatest value of some columns.
+    """Two unread rows with the smallest and the greatest value of some columns.
 
     `values` has the number of values per column.
     """
@@ -166,8 +165,8 @@ class Source:
     def relation(self, name: str = TABLE) -> Relation:
         """Return the view with this name.
 
-        The view has the columns of the table in the table's order. A column is null in the rows of a split that lacks
-        it.
+        The view has the columns of the table in the table's order. A column is null in rows of splits without this
+        column.
         """
         if self.fetched is not None:
             template, rows = f"{_TEMPLATE}{name}", f"{_FETCHED}{name}"
@@ -199,7 +198,7 @@ class Source:
     def _are_the_table_s(self) -> bool:
         """Whether the splits have exactly the columns of the table, in the table's order.
 
-        If they do, the content of the files is the view.
+        In this case the content of the files is the view.
         """
         names, types = [stored_name(field) for field in self.rows.schema], self.rows.schema.types
         schemas = [columns.schema for columns in set(self.columns)]
@@ -292,9 +291,9 @@ def answer(
     spill_bytes: int = 0,
     batch_rows: int = _BATCH_ROWS,
 ) -> Result:
-    """Return the result of a checked SELECT over views, computed in a process that has no other rights.
+    """Compute the result of a checked SELECT over views in a process without other rights.
 
-    See `Result`. Raises `InvalidInput` if a column of a split has another type than the column of its table.
+    See `Result`. Raises `InvalidInput` if a column of a split has another type than in the table.
     """
     relation = joined(source.relation(name) for name, source in sources.items())
     query = Query(
@@ -313,7 +312,7 @@ def answer(
 
 
 def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:
-    """Return files as a table in SQL. Their names are quoted literals, because a query could read a variable."""
+    """Return files as a table in SQL. The file names are quoted literals, because a query could read a variable."""
     return f"read_parquet([{', '.join(map(_path, paths))}], {_OPTIONS}{'' if are_alike else _UNLIKE})"
 
 

@@ -1,12 +1,12 @@
 """SQL queries over snapshots: the analysis of a query, and its execution.
 
-DuckDB executes the query. Before that, this module analyses the syntax tree of the query. The analysis finds what each
-table has to return:
+DuckDB executes the query. Before that, this module analyses the syntax tree of the query. The analysis determines the
+part of each table that the query needs:
 
 - The condition that a row of a table must meet to influence the result (`where_of`). It comes from WHERE, and from ON
   if the kind of join allows it.
 - The first rows of a table, for a query with LIMIT (`first_of`).
-- The columns of which the query needs only metrics, such as the greatest value (`metrics_asked`).
+- The columns for which the query needs only metrics, such as the greatest value (`metrics_asked`).
 
 Each SELECT of the query is analysed separately, including SELECTs in subqueries. Rows that do not meet the conditions
 of a SELECT do not change its result. If the analysis does not understand how a table is read, the query reads all rows.
@@ -54,7 +54,7 @@ Conditions = tuple[Node, ...]
 
 
 def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = None) -> Predicate | None:
-    """Return a condition that holds for every row of `table` that the query uses, or None if none is certain.
+    """Return a condition that every used row of `table` meets, or None if no condition is certain.
 
     In a join, the condition on a column is used in three cases. The name of the table precedes the column, or the join
     shares the column by USING. Or only one of the joined tables has the column according to `schemas`.
@@ -161,7 +161,7 @@ class _Scope:
         return _Scope((_Relation(source, {folded(each.name): each.type for each in schema}),), ())
 
     def names(self, read: Node) -> Names | None:
-        """Return how the query names the columns of this table, or None if another relation has the same name."""
+        """Return the names of the columns of this table in the query, or None if another relation has the same name."""
         [relation] = [each for each in self.relations if each.node is read]
         if sum(each.name == relation.name for each in self.relations) > 1:
             return None
@@ -180,9 +180,10 @@ class _Scope:
         )
 
     def _shares(self, relation: _Relation, name: str, *, are_alike: bool) -> bool:
-        """Return whether an unqualified column, which all joins share by USING, means the column of this relation.
+        """Return whether an unqualified column in USING means the column of this relation.
 
-        The unqualified column means the column of the first relation, and every column that is equal to it.
+        All joins share the column by USING. It means the column of the first relation and all columns that are equal to
+        it.
         """
         kinds = {each["join_type"] for each in self.joins}
         using = ({folded(str(column)) for column in each["using_columns"]} for each in self.joins)
@@ -198,12 +199,11 @@ _ROW_BY_ROW = frozenset(
 _BETWEEN = ("where_clause", "group_expressions", "group_sets", "having", "qualify", "sample")
 _STARS = ("exclude_list", "replace_list", "rename_list", "qualified_exclude_list", "expr")
 _LARGEST = 18
-"""The most digits of a LIMIT or OFFSET."""
+"""Maximum number of digits of a LIMIT or OFFSET."""
 
 
 def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
-    """Return the rows of `table` on which a query depends because of LIMIT and an ORDER BY of one of the columns
-    `names`.
+    """Return the rows of `table` that a query with LIMIT needs. ORDER BY may use one of the columns `names`.
 
     Returns None if the query may depend on other rows. That is the case if the query contains a condition, GROUP BY,
     DISTINCT, a window, an aggregate function, a second table or a second SELECT.
@@ -227,9 +227,9 @@ def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
 
 
 def metrics_asked(tree: Node, table: str, names: Sequence[str]) -> frozenset[str] | None:
-    """Return the columns of `names` if the query needs only their `min`, `max` and `count`.
+    """Return the columns of `names` if the query needs only `min`, `max` and `count` of them.
 
-    None if it may need more.
+    None if the query may need more.
     """
     if not is_one_table(tree, table):
         return None
@@ -288,7 +288,7 @@ def _is_row_by_row(node: Node) -> bool:
 
 
 def _column(by: Node, tree: Node, names: Sequence[str]) -> str | None:
-    """Return the column of an ORDER BY. None if its name may mean something else in the result."""
+    """Return the column of an ORDER BY. None if the name may have another meaning in the result."""
     if by["class"] != "COLUMN_REF":
         return None
     called = _called(tree)
@@ -320,7 +320,7 @@ def _leaves_alone(item: Node, column: str, table: str) -> bool:
 
 
 Opened = Callable[[Predicate | None], TableView]
-"""A function that returns the view of a table, given the condition that the rows of the query meet."""
+"""A function that takes the condition of a query and returns the view of a table."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -357,7 +357,7 @@ class _Query:
         return {name: schema.names for name, schema in self.schemas.items()}
 
     def require_sound(self, limits: QueryLimits) -> None:
-        """Raise the error of the query if DuckDB cannot bind it. The query is not run, and no table is read."""
+        """Raise the error of the query if DuckDB cannot bind it. Does not run the query and reads no table."""
         sources = {name: Source(schema.empty_table()) for name, schema in self.schemas.items()}
         with query_errors(self.text, (), limits, tables=self.names):
             answer(sources, self.text, limits).close()
@@ -396,7 +396,7 @@ def query(
         InvalidInput: The text is not a single valid SELECT, or the parameters do not match the query.
         Unavailable: The query exceeds one of its limits.
     """
-    prepare()  # most texts are valid, so a process starts while the text is checked
+    prepare()  # Most texts are valid, so a process starts during the check of the text.
     asked = _Query.of(tables, text, parameters)
     text, limits = asked.text, QueryLimits() if limits is None else limits
     read = asked.plans()
@@ -433,14 +433,14 @@ def explain(
     Args:
         tables: The tables and rows by their names in the query.
         text: The query.
-        limits: The limits of the query, or None for the default ones.
+        limits: The limits of the query, or None for the default limits.
         parameters: The values of the query's parameters.
         analyze: The stores and caches to measure. If given, the query also runs, and its rows are discarded as they
             arrive.
 
     Cost:
-        The requests of opening the tables, of `table_read.plan` and of `described`. A run adds the requests that the
-        analysis reports.
+        The requests of opening the tables, of `table_read.plan` and of `described`. A run adds the requests in the
+        analysis.
     """
     asked = _Query.of(tables, text, parameters)
     asked.require_sound(QueryLimits() if limits is None else limits)

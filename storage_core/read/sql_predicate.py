@@ -1,10 +1,9 @@
 """SQL conditions as predicates, and the columns that a SELECT reads.
 
-- `from_sql` parses the text of one boolean expression over one table. The text is never pasted into a statement. It is
-  refused if it closes the condition and continues with other SQL (`1=1) union select …`), or contains a subquery
-  (lesson 83).
-- `columns_read` returns the columns of a table that a SELECT reads, by its syntax tree. The other columns need not be
-  fetched.
+- `from_sql` parses the text of one boolean expression over one table. The text is never pasted into a statement. A text
+  that closes the condition and continues with other SQL (`1=1) union select …`) is refused, as is a subquery (lesson
+  83).
+- `columns_read` returns the columns that a SELECT reads, from the syntax tree. The other columns need not be fetched.
 - `one_of` and `between` build conditions from given texts or times. Each text becomes a value of its column, and never
   a part of a SQL statement.
 """
@@ -50,7 +49,7 @@ from storage_core.read.predicate import (
 )
 
 _REMEMBERED: Final = 2**12
-"""The most characters of a condition that is cached. Short conditions are often used again."""
+"""Maximum number of characters of a cached condition. Short conditions are often used again."""
 
 _COMPARISONS = {
     "COMPARE_EQUAL": Comparison.EQ,
@@ -63,7 +62,7 @@ _COMPARISONS = {
 _BEGINNINGS = {"~~", "^@", "starts_with", "prefix"}
 _WILDCARD = re.compile("[%_]")
 _LONGEST_NUMBER = 100
-"""The most digits of a number. Python refuses to parse very long numbers, and no column holds this many digits."""
+"""Maximum number of digits of a number. Python refuses very long numbers, and no column holds this many digits."""
 _BITS = {"TINYINT": 8, "SMALLINT": 16, "INT2": 16, "INTEGER": 32, "INT": 32, "INT4": 32, "BIGINT": 64, "INT8": 64}
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -106,13 +105,13 @@ def _from_sql(text: str) -> Filter:
             filter=text,
         )
     predicate, unchecked = predicate_of(where, Names(TABLE)), [*_unchecked(where)]
-    # DuckDB writes a part of the condition differently than the user has written the whole condition.
+    # DuckDB may spell a part of the condition differently than the user.
     texts = [text.strip()] if unchecked == [where] else dict.fromkeys(map(text_of, unchecked))
     return Filter(predicate, (duckdb.SQLExpression(text),), unchecked=tuple(texts))
 
 
 def _unchecked(node: Node) -> Iterator[Node]:
-    """Yield the parts of a condition that are conditions themselves, and that may have another type than boolean.
+    """Yield the parts of a condition that DuckDB uses as conditions although their type may not be boolean.
 
     DuckDB casts such a part to a boolean: `status` would be true for each status that is not 0.
     """
@@ -201,7 +200,7 @@ def _always(node: Node) -> Predicate | None:
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:
-    """Return True if all nodes are literals that DuckDB compares together as it compares each alone (`are_alike`)."""
+    """Return True if all nodes are literals with the same comparison together and one by one (`are_alike`)."""
     values = [_constant(each) for each in constants]
     types = {str(each["type_expr"].get("type_name", "")).upper() for each in constants if each["class"] == "CAST"}
     return None not in values and len(types) <= 1 and are_alike(values)
@@ -233,7 +232,7 @@ def _any(node: Node, table: Names) -> Predicate:
     if not is_list or node["subquery_type"] != "ANY" or node["comparison_type"] != "COMPARE_EQUAL":
         return Opaque("ANY")
     found = (_compare(node["child"], Comparison.EQ, each, table) for each in members)
-    return And((Or(tuple(found)), Opaque("ANY")))  # the rest is unknown: the subquery may go on
+    return And((Or(tuple(found)), Opaque("ANY")))  # The rest is unknown, because the subquery may contain more.
 
 
 def _given(node: Node, function: str) -> list[Node]:
@@ -242,7 +241,7 @@ def _given(node: Node, function: str) -> list[Node]:
 
 
 def _beginning(node: Node, table: Names) -> Predicate:
-    """Return the predicate of a LIKE pattern or a prefix function, which compares the start of the column's text."""
+    """Return the predicate of a LIKE pattern or a prefix function. Both compare the start of a text."""
     given = [each["expression"] for each in node["arguments"]]
     column = _column(given[0], table) if len(given) == 2 else None
     pattern = _constant(given[1]) if column is not None else None
@@ -279,7 +278,7 @@ def _column(node: Node, table: Names) -> str | None:
 
 
 def _type_cast_to(node: Node) -> str | None:
-    """Return the name of the type to which a node casts a value. None if the node is not a cast or is a TRY_CAST."""
+    """Return the target type of a cast. None if the node is not a cast or is a TRY_CAST."""
     is_cast = node["class"] == "CAST" and not node["try_cast"]
     return str(node["type_expr"].get("type_name", "")).upper() if is_cast else None
 
@@ -348,7 +347,7 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
 
     None is also returned if the columns cannot be determined. Counting rows needs no column: `select count(*)` reads
     none. The result contains at least the columns that the query reads, and possibly more. A column counts if its name
-    occurs anywhere in the query, with any meaning. Names are compared as DuckDB compares them.
+    occurs anywhere in the query, with any meaning. The comparison of names follows DuckDB's rules.
     """
     known = defaultdict[str, set[str]](set)
     for name in names:

@@ -6,8 +6,8 @@ columns to read. Unmerged records are in memory. They replace the rows of the ba
 For two kinds of queries, the log alone can determine the result or the splits to read:
 
 - The first rows, in the order of the table or in the order of one column (`first_splits`). A split is excluded only if
-  it is certain that enough other rows come before all of its rows. A split without the needed statistics is kept, and
-  its rows do not count as rows that come before others.
+  enough other rows certainly come before all of its rows. A split without the needed statistics is kept, and its rows
+  do not count as earlier rows.
 - Exact metrics of columns, such as the least value and the number of values (`exact_metrics`).
 """
 
@@ -89,7 +89,7 @@ def _deleted(snapshot: Snapshot, files: pa.Table) -> Counts:
 
 
 def _behind(files: pa.Table, first: First, field: pa.Field, deleted: Counts) -> Mask:
-    """Return a mask of the splits whose rows all come after the first rows."""
+    """Return a mask of the splits that contain only rows after the first rows."""
     none: Mask = np.zeros(files.num_rows, np.bool_)
     kinds = pa.types
     if not any(each(field.type) for each in (kinds.is_integer, kinds.is_date, kinds.is_timestamp, kinds.is_decimal)):
@@ -125,10 +125,10 @@ def _bounds(files: pa.Table, field: pa.Field) -> ColumnBounds | None:
 
 
 def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Mask | None:
-    """Return a mask of the splits whose values all come after the first `wanted` rows.
+    """Return a mask of the splits that contain only values after the first `wanted` rows.
 
-    Each split has at least `sure` rows with a value. A row with the same value as the last wanted row does not come
-    after it. Returns None if it is not certain that enough rows have a value.
+    Each split has at least `sure` rows with a value. A row with the same value as the last wanted row is not after this
+    row. Returns None if it is not certain that enough rows have a value.
     """
     near, far = (bounds.high(), bounds.low()) if first.descending else (bounds.low(), bounds.high())
     order = pc.array_sort_indices(far, order="descending" if first.descending else "ascending").to_numpy()
@@ -143,10 +143,10 @@ def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Ma
 
 @dataclass(frozen=True, slots=True)
 class ExactMetrics:
-    """The number of rows of a table. For some columns, also the number of rows with a value, and the extreme values.
+    """The number of rows of a table. For some columns, also the number of values and the extreme values.
 
-    `ends` has two rows: the least and the greatest value of each of these columns. Both are null if the column has no
-    value.
+    `ends` has two rows: the smallest and the greatest value of each of these columns. Both are null if the column has
+    no value.
     """
 
     rows: int
@@ -237,10 +237,10 @@ class TableView:
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The unmerged records, which apply over the rows of splits.
+    """The unmerged records that apply over the rows of splits.
 
-    `rows` are the newer rows. `touched` has the paths of the splits in which rows are superseded. `deleted` returns,
-    for one of these splits, the rows that are no longer live.
+    `rows` are the newer rows. `touched` has the paths of the splits with superseded rows. `deleted` returns the rows of
+    such a split that are no longer live.
     """
 
     rows: pa.Table
@@ -253,8 +253,8 @@ class TableRead:
     """The plan of a read: the splits, the rows in them, and the columns.
 
     `left` has the splits to read and the rows that indexes selected. If `in_order` is True, the splits keep their
-    order. `steps` are the pruning steps by the log, which run before the steps by indexes. `fetch` is the plan for
-    splits that are not local files.
+    order. `steps` are the pruning steps that use the log. They run before the steps that use indexes. `fetch` is the
+    plan for splits that are not local files.
 
     If the log alone answers the query, no split is read. `metrics` is then the answer, and `log_step` is the name of
     the pruning step.
@@ -286,18 +286,18 @@ def plan(
 ) -> TableRead:
     """Return the splits that a query reads, and the rows to read in them.
 
-    A query reads no split if it needs no column, or only metrics of columns that the log contains. If a query needs
-    only the first rows, it reads only the splits that contain them. Neither case applies if there are unmerged records.
+    A query reads no split if it needs no column, or only column metrics that the log contains. If a query needs only
+    the first rows, it reads only splits with first rows. Both rules apply only without unmerged records.
 
     Args:
         view: The table to read.
         predicate: The condition on the rows, or None for all rows.
-        columns: The columns whose values the query needs, or None for all columns.
+        columns: The columns with values that the query needs, or None for all columns.
         first: The first rows that the query needs, or None.
-        asked: The columns of which the query needs metrics only, or None.
+        asked: The columns for which the query needs only metrics, or None.
         query: The text of the query for error messages. If there is no text, the purpose of the query.
-        is_explained: Read every manifest so that every split is counted, and do not cache the results of indexes. This
-            does not change the plan otherwise.
+        is_explained: Read every manifest to count every split, and do not cache the results of indexes. The rest of the
+            plan is the same.
 
     Cost:
         The requests of `pruning.pruned` and of `Bitmaps.of_split`.
@@ -342,12 +342,12 @@ def splits_source(
 ) -> Source:
     """Return the splits as a source of rows.
 
-    The source includes the newer rows of `over`. It excludes the rows that they supersede, and the rows that deletion
-    vectors delete. Every byte of a split is verified before it is used:
+    The source includes the newer rows of `over`. It excludes superseded rows and rows that deletion vectors hide. Every
+    byte of a split is verified before it is used:
 
-    - A local file is verified against its length and its checksum. If the file is not the one that `verified`
-      remembers, it is verified again.
-    - A split on another store is verified by `fetched`, each time the rows are read.
+    - A local file is verified against its length and its checksum. If the file differs from the file in `verified`, it
+      is verified again.
+    - `fetched` verifies a split on another store at each read.
 
     Args:
         store: The store of the table.
@@ -362,8 +362,8 @@ def splits_source(
         SnapshotExpired: A split was removed. Reading the source can also raise this error.
 
     Cost:
-        One GET per stored deletion vector, except for those of local files that `verified` contains. Each time the rows
-        of fetched splits are read, the requests of `fetched`.
+        One GET per stored deletion vector, except for local files in `verified`. Each read of fetched splits makes the
+        requests of `fetched`.
     """
     schema = fetch.table
     newer = schema.empty_table() if over is None else pa.Table.from_arrays(over.rows.columns, schema=schema)
@@ -415,8 +415,8 @@ def described(read: TableRead, name: str) -> TablePlan:
         SnapshotExpired: A split was removed.
 
     Cost:
-        One request for each footer that is not cached. This concerns splits that are read by ranges and splits that are
-        local files. The footers are not cached.
+        One request for each uncached footer of a split that is a local file or is read by ranges. The footers are not
+        cached afterwards.
     """
     view, left = read.view, read.left
     snapshot = view.snapshot
@@ -449,7 +449,7 @@ def described(read: TableRead, name: str) -> TablePlan:
 def _metrics_of_log(
     snapshot: Snapshot, columns: Collection[str] | None, asked: Collection[str] | None
 ) -> tuple[str, ExactMetrics] | None:
-    """Return the answer that the log alone gives, and the name of the pruning step. None if the log has no answer.
+    """Return the answer of the log and the name of the pruning step. None if the log has no answer.
 
     Reads every manifest.
     """
@@ -484,7 +484,7 @@ def _can_stream(hidden: Mapping[str, BitMap], kinds: Sequence[Columns], schema: 
 
 
 def _hidden(store: ObjectStore, splits: Sequence[Add], over: Over | None, verified: Verified) -> Mapping[str, BitMap]:
-    """Return, for each split that has any, the rows that are not part of the source."""
+    """Return the rows that are not part of the source, for each split with such rows."""
     if over is None:
         return hidden_rows(store, splits, verified.vectors)
     marked = [add for add in splits if add.path in over.touched or add.deleted_rows is not None]
@@ -508,7 +508,7 @@ def _index_steps(left: Narrowed, parts: Sequence[_Part]) -> Iterator[PruneStep]:
 class _Part:
     """The parts of a split that are read, and the parts that are excluded unless the split is read whole.
 
-    The `untold` row groups are those that an index excluded. They are counted before those that statistics excluded.
+    An index excluded the `untold` row groups. They are counted before the row groups that statistics excluded.
     """
 
     requests: int

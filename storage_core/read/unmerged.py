@@ -11,9 +11,8 @@
 stays valid while new entries arrive (decision 0019).
 
 `captured_with` adds the undistributed rows of raw logs to the captured state of the regions (decision 0027). For each
-raw log, a read makes one LIST per 1,000 chunks on each store, and one GET per note of collected chunks. It also makes
-one GET per waiting chunk that the view has not cached. See `distribution.undistributed` for the order of these
-requests.
+raw log, a read makes one LIST per 1,000 chunks on each store, and one GET per note of collected chunks. Each waiting
+chunk that the view has not cached takes one more GET. See `distribution.undistributed` for the order of these requests.
 """
 
 from __future__ import annotations
@@ -56,9 +55,9 @@ if TYPE_CHECKING:
 
 
 LEAST_RATIO = 2
-"""A run has at least this many times the rows of the next run.
+"""Minimum ratio of the rows of a run to the rows of the next run.
 
-This keeps the number of runs low, and rows are seldom indexed again.
+So there are few runs, and rows are rarely indexed again.
 """
 
 
@@ -66,7 +65,7 @@ This keeps the number of runs low, and rows are seldom indexed again.
 class LoggedRows:
     """The whole rows in the WAL entries of one region. The rows of each entry are in ascending order of the key.
 
-    `entries[i]` is the entry of row `i`. `deleted` has the rows whose key has a newer record.
+    `entries[i]` is the entry of row `i`. `deleted` has the rows with a newer record of the same key.
     """
 
     region: str
@@ -103,7 +102,7 @@ class LogRuns:
     def divided(self, logged: LoggedRows) -> list[LoggedRows]:
         """Return the rows in runs of whole entries: the earlier runs that still exist, and one run of the new entries.
 
-        If the runs before the last run have less than `LEAST_RATIO` times its rows, they become part of it.
+        Runs before the last run become part of it if they have less than `LEAST_RATIO` times its rows.
         """
         entries, known = logged.entries, self._ends.pop(logged.region, frozenset())
         if not len(entries):
@@ -125,7 +124,7 @@ _ENTRY = "\0entry"  # no column has this name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRows:
-    """The whole rows of a generation. `deleted` has the rows whose key has a newer record elsewhere.
+    """The whole rows of a generation. `deleted` has the rows with a newer record of the same key elsewhere.
 
     The rows are in ascending order of the key, or in the `order` in which the generation's index segments number them.
     """
@@ -143,8 +142,8 @@ class Overlay:
     They are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest` in ascending order of
     the key. `logs` has the runs of entries of each log.
 
-    `deletes` are records that hide every base row whose key has a newer record. `touched` has the paths of the splits
-    whose bounds admit one of these keys. `footers` is a cache of footers and deletion vectors, which are fetched once.
+    `deletes` are records that hide every base row with a newer record of the same key. `touched` has the paths of the
+    splits that may contain one of these keys. `footers` caches footers and deletion vectors, so each is fetched once.
     """
 
     generations: tuple[WholeRows, ...]
@@ -155,7 +154,7 @@ class Overlay:
     footers: Footers
 
     def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
-        """Return the deleted rows of a base split, and the rows of the split whose key has an unmerged record.
+        """Return the rows of a base split that are deleted or have an unmerged record of the same key.
 
         Cost:
             One GET for a stored deletion vector. For a touched split, the requests of `merge_work.find`.
@@ -190,7 +189,7 @@ def take_apart(
         Corrupt: A split is damaged.
 
     Cost:
-        Patches take ranged GETs of the splits whose bounds admit the keys of the patches, as in a merge.
+        As in a merge, patches take ranged GETs of the splits that may contain the keys of the patches.
     """
     key, schema = snapshot.config.primary_key, snapshot.schema
     if not key:
@@ -202,8 +201,8 @@ def take_apart(
     if not words.num_rows:
         nothing = schema.empty_table()
         return Overlay(generations=(), logs=(), rest=nothing, deletes=words, touched=frozenset(), footers=footers)
-    # The codes are consecutive and ascend with the keys. `words` has each key once, so a key's code is its row number
-    # there.
+    # The codes are consecutive and ascend with the keys. `words` has each key once, so the code of a key is its row
+    # number in `words`.
     *codes, _ = key_codes([each.select(key) for each in (*folded, words)], key)
     newest = np.zeros(words.num_rows, np.int64)
     at = np.cumsum([0, *map(len, codes)])
@@ -236,14 +235,17 @@ def take_apart(
 
 
 def _of_append_table(schema: pa.Schema, unmerged: Sequence[Unmerged], footers: Footers) -> Overlay:
-    """Return the put records of an append table, which come from raw logs. Each is an additional row and hides none."""
+    """Return the put records of an append table. They come from raw logs.
+
+    Each record is an additional row and hides no row.
+    """
     records = [fold.record_schema(schema).empty_table(), *(part for each in unmerged for part in each.records)]
     rows = whole_rows(pa.concat_tables(records), schema)
     return Overlay(generations=(), logs=(), rest=rows, deletes=rows.slice(0, 0), touched=frozenset(), footers=footers)
 
 
 def _folded(unmerged: Unmerged, empty: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return one record per key. For a log, return one record per entry and key, in ascending order of both."""
+    """Return one record per key. For a log, return one record per entry and key, ordered by entry and key."""
     records = pa.concat_tables([empty, *unmerged.records])
     if not unmerged.entries:
         return fold.fold(records, key)
@@ -261,7 +263,7 @@ def _in_order_of_segments(snapshot: Snapshot, generation: Generation, rows: pa.T
 
 
 def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:
-    """Return the rows that result if these folded records are applied over the base."""
+    """Apply these folded records over the base, and return the resulting rows."""
     patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
     base = [snapshot.schema.empty_table()]
     for split in _holding(snapshot, patches):
@@ -295,10 +297,11 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithRawLogs:
-    """The captured state of the regions, and the `raw` records, which come after all records of the regions.
+    """The captured state of the regions, and the `raw` records.
 
-    An append table has no regions. `raw_parts` describes the parts of raw logs that the records come from. `captured`
-    and `raw` belong to the snapshot that `captured_with` returned with them.
+    The `raw` records come after all records of the regions. An append table has no regions. `raw_parts` describes the
+    parts of raw logs with these records. `captured` and `raw` belong to the snapshot that `captured_with` returned at
+    the same time.
     """
 
     captured: Captured
@@ -346,10 +349,11 @@ class OpenView(Protocol):
 def captured_with(
     view: OpenView, latest: Callable[[Regions | None, Snapshot], Captured], regions: Regions | None
 ) -> tuple[Snapshot, WithRawLogs]:
-    """Return the newest snapshot and the records that apply over it: records of regions at `latest`, and of raw logs.
+    """Return the newest snapshot and the records of regions and raw logs that apply over it.
 
-    If a chunk disappears from a raw log after the listing, it may have been distributed and collected. In that case
-    everything is captured once more. Raises the errors of `Listed.look` and of `Waiting.records`.
+    Regions are read at `latest`. If a chunk disappears from a raw log after the listing, it may have been distributed
+    and collected. In that case everything is captured once more. Raises the errors of `Listed.look` and of
+    `Waiting.records`.
     """
     was_damaged = False
     while True:
@@ -390,9 +394,9 @@ def _captured(
 
 @dataclass(frozen=True, slots=True)
 class Capture(Generic[_Found]):
-    """The state that was `found` in regions, a function that returns the regions' offsets, and the regions' ids.
+    """The `found` state of regions, a function that returns the offsets of the regions, and the ids of the regions.
 
-    If the ids are None, all regions are meant.
+    None instead of the ids means all regions.
     """
 
     found: _Found
@@ -403,10 +407,9 @@ class Capture(Generic[_Found]):
 def undistributed_over(
     view: OpenView, capture: Callable[[Snapshot], Capture[_Found]]
 ) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
-    """Return the newest snapshot, the result of `capture` before it, and the chunks of raw logs that are in neither.
+    """Return the newest snapshot, the earlier result of `capture`, and the raw log chunks that are in neither.
 
-    Returns None if, in between, another process distributed, merged or changed the regions, as `undistributed.settled`
-    does.
+    Like `undistributed.settled`, returns None if another process distributed, merged or changed the regions in between.
 
     Cost:
         The requests of `Listed.look`, of `capture` and of `refresh`. If chunks wait, also the requests for the offsets.

@@ -59,7 +59,7 @@ class Columns:
 
 
 UNKNOWN: Final = Columns(None)
-"""The columns of splits whose schema cannot be determined. They may differ from each other."""
+"""The columns of splits with an undetermined schema. The splits may have different columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,14 @@ class _Sound:
 
 
 class Verified:
-    """The splits of one store that were read whole and verified. Splits are immutable, so one verification is enough.
+    """The verified splits of one store. Splits are immutable, so one verification of the whole file is enough.
 
-    DuckDB checks neither the length nor the checksums of the files that it reads. A flipped bit may return another
-    value (lesson 61). Each file is therefore hashed before DuckDB first reads it. The device, the inode, the size and
-    the times of the last change are remembered and compared at each use. A file that differs is hashed again.
+    DuckDB does not check the length or the checksums of files. A flipped bit may return another value (lesson 61). Each
+    file is therefore hashed before DuckDB first reads it. The device, the inode, the size and the change times are
+    remembered and compared at each use. If one of them differs, the file is hashed again.
 
-    For splits that are not local files, an instance caches the most recently read footers, and columns of bitmap
-    indexes. Both are fetched through `cached`.
+    For splits that are not local files, an instance caches recently read footers and columns of bitmap indexes. Both
+    are fetched through `cached`.
     """
 
     def __init__(self, cached: CachedPieces = NOT_CACHED) -> None:
@@ -194,7 +194,7 @@ _UNKNOWN_TABLE = re.compile(r"Catalog Error: Table with name (.+?) does not exis
 _OUT_OF_REACH = "IO Error:"
 _NO_FILES = "Too many open files"
 _DENIED = "Permission denied"
-# Errors of DuckDB that are about the query, with any names in it.
+# Errors of DuckDB about the query and its names.
 _ABOUT_THE_QUERY = ("Binder Error:", "Catalog Error:", "Conversion Error:", "Parser Error:", "Permission Error:")
 # These errors quote the query or a part of it, so their text does not contain details of the machine.
 _QUOTING = (*_ABOUT_THE_QUERY, "Invalid Input Error:")
@@ -221,14 +221,14 @@ def query_errors(
         splits: The splits that the query reads.
         limits: The limits of the query.
         files: The local files of the splits.
-        columns: The columns of the table. They are given if the statement was made from a condition or from
-            expressions. Messages then name columns of the table, and do not contain the purpose.
+        columns: The columns of the table, for a statement that was made from a condition or from expressions. Messages
+            then name columns of the table and do not contain the purpose.
         tables: The columns of the tables that a query reads, by the name of the table.
 
     Raises:
         SnapshotExpired: The error names the file of a split, and the file no longer exists.
         Unavailable: The query exceeds a limit, memory is exhausted, or a file cannot be opened.
-        Corrupt: The error names a split whose file differs from what was written.
+        Corrupt: The error names a split, and the file differs from the written file.
         InvalidInput: Any other error.
     """
     import duckdb
@@ -241,7 +241,7 @@ def query_errors(
         except SandboxEnded as error:
             raise _process_ended(query, limits or QueryLimits(), str(error)) from error
         except (duckdb.Error, OSError) as error:  # a stream of batches wraps these errors and keeps only their text
-            # DuckDB treats a removed path as a folder, in which it may read nothing.
+            # DuckDB treats a removed path as a folder, and may not read folders.
             named = [(add, path) for add, path in files if add.path in str(error)]
             lost = next((add for add, path in named if not path.exists()), None)
             if lost is not None:
@@ -289,7 +289,7 @@ def _unknown_column(
 
 
 def _about_the_query(text: str, query: str, columns: Sequence[str]) -> InvalidInput:
-    """Return the error for a fault in a query, or in the condition or the expressions of a statement."""
+    """Return the error for a fault in a query, or in a condition or expression of a statement."""
     fault = fault_of(text, is_condition=bool(columns))
     return InvalidInput(fault if columns else f"the query {shown(query)} cannot be run: {fault}", query=query)
 

@@ -1,11 +1,11 @@
-"""The position at which an open table is read, and the ways to name a version.
+"""The position of an open table, and the three forms to select a version.
 
 `snapshot_at` returns the snapshot for a version number, a point in time or the name of a tag. The name of a tag starts
 with a letter. Numbers and times start with a digit, so the three forms cannot be confused. A version that is no longer
 retained raises `NotFound`, and the message lists the retained versions. A damaged log still raises `Corrupt`.
 
-`View` is the position of an open table: a snapshot, which `refresh` and commits replace by a newer snapshot.
-`Consistency` selects which unmerged data a read includes in addition to the base table.
+`View` is the position of an open table. It holds a snapshot, and `refresh` and commits replace the snapshot by a newer
+one. `Consistency` selects the unmerged data that a read includes in addition to the base table.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
     try:
         return log.snapshot(version=version)
     except (Corrupt, NotFound):
-        # If the file of a version below the collector's boundary is missing, the log is damaged only if a tag retains
-        # the version. The tags are read only if opening the version failed.
+        # A missing version file below the collector's boundary is damage only if a tag retains the version. The tags
+        # are read only after a failed open.
         kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
         if version >= first_version(log.store) or version in kept:
             raise
@@ -226,10 +226,9 @@ class View:
     def records(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, pa.Table | None, tuple[RawPart, ...]]:
-        """Return the snapshot to read, the unmerged records to apply over it, and the raw logs that some records come
-        from.
+        """Return the snapshot to read, the unmerged records above it, and the raw logs with some of the records.
 
-        The records are those of `regions`, or of all regions. They are None if only the base is read. Requests and
+        The records come from `regions`, or from all regions. They are None if only the base is read. Requests and
         errors are those of `captured` and of `Captured.above`.
         """
         snapshot, captured = self.captured(at, consistency, regions)
@@ -276,9 +275,9 @@ class View:
     ) -> _Answer:
         """Return the result of `answer` for the values that `captured` returns.
 
-        `answer` must read immutable objects only. In most cases the current version is still the newest version.
-        `answer` therefore runs for the current version while the view checks whether there is a newer version. If there
-        is one, the first result or error is discarded, and `answer` runs again for the newest version.
+        `answer` must read immutable objects only. Usually the current version is still the newest version. `answer`
+        therefore runs for the current version while the view searches for a newer version. If a newer version exists,
+        the first result or error is discarded, and `answer` runs again.
 
         If the table reads raw logs, `answer` runs only after the newest version was found.
         """
@@ -313,11 +312,11 @@ class View:
         )
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
-        """Return the newest snapshot, and the state of the regions captured before it. The view moves to that snapshot.
+        """Return the newest snapshot, and the earlier captured state of the regions. The view moves to this snapshot.
 
-        The regions are captured first, and the newest version is read second. If a merge runs in between, some records
-        are read twice, and folding removes the duplicates. No record is missed. If the region spec changed in between,
-        the regions are captured again. Requests: those of `capture` and of `refresh`.
+        The regions are captured before the newest version is read. If a merge runs in between, some records are read
+        twice, and the fold removes the duplicates. No record is missed. If the region spec changed in between, the
+        regions are captured again. Requests: those of `capture` and of `refresh`.
         """
         while True:
             before = self.snapshot

@@ -189,7 +189,10 @@ class Base:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
 
     def low(self, split: str) -> Any:
-        """Return a lower bound of the split's rows in their order, as `order.least` does. Makes no request."""
+        """Return a lower bound of the rows of the split in the order of results: see `order.least`.
+
+        Makes no request.
+        """
         kept, add = self._kept.values, self.snapshot.splits[split]
         name = (split, add.xxh3, "low", stored_name(self._first), str(self._first.type))
         found = kept.get(name)
@@ -201,8 +204,8 @@ class Base:
     def between(self, split: str, rows: Sequence[int]) -> Between | None:
         """Return bounds of the order of some rows, or None if there are no bounds. This costs less than `take`.
 
-        For a local file, the bounds are the keys of its pages, which are cached. For a split that is read by ranges,
-        they are the bounds of its row groups.
+        The bounds of a local file are the cached keys of its pages. The bounds of a split that is read by ranges are
+        the bounds of its row groups.
         """
         add = self.snapshot.splits[split].as_written
         if not has_leading_keys(self._first.type):
@@ -278,8 +281,8 @@ class Base:
 
     @property
     def _ways(self) -> Ways:
-        # Do not store this object in an attribute. It refers to `self`, and such a cycle is freed only by the garbage
-        # collector. The files of the searchers would stay open until then.
+        # Do not store this object in an attribute. It refers to `self`, and only the garbage collector frees such a
+        # cycle. The files of the searchers would stay open until then.
         return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:
@@ -308,7 +311,7 @@ class Base:
 
 
 Hidden = Once[BitMap]
-"""For each split, the rows that cannot be in a result, by the path of the split."""
+"""Rows that cannot be in a result, by the path of their split."""
 
 
 def _is_ours(add: Add) -> bool:

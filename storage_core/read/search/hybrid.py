@@ -1,8 +1,8 @@
 """Search by several indexes. Each index ranks the rows, and the rankings are fused (docs/architecture/indexes.md).
 
 The first 100 rows come from the fusion of the best 100 rows of each index. The next rows come from the fusion of the
-best 400 rows of each index, without the rows that came before, and so on (`windows`). A result therefore needs no
-ranking of all rows.
+best 400 rows of each index, without the earlier rows, and so on (`windows`). So a result does not need a ranking of all
+rows.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def search(
     Several indexes are used if both a `query` and a `vector` are given, or if `index` is a list of names. Full-text
     indexes get the query, and vector indexes get the vector. Without names, the only index of each kind is used.
     `weights` maps the names of indexes to weights, and the default is 1. A full-text index with the weight 0 only
-    filters, which means that the result contains only rows that this index finds.
+    filters. The result then contains only rows that this index finds.
 
     The result has the columns of the rows and these columns:
 
@@ -68,16 +68,15 @@ def search(
 
     All of these columns except `score` are null for a row that is not in the window of the index. An index that only
     filters has no such columns. If another column has the same name, the added column gets the prefix `_`. The rows are
-    in the order of their windows. Within a window they are ordered by score, and equal scores as in a search of one
-    index.
+    in the order of their windows. Within a window, rows are ordered by score. Rows with equal scores are ordered as in
+    a search of one index.
 
     Raises:
         InvalidInput: Weights or fusion are invalid. The errors of a search of each index are raised, too.
 
     Cost:
-        For each window that is needed, the requests that each index makes to search for the rows of the window. The
-        hidden rows and the rows that meet the filter are looked up once for all indexes. If a full-text index only
-        filters, all of its matches are in memory.
+        For each needed window, the requests of a search in each index. Hidden rows and rows that meet the filter are
+        looked up once for all indexes. If a full-text index only filters, all of its matches are in memory.
     """
     snapshot, kept = searched.snapshot, searched.kept
     asked, (first, after) = request_of(snapshot, given), page(limit, offset)
@@ -120,7 +119,7 @@ def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The names of the columns that a result adds: scores, distance, and the rank and score for each index.
+    """Names of the added columns of a result: scores, distance, and the rank and score of each index.
 
     No other column of the result has one of these names.
     """
@@ -168,8 +167,8 @@ class Answer:
     def rows(self, rank: Callable[[int, int], Best], most: int) -> pa.Table:
         """Return the first `most` rows.
 
-        `rank` returns the best rows of an index, given the number of the index and the size of the window. Memory is
-        that of the rows in the windows of all indexes. The last window has at most `GROWTH` times `most` rows.
+        `rank` takes the number of an index and the size of a window, and returns the best rows of the index. Memory:
+        the rows in the windows of all indexes. The last window has at most `GROWTH` times `most` rows.
         """
 
         def ranked(window: int) -> tuple[pa.Table, bool]:
@@ -180,7 +179,7 @@ class Answer:
         return found.select([*self._columns, *self._names.added()])
 
     def _ranking(self, number: int, best: Best) -> pa.Table:
-        """Return the rows of an index in its order, with scores. For the first vector index, also with distances."""
+        """Return the ranked rows of an index with scores. The first vector index also has distances."""
         score, query = self._names.scores[number], self._parts.ranking[number].question
         rows = best.answer(self._held, score=score)
         if not isinstance(query, VectorQuery):
@@ -210,7 +209,7 @@ class Answer:
 
 
 def _spread(values: pa.ChunkedArray, rows: Positions, count: int) -> pa.ChunkedArray:
-    """Return a column with `count` rows that has the given values at `rows` and null in all other rows."""
+    """Return a column of `count` rows with the given values at `rows` and null elsewhere."""
     places = np.full(count, -1, np.int64)
     places[rows] = np.arange(len(rows))
     return values.take(pa.array(places, mask=places < 0))

@@ -34,13 +34,13 @@ from storage_core.store.pieces import KeptValues
 _logger = logging.getLogger(__name__)
 
 KEPT_BYTES: Final = 2 * 2**30
-"""The most bytes of copies in the temporary folder per table.
+"""Maximum size in bytes of the copies in the temporary folder per table.
 
 An index of about fifty million lines fits into this limit. The copies of a larger index are not kept.
 """
 
 FETCHED_BYTES: Final = 2**26
-"""The most bytes of segments that are fetched concurrently and held in memory."""
+"""Maximum size in bytes of segments that are fetched concurrently and held in memory."""
 
 _FETCHED_AT_ONCE: Final = 8
 _MOST_PARTS: Final = 4096  # in all searchers: Linux limits a process to 65,530 mapped files, and a part has six
@@ -54,7 +54,7 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """A text that identifies the content of the files, for one definition of the index."""
+        """Text that identifies the content of the files for one definition of the index."""
         ...
 
     @property
@@ -100,8 +100,7 @@ class _Copies:
 class Searchers:
     """The most recently used open searchers of the full-text indexes of one table. Threads may share an instance.
 
-    The folder of the copies is removed with the object. If a killed process left its folder, the next process removes
-    it.
+    The folder of the copies is removed with this object. If a process is killed, the next process removes the folder.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -126,7 +125,7 @@ class Searchers:
             Corrupt: The files are not an index.
             Unavailable: The machine lacks a resource. If a part is new, the errors of `Part.directory` are raised, too.
         """
-        if not self._home.is_here:  # a copy by fork() has no folder, and its locks may stay locked
+        if not self._home.is_here:  # A process that `fork()` made has no folder, and its locks may stay locked.
             self._begin()
         fingerprint = segments.fingerprint_of(definition)
         named = {f"{fingerprint} {part.name}": part for part in parts}
@@ -165,8 +164,8 @@ class Searchers:
     def _copied(self, new: Mapping[str, Path], names: Collection[str]) -> bool:
         """Copy the new parts, and remove the least recently used parts.
 
-        Returns False if the new parts are not kept, because the named parts together exceed the limit or the disk is
-        full. If copies are removed, a searcher that uses them still works, because its files are mapped into memory.
+        Returns False if the new parts are not kept, because the parts exceed the limit or the disk is full. A searcher
+        still works after the removal of its copies, because its files are mapped into memory.
         """
         sizes = {name: size for name, (_, size) in self._copies.parts.items()}
         sizes |= {name: _size(directory) for name, directory in new.items()}
@@ -206,15 +205,15 @@ def _size(directory: Path) -> int:
 
 
 READER_BYTES = 2**30
-"""The most bytes of open vector segments per table, which are their files and their decoded codes."""
+"""Maximum size in bytes of open vector segments per table: files and decoded codes."""
 
 
 @dataclass(slots=True)
 class Kept:
     """Open searchers and vector segments, decoded pages, results of filters, and the ends of the runs of logs.
 
-    All of these values are immutable and their size is limited. Their names contain the path and checksum of an object,
-    so later versions share them. Safe for threads.
+    All values are immutable and limited in size. The name of a value contains the path and checksum of an object, so
+    later versions share the value. Safe for threads.
     """
 
     verified: Verified = field(default_factory=Verified)

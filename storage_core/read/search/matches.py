@@ -58,9 +58,9 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(slots=True)
 class Trace:
-    """The sources of each index, by its name, as the last attempt of a search used them.
+    """The sources of each index, by index name, in the successful attempt of a search.
 
-    No damage ended that attempt.
+    No damage ended this attempt.
     """
 
     lives: Mapping[str, Live] = field(default_factory=dict)
@@ -68,11 +68,11 @@ class Trace:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Searched:
-    """The rows that a search reads: rows of a snapshot and of its unmerged records that meet a filter, within limits.
+    """The rows that a search reads: a snapshot and its unmerged records, with a filter and limits.
 
-    Unpacked segments are stored in `cache_dir`. If it is None, they are kept for one search only. The values that
-    earlier searches left in `kept` are not fetched, opened or decoded again. Some unmerged records come from the `raw`
-    logs.
+    Unpacked segments are stored in `cache_dir`. If `cache_dir` is None, unpacked segments exist for one search only.
+    Values that earlier searches left in `kept` are not fetched, opened or decoded again. Some unmerged records come
+    from the `raw` logs.
     """
 
     store: ObjectStore
@@ -108,7 +108,7 @@ class Searched:
     def lives(
         self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache, *, is_run: bool = True
     ) -> list[Live]:
-        """Return for each index the rows of its sources that meet the filter.
+        """Return for each index the rows of the sources that meet the filter.
 
         Every search and `explain_search` start with this method. Requests: those of `sources`.
         """
@@ -206,7 +206,7 @@ class Matches:
         The rows of a source may be yielded in several pieces.
 
         Cost:
-            One GET per source whose segment is not cached. For each source with matches, the requests that find its
+            One GET per source without a cached segment. For each source with matches, the requests that find the
             deleted rows. If bitmap indexes do not decide the filter, also the requests that read the filter's columns
             for these rows.
         """
@@ -237,7 +237,7 @@ class Matches:
         return self.searched.kept.searchers.searcher(self._query.definition, parts, self.cached.root)
 
     def _found(self, numbers: Sequence[int]) -> Iterator[tuple[int, BitMap]]:
-        """Yield matching rows, which may be hidden, in pieces. One piece is in memory at a time."""
+        """Yield matching rows in pieces. The pieces may contain hidden rows. One piece is in memory at a time."""
         parsed = self._query.parsed
         if isinstance(parsed, fulltext.TextQuery):
             with self._searcher(numbers) as searcher:
@@ -277,16 +277,19 @@ def search_facets(searched: Searched, query: Query, by: object, limit: int) -> p
         InvalidInput: The column has no bitmap index. The errors of `search` are raised, too.
 
     Cost:
-        Memory is that of the distinct values. The requests of `Matches.rows`. For each split with matches, the requests
-        of `parts.Reading` for its values and bitmaps. If no segment covers the split, or if the segment has more values
-        than rows match, the column is read instead.
+        Memory: the distinct values. The requests of `Matches.rows`. For each split with matches, the requests of
+            `parts.Reading` for values and bitmaps. If no segment covers the split, or the segment has more values than
+            there are matching rows, the column is read instead.
     """
     definition, column = bitmap_index_over(searched.snapshot, by)
     return matched(searched, query, lambda matches: _Facets(matches, definition, column).most_frequent(limit))
 
 
 def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, str]:
-    """Return the first bitmap index over a column, and the column's name. Raises `InvalidInput` if there is none."""
+    """Return the first bitmap index over a column, and the name of the column.
+
+    Raises `InvalidInput` without an index.
+    """
     defined = [each for each in snapshot.config.indexes if each.kind == "bitmap"]
     for definition in defined:
         if isinstance(by, str) and by in definition.columns:

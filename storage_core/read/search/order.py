@@ -3,9 +3,9 @@
 - A result is ordered by score. Rows with equal scores are ordered by their values (decision 0022). The order does not
   depend on the split, the generation or the position of a row, and a compaction does not change pages.
 - `FirstRows` and `Best` keep the first rows of an order, in bounded memory.
-- `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. The next
-    rows are those that a window of `GROWTH` times the size adds, and so on. A longer ranking need not start with the
-    rows of a shorter ranking. The division into pages changes neither the rows nor their order.
+- `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. A window of
+  `GROWTH` times the size adds the next rows, and so on. A longer ranking need not start with the rows of a shorter
+  ranking. The division into pages does not change the rows or their order.
 - `with_snippets` adds snippets to the rows of a search. A row's snippets depend only on the values of this row.
 """
 
@@ -41,7 +41,7 @@ _Item = TypeVar("_Item")
 class FirstRows:
     """The first `limit` of the added rows.
 
-    Memory is that of `2 * limit` rows, and of the rows in the last call of `add`.
+    Memory: `2 * limit` rows, and the rows of the last call of `add`.
     """
 
     def __init__(self, schema: pa.Schema, limit: int, order_of: Callable[[pa.Table], Positions]) -> None:
@@ -75,7 +75,7 @@ class FirstRows:
 def in_turns(
     waiting: Sequence[_Item], is_behind: Callable[[_Item], bool], most: Callable[[], int], *, at_once: int = 1
 ) -> Iterator[Sequence[_Item]]:
-    """Yield the items in groups, in their order, until the next item comes after all wanted rows.
+    """Yield the items in groups, in the same order, until the next item comes after all wanted rows.
 
     The first group has `at_once` items. Each further group has twice as many items, up to `most()`.
     """
@@ -89,7 +89,7 @@ SCORE = "score"
 
 
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the columns that order rows with equal scores: the key, or the time column followed by all other columns.
+    """Return the columns that order rows with equal scores: the key, or the time column and then all other columns.
 
     If two rows have equal values in all of these columns, the rows are equal, except for -0.0 and 0.0.
     """
@@ -132,7 +132,7 @@ def least(add: Add, snapshot: Snapshot) -> Any:
 class Best:
     """The best `limit` of the added rows.
 
-    Memory is that of `2 * limit` rows, and of the rows in the last call of `add`.
+    Memory: `2 * limit` rows, and the rows of the last call of `add`.
     """
 
     def __init__(
@@ -150,8 +150,8 @@ class Best:
             snapshot: The snapshot that is searched.
             limit: The number of wanted rows.
             columns: The wanted columns of a row.
-            is_named: Keep the `row_name` of each row, which then also orders equal rows.
-            has_ties: True if two rows may have the same score. If False, the columns that order equal scores are not
+            is_named: Keep the `row_name` of each row, and use it to order equal rows.
+            has_ties: True if two rows may have the same score. Otherwise the columns that order equal scores are not
                 read.
         """
         self._name = tuple(each for each in row_name(snapshot) if each not in snapshot.schema.names) if is_named else ()
@@ -199,10 +199,10 @@ class Best:
         return bool(lowest > score or (lowest == score and reached is not None and reached < low))
 
     def contenders(self, low: Unsigned, high: Unsigned, *, score: float, wanted: int) -> Mask:
-        """Return a mask of the rows that may be among the best. All rows have this score, and at most `wanted` are
-        needed.
+        """Return a mask of the rows that may be among the best. All rows have this score.
 
-        The first column of each row is between its `leading_keys` in `low` and `high`.
+        At most `wanted` rows are needed. The first column of each row is between its `leading_keys` in `low` and
+        `high`.
         """
         reached = [np.partition(high, wanted - 1)[wanted - 1]] if len(high) >= wanted else []
         if self.is_full:
@@ -259,8 +259,8 @@ def in_windows(
     """Return the first `most` rows, built from windows.
 
     Args:
-        ranked: A function that returns the rows of a window of the given size, best first, and whether the window
-            contains all rows. It may return more rows than the size.
+        ranked: A function that takes the size of a window. It returns the rows of the window, best first, and whether
+            these are all rows. It may return more rows than the size.
         most: The number of wanted rows.
         name: The columns that identify a row.
         first: The size of the first window.
@@ -292,8 +292,8 @@ def with_snippets(
 ) -> pa.Table:
     """Return the result of `search` with these columns, and a struct with a snippet for each column of the index.
 
-    The struct is called `snippets`, with the prefix `_` if another column has that name. A snippet is HTML text. It is
-    null if the column has no match (`fulltext.snippets`). The texts are read together with the rows.
+    The name of the struct is `snippets`, with the prefix `_` if another column has this name. A snippet is HTML text,
+    or null if the column has no match (`fulltext.snippets`). The texts are read together with the rows.
 
     Raises:
         InvalidInput: The index is not a full-text index. The errors of `search` are raised, too.
@@ -315,7 +315,7 @@ def with_snippets(
 
 
 def _text_index(snapshot: Snapshot, index: object, query: object) -> IndexDefinition:
-    """Return the index that marks matches in texts: the named index, or the only full-text index among several."""
+    """Return the index that marks matches in texts: the named index, or the only full-text index."""
     if not isinstance(index, list | tuple):
         return index_for(snapshot, index, by_vector=query is None)
     named = [each for each in snapshot.config.indexes if each.name in names_of(index)]

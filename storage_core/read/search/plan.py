@@ -1,6 +1,6 @@
-"""Plans of searches, source by source, as `explain_search` returns them, and the cost of a search that was run.
+"""Plans of searches for `explain_search`, source by source, and the cost of a search that was run.
 
-A search and its plan start with the same objects (`Searched.lives`). A plan therefore always matches the search.
+A search and its plan start with the same objects (`Searched.lives`). So a plan always matches the search.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ How = Literal["segment", "indexed", "exact", "left_out"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlan:
-    """A set of rows that an index numbers together, including deleted rows. `how` is the way in which it is searched.
+    """A set of rows that an index numbers together, including deleted rows. `how` is the way of the search.
 
     `name` is a path or an id within `place`. In the base, it is the path of a split, or the path of a segment over
     several splits. In a log, it is the id of the region.
@@ -49,7 +49,7 @@ class SourcePlan:
 
     - `matching`: the number of live rows that meet the filter.
     - `probed`: the number of clusters that were searched.
-    - `ranked`: the number of rows that were scored by embeddings of the table, added up over all windows.
+    - `ranked`: the number of rows that were scored by embeddings of the table, as a sum over all windows.
     """
 
     place: Place
@@ -98,15 +98,15 @@ class IndexPlan:
         kind: The kind of the index.
         version: The version that is searched.
         watermark: The version up to which the index covers every live split.
-        segments: For each live split, the segments that cover rows of it.
-        scanned: The splits with rows that no segment covers.
+        segments: For each live split, the segments that cover rows of the split.
+        scanned: The splits with rows that have no segment.
         sources: The sources of the search.
         weight: The weight of the index. None if the index is used alone, and 0 if it only filters.
-        nprobe: The requested or configured number of clusters. If it is None, the search reads as many clusters as
-            contain a fixed share of the rows (`index.vector.reader.probes`).
+        nprobe: The requested or configured number of clusters. None means the clusters that contain a fixed share of
+            the rows (`index.vector.reader.probes`).
         judged: After a run with a filter, the number of rows for which the filter was evaluated. A vector index
-            evaluates the filter for all live rows. Other indexes evaluate it for hits, best first, until enough hits
-            meet it.
+            evaluates the filter for all live rows. Other indexes evaluate the filter for hits, best first, until enough
+            hits meet the filter.
         met: After a run with a filter, the number of these rows that meet the filter.
     """
 
@@ -150,7 +150,7 @@ class FilterPlan:
         condition: The filter as SQL.
         live_splits: The number of live splits.
         admitted_splits: The number of splits that may contain a matching row, according to the log.
-        bitmap_indexes: The bitmap indexes that are used for the splits that they cover.
+        bitmap_indexes: The bitmap indexes that are used for their covered splits.
         is_exact: Whether these indexes decide the whole filter.
         columns: The columns that are read for all other rows.
         told_splits: After a run, the number of splits for which the bitmap indexes decided.
@@ -262,7 +262,7 @@ def search_plan(
 
 
 def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
-    """Return the splits that a search would answer from segments, and the splits that it would index while it runs.
+    """Return the splits that a search would answer from segments, and the splits that it would index during the run.
 
     The result has these fields of `IndexPlan`: `index, kind, version, watermark, segments, scanned`. Makes no request.
 

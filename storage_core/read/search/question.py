@@ -1,7 +1,7 @@
-"""The request of a search: its indexes, the question to each index, and the method that fuses their rankings.
+"""The request of a search: the indexes, the question to each index, and the method of fusing the rankings.
 
 `request_of` checks the arguments of `Table.search`. It returns the indexes, the weights, and the question to each index
-in the form of that kind of index.
+in the form for the kind of index.
 
 `fuse` computes one score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
 
@@ -9,7 +9,7 @@ in the form of that kind of index.
 - Linear fusion (`linear`) adds `weight * (score - least) / (most - least)`, with the least and greatest score of the
   ranking. If all scores of a ranking are equal, each score counts as 1.
 
-If a ranking does not contain a row, the ranking adds nothing to the row's score.
+A ranking that does not contain a row adds nothing to the score of the row.
 
 `parse_bitmap_query` turns a query to a bitmap index into a predicate over the columns of the index.
 """
@@ -56,7 +56,7 @@ class Ranking:
 
 
 def fuse(rankings: Sequence[Ranking], weights: Sequence[float], fusion: Fusion, rows: int) -> _Floats:
-    """Return the score of each of `rows` rows, which are numbered from 0."""
+    """Return the score of each of `rows` rows. Rows are numbered from 0."""
     scores = np.zeros(rows)
     for ranking, weight in zip(rankings, weights, strict=True):
         scores[ranking.rows] += weight * (_reciprocal(ranking) if fusion == "rrf" else _normalised(ranking))
@@ -254,7 +254,7 @@ def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:
 
 
 _MOST_ROWS: Final = 2**56
-"""More rows than any table has. The windows of a search are several times larger and must fit into 64 bits."""
+"""A number above the rows of any table. The windows of a search are several times larger and must fit into 64 bits."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -296,7 +296,7 @@ class IndexQuestion:
 class SearchRequest:
     """The checked request of a search.
 
-    It has the indexes that rank, their weights, the method of fusion, and the indexes that only filter. Without
+    It has the ranking indexes with their weights, the method of fusion, and the indexes that only filter. Without
     `weights`, one index is used, and the result has the scores of this index.
     """
 
@@ -307,7 +307,7 @@ class SearchRequest:
 
 
 def request_of(snapshot: Snapshot, given: SearchQuestion) -> SearchRequest:
-    """Return the request of a search. It uses several indexes for a query with a vector, or for a list of names.
+    """Return the request of a search. A query with a vector, or a list of names, uses several indexes.
 
     Raises:
         NotFound: An index is unknown.
@@ -351,7 +351,7 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
 
 
 def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinition:
-    """Return the definition of the only index of these kinds. Raises `InvalidInput` if there is none or several."""
+    """Return the definition of the only index of these kinds. Raises `InvalidInput` for no index or several indexes."""
     fitting = sorted(each.name for each in snapshot.config.indexes if each.kind in kinds)
     if len(fitting) != 1:
         kind = " or ".join(kinds).replace("fulltext", "full-text")
@@ -395,7 +395,7 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
 
 
 def one_index(index: object, what: str) -> str | None:
-    """Return the name of the only named index, or None for no name. Raises `InvalidInput` for several names."""
+    """Return the name of the index, or None without a name. Raises `InvalidInput` for several names."""
     if index is None:
         return None
     first, *others = names_of(index)
@@ -416,7 +416,7 @@ def names_of(index: object) -> list[str]:
 
 
 def page(limit: object, offset: object = 0) -> tuple[int, int]:
-    """Return the number of wanted rows, and the number of rows to skip. Both are capped above the size of any table.
+    """Return the number of wanted rows, and the number of rows to skip. Both have a limit above the size of any table.
 
     Raises `InvalidInput` if a number is invalid.
     """

@@ -1,12 +1,12 @@
 """Searches by one index: ranked by score, or ordered by a column.
 
 A search is exact, regardless of the state of the index and the merge (decision 0022). Rows without a segment are
-indexed on the fly, and are searched as if they had a segment. The rows, the scores and the order are therefore the same
-whether the index is complete, incomplete or empty. Rows with equal scores are ordered by their values (decision 0022).
+indexed during the search, and are searched as if they had a segment. The rows, the scores and the order are therefore
+the same for a complete, incomplete or empty index. Rows with equal scores are ordered by their values (decision 0022).
 
 `search_ordered` returns matching rows in the order of a column instead of by score, for example the newest first. The
 log contains bounds of the column for each split. The sources that may contain the first rows are searched first. If all
-rows of a source come after the result, its segments are not opened and its rows are not read.
+rows of a source come after the result, the search does not open its segments or read its rows.
 """
 
 from __future__ import annotations
@@ -116,8 +116,9 @@ def search_ordered(
         InvalidInput: The column has no order. The errors of `search` are raised, too.
 
     Cost:
-        The requests of `Matches.rows`, and the requests for the rows that may be in the result. Sources whose bounds in
-        the log come after the result take no request. Integers, decimals, dates and timestamps have such bounds.
+        The requests of `Matches.rows`, and the requests for the rows that may be in the result. A source takes no
+        request if its bounds in the log come after the result. Integers, decimals, dates and timestamps have such
+        bounds.
     """
     snapshot = searched.snapshot
     order.require_known(snapshot.schema)
@@ -134,7 +135,7 @@ def search_ordered(
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
-    """A source, or some of its `rows`. None of their values comes before the key `bound`, which is None if unknown."""
+    """A source, or some of its `rows`. No value comes before the key `bound`. An unknown bound is None."""
 
     bound: Any
     source: int
@@ -142,7 +143,7 @@ class _Bounded:
 
 
 class _First:
-    """The first rows of all added rows, in the order of a column."""
+    """The first of all added rows, in the order of a column."""
 
     def __init__(self, snapshot: Snapshot, order: Order, limit: int, columns: Collection[str]) -> None:
         self.by, self.descending, self.limit = order.column, order.descending, limit
@@ -166,7 +167,7 @@ class _First:
         return None if not known or None in known else (max if self.descending else min)(known)
 
     def excludes(self, bound: Any) -> bool:
-        """Return True if a row whose value is at or after this key cannot be among the first rows."""
+        """Return True if no row with a value at or after this key can be among the first rows."""
         if bound is None or not self.rows.is_full:
             return False
         last = sortable(self.rows.last().column(self.by).combine_chunks())[0].as_py()
@@ -205,7 +206,7 @@ def _add_first(matches: Matches, first: _First) -> None:
 
 
 def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
-    """Return for each split a lower bound, in this order, of its keys. None if the log does not contain a bound."""
+    """Return for each split a lower bound of its keys in this order. None if the log does not contain a bound."""
     kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
     if not any(is_kind(kind) for is_kind in _BOUNDED):
         return dict.fromkeys(splits)
@@ -215,8 +216,7 @@ def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mappi
     return dict(zip(splits, keys.to_pylist(), strict=True))
 
 
-# Bounds of floats ignore NaN, which is the greatest value. Texts often have the same long prefix, which bounds
-# truncate.
+# Bounds of floats ignore NaN, the greatest value. Texts often have the same long prefix, and bounds are truncated.
 _BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
 
 
@@ -253,10 +253,10 @@ _MATCH = 1.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Scored:
-    """The result of an index: the live `hits` of sources, and the `sources` that may have hits, by their positions.
+    """The result of an index: the live `hits` of sources, and the positions of the `sources` that may have hits.
 
-    All rows with a score greater than `tied` are among the best. They are in the sources `better`. The first `wanted`
-    rows with the score `tied` are among the best as well.
+    All rows with a score greater than `tied` are among the best. The sources `better` contain these rows. The first
+    `wanted` rows with the score `tied` are among the best as well.
     """
 
     sources: Sequence[int]
@@ -285,13 +285,13 @@ def search(
 
     If a `vector` is given, the nearest rows are found. `score` is 1 - distance for cosine, and -distance for l2 and
     dot. `distance` is the distance of the metric. Both are computed from exact embeddings. `nprobe` clusters of each
-    segment are searched. Candidates are ranked by codes in windows of 10 rows, 40 rows and so on (`windows`). Rows that
-    only a wider window finds come after the rows of the narrower window.
+    segment are searched. Candidates are ranked by codes in windows of 10 rows, 40 rows and so on (`windows`).
+    Additional rows of a wider window come after the rows of the narrower window.
 
     Full text is scored with BM25 (`fulltext.parse` documents the syntax). The statistics cover all rows of the splits,
-    the whole rows of each unmerged generation, and the rows that other records produce over the base. Deleted or
-    superseded rows stay in the statistics until their split is rewritten or their generation is merged. They are never
-    returned. Decision 0022 contains the limit of their effect on scores. Every match of a bitmap index has the score
+    the whole rows of each unmerged generation, and the rows that other records produce from the base. Deleted or
+    superseded rows stay in the statistics until their split is rewritten or their generation is merged. The search
+    never returns these rows. Decision 0022 limits their effect on scores. Every match of a bitmap index has the score
     1.0 (`question.parse_bitmap_query`).
 
     Args:
@@ -311,14 +311,13 @@ def search(
         Unavailable: The machine lacks disk, memory or open files, or the filter exceeds a limit.
 
     Cost:
-        A search by vector makes the requests of `Nearest.rows` for each window. Another search makes one GET per source
-        whose segment is not cached, or the requests of `parts.Reading` for bitmaps. It then makes one GET per split
+        A search by vector makes the requests of `Nearest.rows` for each window. Any other search makes one GET per
+        source without a cached segment, or the requests of `parts.Reading` for bitmaps. Then it makes one GET per split
         with hits that may be among the best. From a split above 8 MiB, it reads only the footer and the row groups with
         hits. Files on a local disk take no request. A hit with the score of the last row is skipped if its first column
-        comes after the first column of that row (decision 0022).
-        A filter adds the requests that read its columns for the hits. If bitmap indexes decide the whole filter, it
-        adds the requests of `Bitmaps.of_split` instead. If a split with such hits has a stored deletion vector, this
-        takes one GET. The requests of `unmerged.take_apart` are added.
+        comes after the first column of that row (decision 0022). A filter adds the requests that read its columns for
+        the hits. If bitmap indexes decide the whole filter, it adds the requests of `Bitmaps.of_split` instead. A
+        stored deletion vector of a split with such hits takes one GET. The requests of `unmerged.take_apart` are added.
     """
     snapshot, kept, parsed = searched.snapshot, searched.kept, one.question
     names = tuple(snapshot.schema.names) if columns is None else tuple(columns)
@@ -405,10 +404,10 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
 
 
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
-    """Read each source that has, or may have, some of the best rows. Each source is read once.
+    """Read each source that may have some of the best rows. Each source is read once.
 
-    The sources that certainly have such rows are read concurrently. The other sources are read in growing groups, until
-    no more rows are needed.
+    Sources that certainly have such rows are read concurrently. The other sources are read in growing groups, until no
+    more rows are needed.
     """
 
     def add(sources: Sequence[int]) -> None:
@@ -423,8 +422,7 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 
     add([each for each in matches.sources if each in matches.better])
     others = sorted({*matches.sources} - matches.better, key=turn)
-    # The sources are in the order of their first rows. The search stops at the first source whose rows all come too
-    # late.
+    # The sources are in the order of their first rows. The search stops at the first source that has only later rows.
     for group in in_turns(
         others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
     ):

@@ -1,9 +1,8 @@
-"""The sources of a search, and the filter that keeps the hits in live rows.
+"""The sources of a search, and the filter that keeps hits in live rows.
 
 A `Source` is a set of rows that an index numbers from 0, such as a split or a generation. `Live` keeps the hits that
 are neither deleted nor excluded by the filter. `TextFilter` is a filter that consists of the hits of another index.
-Each segment numbers its rows separately, so this filter identifies rows by their splits and positions, or by their
-keys.
+Each segment numbers its rows separately. So this filter identifies rows by split and position, or by key.
 """
 
 from __future__ import annotations
@@ -29,10 +28,10 @@ from storage_core.read.row_filter import NOTHING_KNOWN, RowFilter
 from storage_core.store.meter import prefetch
 
 Between = tuple[Unsigned, Unsigned]
-"""Two arrays of `leading_keys`, with a lower and an upper bound of each row in the first of the `tie_columns`."""
+"""Two arrays of `leading_keys`: lower and upper bounds of each row in the first of the `tie_columns`."""
 
 InSplit = tuple[str, Positions, Positions]
-"""The path of a split, the positions of some rows in a given list, and the row numbers of these rows in the split."""
+"""The path of a split, positions in a list of rows, and the row numbers of these rows in the split."""
 
 
 Place = Literal["base", "generation", "log", "records"]
@@ -50,7 +49,7 @@ class Origin:
     """The location of the rows of a source.
 
     `name` is the path of a split of the base, or of a segment over several splits. `segment` is the path of the segment
-    that covers the rows. It is None if no segment covers them.
+    that covers the rows, or None without a segment.
     """
 
     place: Place
@@ -78,12 +77,12 @@ class Source(Protocol):
 
     @property
     def segment_bytes(self) -> int | None:
-        """The size in bytes of the segment that covers the rows. None if no segment covers them."""
+        """The size in bytes of the segment that covers the rows. None without a segment."""
         ...
 
     @property
     def is_near(self) -> bool:
-        """True if reading the source is so fast that a second thread costs more than it saves."""
+        """True if the source is so fast to read that a second thread costs more than it saves."""
         ...
 
     def count(self) -> int:
@@ -103,7 +102,7 @@ class Source(Protocol):
         ...
 
     def low(self) -> Any:
-        """Return a lower bound of the rows in their order, as `order.least`, or None if unknown. Makes no request."""
+        """Return a lower bound of the rows as in `order.least`, or None if unknown. Makes no request."""
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:
@@ -206,9 +205,9 @@ _FILTERED_ROWS = 2**18
 class Looked:
     """The work of a search by vector on one source. `matching` is the number of live rows that meet the filter.
 
-    `ranked` is the number of rows that were scored by embeddings of the table, added up over all windows and queries.
-    If `is_exact` is True, all matching rows were scored, otherwise the rows that codes selected. `clusters` is the
-    number of clusters that the last window searched, or None for a segment without clusters.
+    `ranked` is the number of rows that were scored by embeddings of the table, as a sum over all windows and queries.
+    If `is_exact` is True, all matching rows were scored. Otherwise only the rows that codes selected were scored.
+    `clusters` is the number of clusters that the last window searched, or None for a segment without clusters.
     """
 
     matching: int
@@ -218,11 +217,11 @@ class Looked:
 
 
 class Live:
-    """A filter of hits. It returns the hits that are visible rows and meet the filter, in their order.
+    """A filter of hits. It returns the hits that are visible rows and meet the filter, in the same order.
 
-    Deleted rows are looked up only for sources with hits. If neither bitmap indexes nor earlier searches decide the
-    filter for a hit, the columns of the filter are read for its row. The cost therefore depends on the number of
-    checked hits, and not on the size of the table. Hits are checked until enough hits meet the filter.
+    Deleted rows are looked up only for sources with hits. Bitmap indexes or earlier searches may decide the filter for
+    a hit. Otherwise the columns of the filter are read for the row of the hit. The cost therefore depends on the number
+    of checked hits, and not on the size of the table. Hits are checked until enough hits meet the filter.
     """
 
     def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
@@ -314,9 +313,9 @@ class Live:
         return met
 
     def _lasting(self, source: Source) -> RowFilter | None:
-        """Return the filter if it may cache its results for the source, else None.
+        """Return the filter if its results may be cached for the source, else None.
 
-        It may cache them if the source is in splits and no other filter applies.
+        Results may be cached if the source is in splits and no other filter applies.
         """
         return self.filter if source.splits and not self._matched else None
 
@@ -343,7 +342,7 @@ class Live:
         return met
 
     def _judge(self, rows: Mapping[int, Positions], met: Mapping[int, Mask], wanted: RowFilter) -> None:
-        """Remove the rows from the masks that do not meet the filter.
+        """Remove the rows that do not meet the filter from the masks.
 
         Cached results decide, or DuckDB evaluates the filter.
         """

@@ -1,8 +1,8 @@
 """The sources of a search: the rows of the base, and the unmerged rows.
 
-A segment is used for the rows of the base that it covers, even if these rows have moved since it was built. All other
-rows of the base are indexed during the search by the same builder, and are searched as if they had a segment. The same
-applies to generations. A segment or translation that is damaged or no longer exists is treated as missing.
+A segment is used for its rows of the base, even if these rows have moved since the build. The same builder indexes all
+other rows of the base during the search. These rows are searched as if they had a segment. The same applies to
+generations. A segment or translation that is damaged or no longer exists is treated as missing.
 
 The unmerged sources are the whole rows of generations, the whole rows of logs, and the rows that other records produce.
 """
@@ -147,7 +147,7 @@ def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) ->
 
 
 def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
-    """Return the source for rows that several records produce together, or that records produce over the base."""
+    """Return the source for rows that several records produce together, or that records and the base produce."""
 
     def named() -> str:
         sink = pa.BufferOutputStream()
@@ -183,8 +183,8 @@ def sources(
 ) -> list[list[Source]]:
     """Return the sources of a search for each index: the base, generations by region and number, logs, then the rest.
 
-    Sources of the base without a segment come first, by split. Sources with segments follow, by the path of the
-    segment. Hidden rows are looked up once for all indexes.
+    Sources of the base without a segment come first, sorted by split. Sources with segments come next, sorted by the
+    path of the segment. Hidden rows are looked up once for all indexes.
     """
     found, hidden = list[list[Source]](), Hidden()
     for each in covered:
@@ -286,7 +286,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment that covers several splits or a part of a split, or whose rows moved.
+    """The rows of a segment that covers several splits or a part of a split, or the moved rows of a segment.
 
     The rows are now in `splits`.
     """
@@ -437,7 +437,8 @@ def parts_of(base: Base, segment: IndexSegment, splits: Sequence[str]) -> vector
 
     Cost:
         Concurrent ranged GETs. One GET reads the directory of the segment with the data that opening needs. One GET
-        reads the footer of each of the first `splits`, whose embeddings are read next. Cached data takes no GET.
+        reads the footer of each of the first `splits`, because the embeddings of these splits are read next. Cached
+        data takes no GET.
     """
     store, definition = base.store, base.covered.definition
     if definition.kind != "vector" or segment.size <= WHOLE_SEGMENT_BYTES or store.local_path(segment.path) is not None:

@@ -1,8 +1,8 @@
 """The rows that are nearest to a given embedding, and the recall of a vector index.
 
 Each source selects candidates by its codes, and the exact embeddings of the table decide. Rows without a segment are
-scored exactly. If a filter leaves few rows of a source, these rows are scored exactly, too. This reads less data than
-searching clusters until enough of these rows are found.
+scored exactly. If a filter leaves few rows of a source, these rows are scored exactly, too. This reads less data than a
+search of clusters for enough of these rows.
 
 The recall of a vector index is the share of the true nearest rows that its searches find. The true nearest rows are
 found by scoring all rows exactly.
@@ -42,10 +42,13 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
-"""If a filter leaves at most this number, or this share, of the rows of a source, these rows are scored exactly."""
+"""Maximum number or share of rows that a filter leaves in a source for exact scores."""
 
 FEW_NUMBERS = 2**18
-"""The most numbers in the embeddings that are scored exactly. With more numbers, searching the codes is cheaper."""
+"""Maximum number of values in embeddings that are scored exactly.
+
+Above this number, a search of the codes is cheaper.
+"""
 
 BLOCK_BYTES = 2**26
 _BLOCK_ROWS = 65_536  # the rows of a row group, because a row group is decoded as a whole
@@ -55,7 +58,7 @@ _AT_ONCE, _FAR_AT_ONCE = 2, 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Rows of a source and their distances, either exact or computed from codes."""
+    """Rows of a source with their distances. The distances are exact or computed from codes."""
 
     rows: Positions
     distances: Distances
@@ -90,11 +93,11 @@ class Nearest:
             best.add(taken, (0.0 - distances).tolist())
 
     def rows(self, window: int) -> list[Found]:
-        """Return for each source the rows of a window among the `most` nearest, and rows as near as the last of these.
+        """Return for each source the rows among the `most` nearest of a window, and rows as far as the last of these.
 
         Cost:
             For each source with a segment, the requests of `Source.directory`. For all other sources, and for the
-            embeddings of candidates, the requests of `Source.take`. Memory is that of the segments and a few blocks of
+            embeddings of candidates, the requests of `Source.take`. Memory: the segments and a few blocks of
             `BLOCK_BYTES`.
         """
         numbers, wanted = range(len(self._live.sources)), max(FIRST_WINDOW, window)
@@ -162,13 +165,13 @@ class Nearest:
                 budget=vector.Budget.of_one(self._segments),
                 note=note,
             )
-        # If codes cannot determine a distance, the row counts as near until its embedding shows that it is not.
+        # If codes cannot determine a distance, the row counts as near until its exact distance is known.
         near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         return Found(rows, near, is_exact=reader.head.quantization == "none")
 
 
 def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> Found:
-    """Return the `most` nearest of these rows, and rows as near as the last of these, by exact embeddings.
+    """Return the `most` nearest of these rows by exact embeddings, and rows with the same distance as the last.
 
     The embeddings are read block by block.
     """
@@ -186,12 +189,12 @@ def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> F
 
 
 def block_rows(dimensions: int) -> int:
-    """Return the number of embeddings of this many dimensions that are read at once."""
+    """Return the number of embeddings with this dimension that are read at once."""
     return max(1, min(_BLOCK_ROWS, BLOCK_BYTES // (4 * dimensions)))
 
 
 def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
-    """Return for each source its rows among the `most` nearest of all sources, and rows as near as the last one."""
+    """Return for each source its rows among the `most` nearest rows, and rows with the same distance as the last."""
     return _up_to(found, most, vector.farthest)
 
 
@@ -223,12 +226,12 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
 
 
 def most_scored(rows: int, dimensions: int) -> int:
-    """Return the limit up to which rows that a filter leaves are scored exactly, for a source with `rows` rows."""
+    """Return the maximum number of remaining rows for exact scores, for a source with `rows` rows."""
     return min(max(FEW_ROWS, int(FEW_SHARE * rows)), FEW_NUMBERS // dimensions)
 
 
 def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:
-    """Return a context that checks data read by ranges. It does nothing for whole files, which were verified before."""
+    """Return a context that checks data read by ranges. It does nothing for whole files, because these are verified."""
     return nullcontext() if ranged is None else usable(ranged.where)
 
 
@@ -267,10 +270,9 @@ class Recall:
         recall: The share of the `k` nearest rows that the searches found. It is 1 if there are no rows. A row as near
             as the k-th row counts as found.
         queries: The number of queries.
-        candidates: The number of rows that were ranked by embeddings of the table, added up over all windows of all
+        candidates: The number of rows that were ranked by embeddings of the table, as a sum over all windows of all
             searches.
-        rows: The number of rows that have an embedding and meet the filter. The true nearest rows were computed from
-            these rows.
+        rows: The number of rows that have an embedding and meet the filter. The true nearest rows are among these rows.
     """
 
     index: str
@@ -295,8 +297,8 @@ def recall(
     Args:
         searched: The table, the filter and the limits.
         index: The name of the index, or None for the only vector index.
-        queries: Embeddings to search for, or a number of rows whose embeddings are the queries. A query that comes from
-            a row also finds this row.
+        queries: Embeddings to search for, or the number of rows to draw. The embeddings of the drawn rows are then the
+            queries. A query that comes from a row also finds this row.
         k: The number of nearest rows.
         nprobe: The number of clusters to search, or None for the index's setting.
         seed: The seed of the random choice of rows.
@@ -388,7 +390,7 @@ def _drawn(found: Sequence[Source], rows: Sequence[Positions], given: _Given, se
 def _nearest_distances(
     found: Sequence[Source], rows: Sequence[Positions], queries: Sequence[VectorQuery], k: int
 ) -> tuple[list[Distances], int]:
-    """Return for each query the ascending distances of its k nearest rows, and the number of rows with an embedding."""
+    """Return the ascending distances of the k nearest rows of each query, and the number of rows with an embedding."""
     nearest, count = [np.zeros(0, np.float64) for _ in queries], 0
     if not queries:  # no row has an embedding
         return nearest, count
