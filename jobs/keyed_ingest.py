@@ -140,8 +140,8 @@ class KeyedIngest:
             check = partial(require_unlanded, job, offsets)
             _, older = fill_regions(job, parts, offsets, order=order, check=check)
         actions = [action for result in results for action in result.actions]
-        self._results += results
         if not actions:
+            self._results += results
             return
         late = sum((file.late for file in files), LateMetrics())
         rejected = sum(result.rows_rejected for result in results)
@@ -149,6 +149,7 @@ class KeyedIngest:
         metrics = replace(found, rows_out=found.rows_out - older, rows_rejected=rejected, **late.as_mapping())
         report = job.commit(actions, operation="INGEST", metrics=metrics, details={"files": len(files)})
         job.look_again()
+        self._results += results
         if report.status == "committed":
             self._older += older
             self._last = report

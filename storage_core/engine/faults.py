@@ -198,7 +198,7 @@ _FAULTS: Final = (
         _call,
     ),
     _fault(
-        r"Could not convert string '(?P<value>.*)' to (?P<type>.+?)"
+        r"Could not convert string ['\"](?P<value>.*)['\"] to (?P<type>.+?)"
         r"(?: when casting from source column (?P<column>[^\n]+))?$",
         _value,
     ),

@@ -91,6 +91,8 @@ def test_test_events_and_removals_announce_nothing(body: str) -> None:
         event(record(key="%ff")),
         event(record(key=7)),
         event(record(key="a", size="large")),
+        event(record(key="a", size=1)).replace("1}", "1e999}"),
+        bridged("Object Created", key=None),
         json.dumps({"Type": "Notification", "Message": "hello"}),
         in_sns(in_sns(in_sns(event(record(**ENCODED))))),
         bridged("Object Created", **PLAIN).replace("aws.s3", "aws.ec2"),

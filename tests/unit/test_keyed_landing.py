@@ -196,6 +196,21 @@ def test_the_order_of_a_delete_is_known_until_it_is_merged(ordered: KeyedLanding
     assert (ordered.names() == {}) is stays
 
 
+def test_the_order_is_known_after_columns_change(ordered: KeyedLanding) -> None:
+    ordered.land("a", {"id": 1, "name": "new", "lsn": 5}, {"id": 2, "name": "new", "lsn": 5})
+    ordered.ingest()
+    ordered.table.merge_all()
+    ordered.land("b", {"id": 2, "name": "newer", "lsn": 6})
+    ordered.ingest()
+    table = Table(MeteredStore(ordered.store), ordered.log, ordered.log.snapshot())
+    table.add_column("city", "string")
+    table.rename_column("name", "title")
+    table.drop_column("price")
+    ordered.land("c", {"id": 1, "title": "old", "lsn": 4}, {"id": 2, "title": "old", "lsn": 5}, {"id": 3, "lsn": 1})
+    assert ordered.ingest().details["rows_older"] == 2
+    assert {key: row["title"] for key, row in ordered.rows().items()} == {1: "new", 2: "newer", 3: None}
+
+
 def test_rows_of_a_writer_without_an_order_lose_against_every_landed_record(ordered: KeyedLanding) -> None:
     with ordered.table.writer() as writer:
         writer.put([{"id": 1, "name": "no order"}, {"id": 2, "name": "newer", "lsn": 9}])

@@ -152,7 +152,7 @@ def _plain(value: object) -> object:
         case list() | tuple() | np.ndarray():
             return _array(list(value))
         case _:
-            raise TypeError(f"a raw log has no form for {type(value).__name__}")
+            raise TypeError(f"a raw log has no form for {type(value).__name__}. Convert it first")
 
 
 def _time(value: np.datetime64 | dt.date) -> object:

@@ -231,7 +231,11 @@ def _refusal(values: Sequence[object], type_: pa.DataType) -> str:
         except UnicodeEncodeError:
             return f"{quoted(each)} has characters that UTF-8 does not have. Leave them out"
         except (pa.ArrowException, TypeError, ValueError, OverflowError):
-            if isinstance(each, _NUMBERS) and (pa.types.is_integer(type_) or pa.types.is_floating(type_)):
+            if (
+                isinstance(each, _NUMBERS)
+                and not isinstance(each, bool)
+                and (pa.types.is_integer(type_) or pa.types.is_floating(type_))
+            ):
                 return f"{quoted(each)} is out of its range. Use a column of a larger type"
             return f"{quoted(each)} is of the type {type(each).__name__}. Convert it first"
     return "the values are of several types. Convert them to one type first"
@@ -250,7 +254,7 @@ def _scaled(values: Sequence[object], type_: pa.DataType) -> list[object]:
         try:
             scaled.append(each.quantize(unit, context=context) if isinstance(each, Decimal) else each)
         except (Inexact, InvalidOperation) as error:
-            raise ValueError(f"{shortened(str(each), 80)} has more digits than {type_} keeps") from error
+            raise ValueError(f"{shortened(str(each), 80)} has more digits than {type_} keeps. Round it") from error
     return scaled
 
 

@@ -86,7 +86,7 @@ def created_objects(body: str) -> tuple[CreatedObject, ...] | None:
     """
     try:
         return _created(json.loads(body), depth=2)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, OverflowError):
         return None
 
 
@@ -112,12 +112,14 @@ def _of_event_bridge(body: Mapping[str, Any]) -> tuple[CreatedObject, ...] | Non
     return (_object(detail, detail["object"]["key"]),) if is_new else ()  # these keys are not encoded
 
 
-def _object(event: Mapping[str, Any], key: str) -> CreatedObject:
+def _object(event: Mapping[str, Any], key: object) -> CreatedObject:
     found = event["object"]
+    if not isinstance(key, str):
+        raise TypeError("a key is a text")
     size, etag = found.get("size"), found.get("eTag") or found.get("etag")
     return CreatedObject(
         bucket=str(event["bucket"]["name"]),
-        key=str(key),
+        key=key,
         size=None if size is None else int(size),
         etag=None if etag is None else '"' + str(etag).strip('"') + '"',
     )

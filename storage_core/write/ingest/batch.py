@@ -510,7 +510,7 @@ MOST_HELD_BYTES = 16 * 2**20
 MOST_TOGETHER = 1_000
 """The most small files that are read together."""
 
-MOST_TOGETHER_BYTES = 8 * 2**20
+MOST_TOGETHER_BYTES = 32 * 2**20
 """The most bytes of small files that are read together, and of the text of each of them."""
 
 MOST_PENDING_BYTES = 64 * 2**20

@@ -2,7 +2,7 @@
 
 A landed record is a put of a whole row unless it has another operation. The operation is in a field of the record
 (`op`), which is not a column, or in an envelope (`envelopes`). The column `order_by` orders the records of one key. It
-is a column of the table because a later run compares its values with the rows that the table holds (decision 0044).
+is a column of the table because a later run compares its values with the rows that the table holds (decision 0045).
 
 | Operation | Words, in upper or lower case |
 |---|---|

@@ -144,10 +144,14 @@ def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt
     if not data.endswith(b"\n"):
         data += b"\n"
     ended = np.frombuffer(data, np.uint8) == ord("\n")
-    filled = ~ended
-    starts = np.flatnonzero(filled[1:] & ended[:-1]) + 1
-    starts = np.concatenate([[0], starts]) if filled[0] else starts
-    ends = np.flatnonzero(ended[1:] & filled[:-1]) + 1
+    if b"\n\n" not in data and data[0] != ord("\n"):  # no line is empty, so each end is the end of a line
+        ends = np.flatnonzero(ended)
+        starts = np.concatenate([[0], ends[:-1] + 1])
+    else:
+        filled = ~ended
+        starts = np.flatnonzero(filled[1:] & ended[:-1]) + 1
+        starts = np.concatenate([[0], starts]) if filled[0] else starts
+        ends = np.flatnonzero(ended[1:] & filled[:-1]) + 1
     # Only line ends are between two non-empty lines.
     numbers = first_number + np.cumsum(starts - np.concatenate([[0], ends[:-1]])[: len(starts)], dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(ends - starts)], dtype=np.int32)

@@ -670,7 +670,9 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
     for (file, block), start, end in zip(blocks, ends[:-1], ends[1:], strict=True):
         first, last = np.searchsorted(places, (start, end))
         own = refused[bisect_left(refused_places, start) : bisect_left(refused_places, end)]
-        again = tuple(replace(line, file=file, line=int(block.numbers[place - start])) for place, line in own)
+        again = tuple(
+            RejectedLine(file, int(block.numbers[place - start]), each.reason, each.text) for place, each in own
+        )
         found = Parsed(rows.slice(first, last - first), again, block.numbers[places[first:last] - start])
         yield found.and_rejected(not_text(file, block.not_text)) if block.not_text else found
 

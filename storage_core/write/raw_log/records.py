@@ -251,7 +251,7 @@ def _row_of_arrow(rows: pa.Table | pa.RecordBatch, index: int) -> Mapping[str, o
         try:
             row[name] = column[index].as_py()
         except NOT_IN_PYTHON as error:
-            why = f"field {name!r}: a value of {column.type} has no equivalent in Python: {error}"
+            why = f"field {name!r}: a value of {column.type} has no equivalent in Python. Convert it first"
             raise InvalidInput(f"record {index}: {why}. Nothing was appended", row=index, column=name) from error
     return row
 

@@ -24,6 +24,7 @@ from storage_core.data.formats.arrow_files import QuarantinedRows
 from storage_core.data.formats.region_manifest import FlushedGeneration, Generation
 from storage_core.data.rows import fold
 from storage_core.data.rows.codes import Mask
+from storage_core.data.rows.columns import stored_schema
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.keys import Positions, bitmap_of, key_codes, positions
 from storage_core.index.segments import Answering
@@ -383,4 +384,4 @@ def find(
 
 def _rows(opened: OpenSplit, places: Positions, schema: pa.Schema) -> pa.Table:
     # The table, not the file, defines which columns are required.
-    return conform(conform_split(opened.take(places), schema), schema)
+    return conform(conform_split(opened.take(places, stored_schema(schema).names), schema), schema)
