@@ -89,8 +89,8 @@ class PartlyDone(Failure):
 class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothing but itself
     """Runs `python -m jobs STEP` in a subprocess. This is the default launcher.
 
-    The job starts Spark unless its work is small. `root` is the working directory of the job, to which relative
-    locations are relative. The default is the working directory of this process. The launcher passes the range of
+    The job starts Spark unless its work is small. `root` is the working directory of the job. Relative locations are
+    relative to this directory. The default is the working directory of this process. The launcher passes the range of
     windows as arguments, because Pipes drops the partition range of a run.
     """
 

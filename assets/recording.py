@@ -93,7 +93,7 @@ def recorded(
 def record_part(
     context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int, *, span: Span | None
 ) -> Failure:
-    """Record the finished partitions, and return a failure whose message lists the failed partitions.
+    """Record the finished partitions, and return a failure with a list of the failed partitions.
 
     A step fails as a whole. The finished partitions are recorded before the step fails. Only the partitions of
     failed windows then count as failed in the UI and in backfills.

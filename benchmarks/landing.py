@@ -156,7 +156,7 @@ class _Pair:
 
 def _counts(name: str, report: JobReport) -> Iterator[Metric]:
     windows = len(cast("list[int]", report.details["windows"]))
-    splits, puts = report.metrics.splits_out, report.requests["put"] - 1  # one creates the table
+    splits, puts = report.metrics.splits_out, report.requests["put"] - 1  # one PUT creates the table
     yield Metric(
         name=f"{name}, splits", value=splits, unit="splits", against="windows", ratio=windows / splits, aim=1 / 1.2
     )
@@ -290,7 +290,7 @@ class _Peer:
         """Write the input as a Delta table."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
-            raise AssertionError(self._process.args)  # both are pipes
+            raise AssertionError(self._process.args)  # stdin and stdout are pipes
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         stdin.write(json.dumps([str(given.landing), given.kind, columns, str(folder)]) + "\n")
         stdin.flush()

@@ -125,7 +125,7 @@ def _require_server(server: str, wait_seconds: float) -> None:
 
 
 def _is_ready(channel: Any, wait_seconds: float) -> bool:
-    import grpc  # type: ignore[import-untyped]  # it has no types; it is there once PySpark's client is
+    import grpc  # type: ignore[import-untyped]  # it has no types. PySpark requires it
 
     try:
         grpc.channel_ready_future(channel).result(timeout=wait_seconds)
@@ -334,7 +334,7 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
 
 
 @functools.cache
-def _local_files(process: int) -> Path:  # noqa: ARG001  # once per process: its Java keeps to the first folder
+def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one folder per process
     """Return the folder for files of tasks of this process.
 
     If this process is killed, the next process removes the folder.

@@ -259,7 +259,7 @@ def spare_collections() -> None:
 
 
 @cache
-def _freeze(modules: int) -> None:  # noqa: ARG001  # again once there are more
+def _freeze(modules: int) -> None:  # noqa: ARG001  # more modules freeze again
     gc.freeze()
 
 
@@ -609,7 +609,7 @@ class TableSource(DataSource):
         options.require_stream()
         return TableStream(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
-    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # as Spark calls it
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # Spark defines the signature
         """Return a writer of a batch."""
         return TableWriter(write_options(self.options), schema, overwrite=overwrite)
 

@@ -152,7 +152,7 @@ class Progress:
         self._tell()
 
     def look(self, under_way: Mapping[object, int]) -> None:
-        """Set the number of finished items in each part of the work that has not ended."""
+        """Set the number of finished items in each unfinished part of the work."""
         with self._lock:
             self._under_way = under_way
         self._tell()
@@ -167,7 +167,7 @@ class Progress:
         ):  # a Connect server reports progress itself, with each answer
             operations: dict[object, int] = {}
 
-            def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's
+            def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's signature
                 del inflight_tasks
                 operations[operation_id] = 0 if done else sum(each.num_completed_tasks for each in stages or ())
                 self.look(dict(operations))
@@ -467,7 +467,7 @@ class Spark:
 
 
 def _tell(doing: str) -> None:
-    """Print on a terminal the name of an activity that takes some time. Spark's own progress bar shows the tasks."""
+    """Print the name of a slow activity on a terminal. Spark's own progress bar shows the tasks."""
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")
 

@@ -93,8 +93,8 @@ def choose(
         of_all: The budget of all tables.
         spent: The used bytes of each table (`runs.spent_bytes`).
         now_ms: The current time in milliseconds.
-        since_ms: For each table, the time since which it has a large piece for which the budget may be reserved. The
-            caller passes the same mapping to each call.
+        since_ms: For each table with a large piece, the time at which this piece began to wait. The caller passes the
+            same mapping to each call.
     """
     budgets = _Budgets(of_all, spent, now_ms, since_ms)
     chosen, deferred = list["Wanted"](), list[Deferred]()
