@@ -8,13 +8,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 from jobs.due_runs import TableInputs
 from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
-from storage_core.change.creation import as_declared
+from storage_core.change.creation import GrownTable, as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.windows import EVERY_WINDOW, LateMetrics, WindowRange, by_start
 from storage_core.data.steps import Ingest, RetryQuarantine
@@ -41,6 +42,7 @@ from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
 from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
+from storage_core.write.ingest.drift import NO_DRIFT, count_fields
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
 from storage_core.write.ingest.progress import listed_app, pending, until_listing_ms, waiting_versions
 
@@ -185,9 +187,12 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     return job.report("nothing_to_do", details=details)
 
 
-def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork]) -> list[BatchResult]:
-    """Execute the tasks of these files, and return their results in the order of the files. Note the unread files."""
-    context = context_of(job.before).to_json()
+def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot) -> list[BatchResult]:
+    """Execute the tasks of these files with the columns of `table`, and return their results in the order of the files.
+
+    Note the unread files.
+    """
+    context = context_of(table).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
@@ -202,20 +207,37 @@ def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork]) 
 
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
-    results = _read_files(job, found, work)
+    results = _read_files(job, found, work, job.before)
+    drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
+    grown = grow(job.before, drift, spec.max_new_fields)
+    waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}
+    if waiting:  # these files are read again, because no task knew what the other tasks would find
+        results = [replace(each, files=tuple(f for f in each.files if f.file not in waiting)) for each in results]
+        again = [replace(each, settled=True) for each in work if each.landed.path in waiting]
+        results += _read_files(job, found, again, grown.snapshot)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job)
+    grown = grown if adds else GrownTable(job.before, {}, {})
+    counts = count_fields(*(file.drift.counts for file in files))
+    details = _details(results) | _about(spec, found.landed) | _far_times(adds, job) | grown.details
+    details |= {spec.drift.counted_as: counts} if counts else {}
     actions += found.record(job.before)
     if not actions:
         return job.report("nothing_to_do", details=details)
     late = sum((file.late for file in files), LateMetrics())
-    rejected = sum(result.rows_rejected for result in results)
+    metrics = replace(
+        Metrics.of(results),
+        rows_rejected=sum(result.rows_rejected for result in results),
+        **{spec.drift.counted_as: sum(counts.values())},
+        columns_added=len(grown.added),
+        columns_widened=len(grown.widened),
+        **late.as_mapping(),
+    )
     return job.commit(
-        actions,
+        [*grown.actions, *actions],
         operation="INGEST",
-        metrics=replace(Metrics.of(results), rows_rejected=rejected, **late.as_mapping()),
+        metrics=metrics,
         details=details,
         by_window=_by_window(adds),
         benefit=len(files),

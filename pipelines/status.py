@@ -26,7 +26,7 @@ from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_file import read_automation
 from storage_core.change.declaration_parts import UpkeepDeclaration, UpkeepOfAllDeclaration
 from storage_core.data.steps import TABLE_STEPS
-from storage_core.maintain.rejections import rejection_text
+from storage_core.maintain.rejections import drift_text, rejection_text
 from storage_core.maintain.status import NOT_LOOKED, ExternalDebt, Owed, RetainedPart, Status, status
 from storage_core.store.contract import PAGE_KEYS
 from storage_core.store.meter import add_requests, all_of
@@ -317,8 +317,23 @@ class Looked:
     def rejection_text(self) -> str:
         """The message about the rejected rows. Empty if the table does not reject too many rows."""
         found = self.status and self.status.rejections
-        table = self.place.name if self.place.is_declared else self.place.uri
-        return rejection_text(found, table) if found and found.is_above else ""
+        return rejection_text(found, self._named) if found and found.is_above else ""
+
+    @property
+    def drifts(self) -> int:
+        """The number of changes of columns by landed files, as `Rejections.drifts` counts them."""
+        found = self.status and self.status.rejections
+        return found.drifts if found else 0
+
+    @property
+    def drift_text(self) -> str:
+        """The message about new fields and wider values. Empty if landed files had none."""
+        found = self.status and self.status.rejections
+        return drift_text(found, self._named) if found else ""
+
+    @property
+    def _named(self) -> str:
+        return self.place.name if self.place.is_declared else self.place.uri
 
 
 def places_of(declared: DeclaredTables) -> list[Place]:

@@ -28,7 +28,7 @@ _GRACE_SECONDS = 1.0
 _AT_ANOTHER_TIME, _OF_ANOTHER_HOST = (9, 10), (62, 64)
 """OpenSSL's error codes for certificates: not yet valid, expired, for another host name, or for another address."""
 
-Kind = Literal["run_failed", "behind", "rejecting", "unreadable", "recovered", "test"]
+Kind = Literal["run_failed", "behind", "rejecting", "drifted", "unreadable", "recovered", "test"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

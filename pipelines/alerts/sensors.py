@@ -48,23 +48,30 @@ _SAID: Final = frozenset({*_BAD, BEHIND_AND_REJECTING})
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The reported tables by state (behind, rejecting or unreadable), and the last table that was read."""
+    """The reported tables by state (behind, rejecting or unreadable), and the last table that was read.
+
+    `drifts` is the number of reported changes of columns (`Rejections.drifts`).
+    """
 
     said: Mapping[str, str] = field(default_factory=dict)
     after: str = ""
+    drifts: Mapping[str, int] = field(default_factory=dict)
 
     @staticmethod
     def of(text: str | None) -> Cursor:
         """Return the cursor that the text contains, or an empty cursor if the text is not valid."""
         try:
             found = json.loads(text or "{}")
-            return Cursor({str(key): str(value) for key, value in found["said"].items()}, str(found["after"]))
+            said = {str(key): str(value) for key, value in found["said"].items()}
+            drifts = {str(key): int(value) for key, value in found.get("drifts", {}).items()}
+            return Cursor(said, str(found["after"]), drifts)
         except (ValueError, KeyError, TypeError, AttributeError):
             return Cursor()
 
     def to_text(self) -> str:
         """Return the text that `of` accepts."""
-        return json.dumps({"said": dict(self.said), "after": self.after})
+        drifts = {"drifts": dict(self.drifts)} if self.drifts else {}
+        return json.dumps({"said": dict(self.said), "after": self.after, **drifts})
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +159,7 @@ def look_for_late(
 ) -> Ticked:
     """Read the state of the next tables. Send one alert for each change of a table.
 
-    A table can become late, reject too many rows, become unreadable, or recover.
+    A table can become late, reject too many rows, become unreadable, or recover. Landed files can change its columns.
 
     If no receiver accepts an alert, it is sent again at the next read of the table. Cost: the requests of
     `status.look` per table.
@@ -160,7 +167,7 @@ def look_for_late(
     now = clock or SystemClock()
     began = now.now_ms()
     ordered = sorted(places, key=lambda each: (each.name <= cursor.after, each.name))[:MOST_PER_TICK]
-    said, after = dict(cursor.said), cursor.after
+    said, after, drifts = dict(cursor.said), cursor.after, dict(cursor.drifts)
     sent: list[Alert] = []
     problems: list[str] = []
     for each in look_at_all(ordered, now):
@@ -173,11 +180,22 @@ def look_for_late(
             if done.taken:
                 sent.append(alert)
                 said[name] = _said(each)
+        if each.drifts > drifts.get(name, 0):
+            text = f"{name} has new fields or wider values. {each.drift_text}"
+            drifted = Alert(kind="drifted", tables=(name,), text=text, at=now.now_ms())
+            done = deliver(drifted, receivers)
+            problems += done.problems
+            if done.taken:
+                sent.append(drifted)
+                drifts[name] = each.drifts
+        elif each.status is not None:
+            drifts[name] = each.drifts
         if now.now_ms() - began > MOST_MS:
             break
     known = {each.name for each in places}
     kept = {name: state for name, state in said.items() if name in known and state in _SAID}
-    return Ticked(Cursor(kept, after), tuple(sent), tuple(problems))
+    told = {name: count for name, count in drifts.items() if name in known and count}
+    return Ticked(Cursor(kept, after, told), tuple(sent), tuple(problems))
 
 
 def _said(found: Looked) -> str:

@@ -298,6 +298,8 @@ def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
             output.line(f"{each.place.name}: {kept}")
         if each.is_rejecting:
             output.line(f"{each.place.name}: {each.rejection_text}")
+        if each.drift_text:
+            output.line(f"{each.place.name}: {each.drift_text}")
         failure = failures.get(each.place.name)
         if failure is not None and not failure.is_over:
             output.line(f"{each.place.name}: {failure.step} failed: {failure.message}")

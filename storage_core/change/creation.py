@@ -10,6 +10,7 @@ columns refuse a table with this feature.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -50,7 +51,7 @@ from storage_core.data.rows.columns import (
     without_metadata,
 )
 from storage_core.data.rows.fold import record_schema
-from storage_core.data.rows.schema import require_names, require_new_columns, to_schema_string, with_dropped
+from storage_core.data.rows.schema import require_names, require_new_columns, to_schema_string, type_name, with_dropped
 from storage_core.data.rows.sort_order import bind, recorded_order
 from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.layout import REGIONS_KEY
@@ -61,6 +62,7 @@ from storage_core.log.log import TransactionLog, replanned
 from storage_core.log.snapshot import Snapshot
 from storage_core.store.contract import require_durable
 from storage_core.write.ingest.changes import order_column
+from storage_core.write.ingest.drift import Drift, column_type
 from storage_core.write.ingest.landing import LANDING, LandingSpec, captured_columns, reject_overlap
 
 if TYPE_CHECKING:
@@ -212,6 +214,9 @@ def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
         "named in `columns` of the landing location. Declare other `columns` first": (
             spec is not None and name in spec.columns
         ),
+        "named in `on_new_field` of the landing location. Declare another effect of new fields first": (
+            spec is not None and spec.drift.column == name
+        ),
         "named in `order_by` of the landing location. Declare another `order_by` first": (
             spec is not None and name == order_column(spec)
         ),
@@ -235,7 +240,9 @@ def _sorted_by(snapshot: Snapshot) -> set[str]:
     return {name for order in orders if order is not None for name in order.described}
 
 
-def declared_changes(name: str, declared: pa.Schema, found: pa.Schema, *, follows: bool = False) -> list[ColumnChange]:
+def declared_changes(
+    name: str, declared: pa.Schema, found: pa.Schema, landing: LandingSpec | None = None
+) -> list[ColumnChange]:
     """Return the changes that give a table the columns of its declaration: added and widened columns.
 
     The order of columns is the table's own.
@@ -244,12 +251,15 @@ def declared_changes(name: str, declared: pa.Schema, found: pa.Schema, *, follow
         name: Name of the declaration, for errors.
         declared: Columns of the declaration.
         found: Columns of the table.
-        follows: True if the table follows a source. The table may then have further columns and wider types.
+        landing: The landing location, if there is one. A table that follows a Delta table, or whose landed files may
+            add columns, may have further columns. The same is true of wider types.
 
     Raises:
         InvalidInput: A difference that a declaration cannot change. The error contains the remedy.
     """
     alter, changes = f"`tidemark alter {name}", list[ColumnChange]()
+    gains = landing is not None and (landing.is_delta or landing.drift.new_field == "add")
+    widens = landing is not None and (landing.is_delta or landing.drift.widens)
     for field in declared:
         own = found.field(field.name) if field.name in found.names else None
         if own is None and field.nullable:
@@ -259,15 +269,18 @@ def declared_changes(name: str, declared: pa.Schema, found: pa.Schema, *, follow
         elif own.nullable != field.nullable:
             advice = f"run {alter} relax-column {field.name}`" if field.nullable else "declare it nullable"
             raise _undeclared(name, field, f"it is {_nullability(own)} in the table: {advice}")
-        elif follows and may_widen(field.type, own.type):
+        elif widens and may_widen(field.type, own.type):
             continue
+        elif may_widen(field.type, own.type):
+            kind = type_name(own.type)
+            raise _undeclared(name, field, f"it is {kind} in the table: declare it as {kind}")
         elif own.type != field.type and not may_widen(own.type, field.type):
             raise _undeclared(name, field, f"it is {type_text(own.type)} in the table: add a column of the other type")
         elif own.type != field.type:
             changes.append(widen_column(field.name, field.type))
     gone = next((each for each in found if each.name not in declared.names), None)
-    if gone is not None and not follows:
-        do = f"run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
+    if gone is not None and not gains:
+        do = f"declare it, or run {alter} drop-column {gone.name}` or {alter} rename-column {gone.name} …`"
         raise _undeclared(name, gone, f"it is in the table and not declared: {do}")
     return changes
 
@@ -328,6 +341,49 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
     changed = {**with_dropped(configuration, before, made), LAST_COLUMN_ID: str(last)} | former_setting(former)
     metadata = replace(snapshot.metadata, schemaString=to_schema_string(made), configuration=changed)
     return replace(snapshot, metadata=metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class GrownTable:
+    """A table with the columns that landed files need, before the commit.
+
+    - `snapshot`: the planned version with the new schema.
+    - `added`, `widened`: the new and the wider columns, each with its type.
+    """
+
+    snapshot: Snapshot
+    added: Mapping[str, str]
+    widened: Mapping[str, str]
+
+    @property
+    def details(self) -> dict[str, object]:
+        """The changed columns, for the report."""
+        found = {"columns_added": dict(self.added), "columns_widened": dict(self.widened)}
+        return {name: each for name, each in found.items() if each}
+
+    @property
+    def actions(self) -> list[Action]:
+        """The change of the schema, for the commit that also has the rows."""
+        return [self.snapshot.metadata] if self.added or self.widened else []
+
+
+def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
+    """Return the table with the new fields of landed files as columns, and with wider columns. Nothing is committed.
+
+    The fields with the most values become columns, at most `most`. A change that `change_column` refuses is left out.
+    """
+    added, widened = dict[str, str](), dict[str, str]()
+    fields = sorted(drift.fields.items(), key=lambda each: (-each[1][0], each[0]))
+    wanted = [(added, name, column_type(type_)) for name, (_, type_) in fields]
+    wanted = [(widened, *each) for each in sorted(drift.widened.items())] + wanted
+    for into, name, type_ in wanted:
+        if into is added and len(added) == most:
+            break
+        with suppress(InvalidInput):
+            change = (add_column if into is added else widen_column)(name, type_)
+            if (changed := altered(snapshot, change)) is not None:
+                snapshot, into[name] = changed, type_name(type_)
+    return GrownTable(snapshot, added, widened)
 
 
 def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:
@@ -401,7 +457,6 @@ def declare(
     """
     landing = declaration.landing_spec()
     extra = {} if landing is None else {LANDING: landing.to_json()}
-    is_delta = landing is not None and landing.is_delta
     if landing is not None:
         reject_overlap(landing.uri, log.store.uri, "the table")
     if not log.exists():
@@ -413,7 +468,7 @@ def declare(
             if not log.exists():  # otherwise another process declared the table in between
                 raise
     found = log.snapshot()
-    changes = declared_changes(declaration.name, declaration.schema(), found.schema, follows=is_delta)
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema, landing)
     check_unchanged(declaration.name, declaration.config(), found.config)
     for change in changes:
         found = change_column(log, found, change)
@@ -431,8 +486,7 @@ def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
     if landing is not None:
         reject_overlap(landing.uri, log.store.uri, "the table")
     found = log.snapshot()
-    follows = landing is not None and landing.is_delta
-    changes = declared_changes(declaration.name, declaration.schema(), found.schema, follows=follows)
+    changes = declared_changes(declaration.name, declaration.schema(), found.schema, landing)
     check_unchanged(declaration.name, declaration.config(), found.config)
     for change in changes:
         found = altered(found, change) or found

@@ -44,6 +44,7 @@ from storage_core.data.settings.setting import (
 from storage_core.data.settings.table import SETTINGS
 from storage_core.data.steps import TABLE_STEPS
 from storage_core.store.resolve import check_location, is_relative
+from storage_core.write.ingest.drift import MOST_NEW_FIELDS, OnTypeConflict
 from storage_core.write.ingest.landed_times import Nanoseconds, TimeUnit, Year
 from storage_core.write.ingest.landing import DeltaChanges, Envelope, LandingFormat, LandingSpec
 
@@ -286,6 +287,9 @@ class LandingDeclaration(Closed):
     times: dict[str, TimeUnit] = {}
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
+    on_new_field: str = "quarantine"
+    on_type_conflict: OnTypeConflict = "quarantine"
+    max_new_fields: int = MOST_NEW_FIELDS
     # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
     queue: str | None = Field(default=None, repr=False)
     list_every: Milliseconds | None = Field(default=None, repr=False)

@@ -7,7 +7,7 @@ be widened in this way (`rows.columns.may_widen`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -15,9 +15,9 @@ import pyarrow as pa
 from storage_core.base.errors import InvalidInput
 from storage_core.data.rows.columns import may_widen
 from storage_core.data.rows.conform import conform
-from storage_core.data.rows.schema import held_as, require_new_columns, to_schema_string
+from storage_core.data.rows.schema import require_new_columns, table_type, to_schema_string
 from storage_core.data.rows.values import TYPED_KEYS, has_untyped_keys, leaf_types, validated
-from storage_core.data.rows.vectors import is_vector, listed, type_text
+from storage_core.data.rows.vectors import type_text
 
 _TO_DO = (
     "Convert them to one type at their source, or declare a type that both convert to exactly, or import a query "
@@ -98,7 +98,7 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
                 file=where,
                 column=each.name,
             )
-    held = pa.schema([pa.field(each.name, _held(each.type)).with_nullable(each.nullable) for each in schema])
+    held = pa.schema([pa.field(each.name, table_type(each.type)).with_nullable(each.nullable) for each in schema])
     try:
         to_schema_string(pa.schema([each for each in held if not _has_untyped_part(each.type)]))
     except InvalidInput as error:
@@ -195,45 +195,3 @@ def _joined_inside_of(first: pa.DataType, second: pa.DataType) -> pa.DataType | 
 def _has_untyped_part(type_: pa.DataType) -> bool:
     """Return whether the type, or a type inside it, is `null`."""
     return any(pa.types.is_null(each) for each in leaf_types(type_))
-
-
-def _held(type_: pa.DataType) -> pa.DataType:
-    """Return the type in which a table stores these values. Unsupported types are returned unchanged."""
-    kinds, type_ = pa.types, held_as(type_)
-    if kinds.is_dictionary(type_):
-        return _held(type_.value_type)
-    if kinds.is_large_string(type_) or kinds.is_string_view(type_):
-        return pa.string()
-    if kinds.is_large_binary(type_) or kinds.is_binary_view(type_) or kinds.is_fixed_size_binary(type_):
-        return pa.binary()
-    if kinds.is_unsigned_integer(type_):  # a 64-bit value that does not fit into a long is refused by the read
-        return {8: pa.int16(), 16: pa.int32()}.get(type_.bit_width, pa.int64())
-    if kinds.is_float16(type_):
-        return pa.float32()
-    if kinds.is_timestamp(type_):
-        return pa.timestamp("us", tz=None if type_.tz is None else "UTC")
-    if kinds.is_decimal(type_) and type_.precision <= 38:
-        return pa.decimal128(type_.precision, type_.scale)
-    return _held_nested(type_)
-
-
-def _held_nested(type_: pa.DataType) -> pa.DataType:
-    kinds = pa.types
-    if is_vector(type_):
-        return type_
-    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
-        return pa.list_(pa.field("element", _inside(type_.value_type)))
-    if kinds.is_map(type_):
-        return pa.map_(_inside(type_.key_type), _inside(type_.item_type))
-    if kinds.is_struct(type_):
-        return pa.struct(_held_fields(type_.fields))
-    return type_
-
-
-def _held_fields(fields: Sequence[pa.Field]) -> list[pa.Field]:
-    return [pa.field(each.name, _inside(each.type)) for each in fields]
-
-
-def _inside(type_: pa.DataType) -> pa.DataType:
-    """Return the type of a part of a nested type. In a part, an embedding type becomes a list."""
-    return listed(_held(type_))

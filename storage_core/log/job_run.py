@@ -94,7 +94,9 @@ class TaskResult(Protocol):
 class Metrics:
     """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
 
-    `rows_rejected` counts the rejected rows that no earlier commit counted.
+    `rows_rejected` counts the rejected rows that no earlier commit counted. New fields of landed files are counted in
+    four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new fields),
+    `columns_added` and `columns_widened`.
     """
 
     rows_in: int = 0
@@ -107,6 +109,10 @@ class Metrics:
     rows_late_quarantined: int = 0
     rows_late_dropped: int = 0
     rows_rejected: int = 0
+    fields_ignored: int = 0
+    fields_kept: int = 0
+    columns_added: int = 0
+    columns_widened: int = 0
 
     @staticmethod
     def of_adds(adds: Sequence[Add]) -> Metrics:
@@ -128,11 +134,12 @@ class Metrics:
         )
 
     def as_mapping(self) -> dict[str, int]:
-        """Return the metrics by name, as in commit metrics. Without rejected rows, `rows_rejected` is absent."""
+        """Return the metrics by name, as in commit metrics. The counts of `_ABSENT` are absent if they are 0."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}
-        return {name: count for name, count in found.items() if count or name != "rows_rejected"}
+        return {name: count for name, count in found.items() if count or name not in _ABSENT}
 
 
+_ABSENT: Final = frozenset({"rows_rejected", "fields_ignored", "fields_kept", "columns_added", "columns_widened"})
 NO_METRICS = Metrics()
 
 

@@ -39,6 +39,7 @@ import xxhash
 
 from storage_core.base.errors import CommitConflict, Corrupt, InvalidInput, NotFound
 from storage_core.base.text import fitted
+from storage_core.change.creation import GrownTable, grow
 from storage_core.data.formats import arrow_files
 from storage_core.data.formats.arrow_files import DoneLines, Entry, QuarantinedRows, Receipt, RejectedLines
 from storage_core.data.formats.keys import QUARANTINE_PREFIX, parse, quarantine_key
@@ -66,6 +67,7 @@ from storage_core.write.ingest.convert import (
     shared_session,
     tally,
 )
+from storage_core.write.ingest.drift import NO_DRIFT, QUARANTINE, Drift
 from storage_core.write.ingest.landed_regions import CollectedRecords, IsPassed, fill_regions, offset_of
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec, as_hex
@@ -405,6 +407,8 @@ class _Outcome:
     read: int = 0
     added: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
+    drift: Drift = NO_DRIFT
+    counted_as: str = "fields_ignored"
     not_retried: Counter[str] = field(default_factory=Counter)
 
     @property
@@ -416,6 +420,7 @@ class _Outcome:
             "still_rejected": sum(self.reasons.values()),
             "rejected_reasons": dict(self.reasons),
             "not_retried": dict(self.not_retried),
+            **({self.counted_as: dict(self.drift.counts)} if self.drift.counts else {}),
         }
 
 
@@ -486,9 +491,32 @@ def _size(entry: Entry) -> int:
 
 
 def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan) -> JobReport:
-    log, snapshot, store = job.log, job.before, job.store
-    now_ms = log.clock.now_ms()
-    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late)
+    found = _applied(job, spec, plan, None)
+    if found.outcome.drift.changes_columns and spec is not None:  # read again with the columns that the lines need
+        found = _applied(job, spec, plan, grow(job.before, found.outcome.drift, spec.max_new_fields))
+    report = _committed(job, found)
+    _mark(job.log, [*plan.unneeded, *(key for key, lines in found.left.items() if not lines)])
+    return report
+
+
+@dataclass(frozen=True, slots=True)
+class _AppliedPlan:
+    """The written rows and the result of a plan, and the number of lines that stay in each object."""
+
+    grown: GrownTable
+    leaving: _Leaving
+    adds: Sequence[Add]
+    outcome: _Outcome
+    left: Counter[str]
+
+
+def _applied(
+    job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan, grown: GrownTable | None
+) -> _AppliedPlan:
+    """Read the lines of a plan. With `grown`, its columns are final. Otherwise, the lines may need other columns."""
+    log, store = job.log, job.store
+    snapshot, now_ms = (job.before if grown is None else grown.snapshot), log.clock.now_ms()
+    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late, settled=grown is not None)
     collector = CollectedRows if declared.changes is None else CollectedRecords
     collected = collector(store, context_of(snapshot), log.ids, now_ms)
     offsets: dict[str, int] = {}
@@ -503,6 +531,8 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
                 outcome.not_retried[why_not] += len(each.lines)
                 continue
             rows, passed, reasons = declared.apply(each)
+            if declared.drift.changes_columns:
+                continue
             name = f"{_OF_ENTRY}{xxhash.xxh3_128_hexdigest(repr((each.key, each.unit)).encode())}"
             texts = (declared.form, repr([each.lines[index] for index in passed]))
             offsets[name] = leaving.number << _NUMBER_BITS | offset_of(*texts, bits=_NUMBER_BITS)
@@ -515,14 +545,14 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
             outcome.read += len(each.lines)
             outcome.added += len(passed)
             outcome.reasons = tally(outcome.reasons, Counter(reasons.values()))
-    collected.write_all()
-    again.write_all()
-    if collected.parts and declared.changes is not None:
-        check = partial(_require_first, job, leaving.number)
-        fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
-    report = _committed(job, leaving, collected.adds, outcome)
-    _mark(log, [*plan.unneeded, *(key for key, lines in left.items() if not lines)])
-    return report
+    outcome.drift, outcome.counted_as = declared.drift, (QUARANTINE if spec is None else spec.drift).counted_as
+    if not outcome.drift.changes_columns:
+        collected.write_all()
+        again.write_all()
+        if collected.parts and declared.changes is not None:
+            check = partial(_require_first, job, leaving.number)
+            fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
+    return _AppliedPlan(grown or GrownTable(snapshot, {}, {}), leaving, collected.adds, outcome, left)
 
 
 def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
@@ -531,16 +561,26 @@ def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
     return lambda name, last: name.startswith(_OF_ENTRY) and last >> _NUMBER_BITS < number
 
 
-def _committed(job: JobRun[RetryQuarantine], leaving: _Leaving, adds: Sequence[Add], outcome: _Outcome) -> JobReport:
-    if not leaving:
+def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
+    outcome, adds = found.outcome, found.adds
+    if not found.leaving:
         return job.report("nothing_to_do", details=outcome.details)
-    actions, requirement = leaving.write(job.log.clock.now_ms())
+    grown = found.grown if adds else GrownTable(job.before, {}, {})
+    actions, requirement = found.leaving.write(job.log.clock.now_ms())
+    metrics = replace(
+        Metrics.of_adds(adds),
+        rows_in=outcome.read,
+        rows_out=outcome.added,
+        **{outcome.counted_as: sum(outcome.drift.counts.values())},
+        columns_added=len(grown.added),
+        columns_widened=len(grown.widened),
+    )
     return job.commit(
-        [*adds, *actions],
+        [*grown.actions, *adds, *actions],
         operation="RETRY QUARANTINE",
-        metrics=replace(Metrics.of_adds(adds), rows_in=outcome.read, rows_out=outcome.added),
+        metrics=metrics,
         requirements=[requirement],
-        details=outcome.details,
+        details=outcome.details | grown.details,
         benefit=outcome.added,
     )
 
@@ -571,7 +611,11 @@ Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
 class _Declared:
     """The present declaration, applied to entries."""
 
-    def __init__(self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool) -> None:
+    def __init__(
+        self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool, settled: bool
+    ) -> None:
+        rule_of_drift = QUARANTINE if spec is None else spec.drift
+        self._drift_rule, self.drift = rule_of_drift.settled() if settled else rule_of_drift, NO_DRIFT
         if spec is not None:
             spec.check_time_format()
         self._schema, self._config, self._spec, self._now_ms = snapshot.schema, snapshot.config, spec, now_ms
@@ -694,6 +738,7 @@ class _Declared:
             reasons |= dict.fromkeys(chosen, error.found)
             return none, np.zeros(0, np.int64)
         for block in blocks:
+            self.drift |= block.drift
             for line in block.rejected:
                 if line.line is not None and first <= line.line < first + len(chosen):
                     reasons[chosen[line.line - first]] = line.reason
@@ -709,8 +754,8 @@ class _Declared:
     def _blocks(self, source: str, stream: io.BytesIO, times: LandedTimes) -> Iterator[Parsed]:
         spec, config, changes = self._spec, self._config, self.changes
         fields = self._schema if changes is None else changes.fields
-        nonzero = frozenset(config.nonzero_vectors)
-        target = RowFormat(fields, config.time_column, nonzero=nonzero, times=times, changes=changes)
+        nonzero, drift = frozenset(config.nonzero_vectors), self._drift_rule
+        target = RowFormat(fields, config.time_column, nonzero=nonzero, times=times, drift=drift, changes=changes)
         is_typed = spec is None or spec.format in TYPED
         if spec is None or is_typed:  # the values of a typed row are stored as JSON
             blocks = ndjson_blocks(source, stream, target, block_bytes=BLOCK_BYTES)

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 from storage_core.base.clock import HOUR_MS
 from storage_core.base.errors import Corrupt, NotFound, Unsupported
-from storage_core.base.text import fitted
+from storage_core.base.text import counted, fitted
 from storage_core.data.formats.arrow_files import RejectedLines
 from storage_core.data.formats.keys import QUARANTINE_PREFIX
 from storage_core.log.codec import commit_info
@@ -38,6 +38,7 @@ _MOST_REASONS: Final = 3
 _LONGEST_REASON: Final = 120
 _AT_ONCE: Final = 8
 _OPERATIONS: Final = frozenset({"INGEST", "DISTRIBUTE"})
+_DRIFT: Final = ("fields_ignored", "fields_kept", "columns_added", "columns_widened")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,10 @@ class Rejections:
         rows_in: The number of rows that were read. A commit that rejected no row counts the rows that it handled.
         rows_out: The number of rows that were written.
         rows_rejected: The number of rows that were rejected. Late rows are not included.
+        fields_ignored: The number of values of landed files that were left out, because their fields are not columns.
+        fields_kept: The number of such values that were stored in the column for new fields.
+        columns_added: The number of columns that landed files added.
+        columns_widened: The number of columns that landed files widened.
         share: The rejected rows as a share of the rows read, from 0 to 1. 0 if no row was read.
         max_rejected: The largest share that the table allows.
         is_above: True if the share is above `max_rejected`.
@@ -64,11 +69,20 @@ class Rejections:
     rows_late_accepted: int
     rows_late_quarantined: int
     rows_late_dropped: int
+    fields_ignored: int
+    fields_kept: int
+    columns_added: int
+    columns_widened: int
     share: float
     max_rejected: float
     is_above: bool
     is_partial: bool
     reasons: Mapping[str, int]
+
+    @property
+    def drifts(self) -> int:
+        """The number of changed columns, plus 1 each if fields were ignored or kept. Alerts report an increase."""
+        return self.columns_added + self.columns_widened + bool(self.fields_ignored) + bool(self.fields_kept)
 
 
 def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -> Rejections:
@@ -101,6 +115,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
         rows_late_accepted=counts["rows_late_accepted"],
         rows_late_quarantined=counts["rows_late_quarantined"],
         rows_late_dropped=counts["rows_late_dropped"],
+        **{name: counts[name] for name in _DRIFT},
         share=share,
         max_rejected=limit,
         is_above=share > limit,
@@ -127,6 +142,19 @@ def rejection_text(found: Rejections, table: str) -> str:
     return " ".join(filter(None, parts))
 
 
+def drift_text(found: Rejections, table: str) -> str:
+    """Return the message about new fields and wider values of landed files. Empty if there were none."""
+    added, widened = counted(found.columns_added, "column"), counted(found.columns_widened, "column")
+    parts = [
+        f"added {added}" if found.columns_added else "",
+        f"widened {widened}" if found.columns_widened else "",
+        f"had {counted(found.fields_ignored, 'value')} of fields that were ignored" if found.fields_ignored else "",
+        f"had {counted(found.fields_kept, 'value')} of fields that are not columns" if found.fields_kept else "",
+    ]
+    told = ", ".join(filter(None, parts))
+    return f"Landed files of the last 24 hours {told}. Run: tidemark history {table}" if told else ""
+
+
 def counts_text(found: Rejections, period: str = "the last 24 hours") -> str:
     """Return the number of rejected rows and of rows read as text."""
     return f"{found.rows_rejected:,} of {found.rows_in:,} rows of {period}"
@@ -138,7 +166,7 @@ def _percent(share: float) -> str:
 
 def _counts(metrics: Mapping[str, Any]) -> Counter[str]:
     """Return the counts of one commit. A missing or invalid number counts as 0."""
-    names = ("rows_out", "rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
+    names = ("rows_out", "rows_late_accepted", "rows_late_quarantined", "rows_late_dropped", *_DRIFT)
     found = Counter({name: _count(metrics, name) for name in names})
     found["rows_rejected"] = _count(metrics, "rows_rejected") or _count(metrics, "rejected")
     handled = sum(found[name] for name in ("rows_out", "rows_rejected", "rows_late_quarantined", "rows_late_dropped"))

@@ -29,6 +29,8 @@ from storage_core.log.snapshot import Snapshot, commit_timestamp
 from storage_core.log.versions import brings_rows, versions_down
 from storage_core.maintain.rejections import Rejections, measure_rejections
 from storage_core.store.contract import PAGE_KEYS, ObjectStore
+from storage_core.write.ingest.drift import QUARANTINE
+from storage_core.write.ingest.landing import landing_of
 
 MOST_VERSIONS = 32
 """The largest number of version files that are read to find the newest rows and the removed files."""
@@ -172,7 +174,8 @@ class Status:
     - `quarantine_entries`: the number of valid objects in quarantine, among the first 1,000.
     - `regions`: the number of regions. The first 64 are read.
     - `held`: the reasons that keep the bytes of the table's folder. None if it was not measured.
-    - `rejections`: the rejected rows of the last 24 hours. None if the quarantine has no entry.
+    - `rejections`: the rejected rows and changed columns of the last 24 hours. None if the quarantine has no entry and
+      landed files cannot change columns.
     """
 
     uri: str
@@ -224,7 +227,7 @@ def status(
     Cost:
         The manifests of the state and one LIST. If a freshness is declared, at most one GET for each of the 32 newest
         versions. For a keyed table, also the requests of `region.idle`. If the quarantine has entries, also one
-        GET and the requests of `measure_rejections`.
+        GET. If it has entries, or if `may_drift` is true, also the requests of `measure_rejections`.
     """
     from storage_core.write.region.idle import waiting  # also loads protobuf, which tables without regions do not need
 
@@ -261,8 +264,14 @@ def status(
         mirrors=external.mirrors,
         unknown=external.unknown,
         held=external.held,
-        rejections=measure_rejections(store, snapshot, now_ms=now_ms) if entries else None,
+        rejections=measure_rejections(store, snapshot, now_ms=now_ms) if entries or may_drift(snapshot) else None,
     )
+
+
+def may_drift(snapshot: Snapshot) -> bool:
+    """Return whether landed files with new fields or wider values are accepted."""
+    spec = landing_of(snapshot.metadata.configuration)
+    return spec is not None and spec.drift != QUARANTINE
 
 
 def _lags(snapshot: Snapshot) -> Iterator[IndexLag]:

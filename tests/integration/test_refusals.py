@@ -217,7 +217,7 @@ REFUSED: dict[Callable[[], Table], list[tuple[Act, str]]] = {
         (_declare({"id": "int", "n": "short"}), "'id' cannot follow, it is required in the table: run `tidemark"),
         (_declare({"id": "int!", "n": "short!"}), "'n' cannot follow, it is nullable in the table: declare it"),
         (_declare({"id": "int!", "n": "string"}), "'n' cannot follow, it is int16 in the table: add a column"),
-        (_declare({"id": "int!"}), "'n' cannot follow, it is in the table and not declared: run `tidemark alter t d"),
+        (_declare({"id": "int!"}), "'n' cannot follow, it is in the table and not declared: declare it, or run `"),
     ],
 }  # fmt: skip
 

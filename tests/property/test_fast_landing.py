@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 import tempfile
 from collections.abc import Callable
+from fractions import Fraction
+from functools import reduce
 from io import BytesIO
+from operator import or_
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +30,7 @@ from storage_core.split.read import read_split
 from storage_core.store.local import LocalStore
 from storage_core.write.ingest import batch, convert, text_files
 from storage_core.write.ingest.convert import BLOCK_BYTES, Parsed, RowFormat
+from storage_core.write.ingest.drift import NO_DRIFT, DriftRule, column_type
 from storage_core.write.ingest.json_lines import read_plain
 from storage_core.write.ingest.landing import LandingSpec, discover, is_unchanged
 from tests.support.ids import SeededIds
@@ -76,6 +81,7 @@ def _exactly(work: Callable[[], Parsed]) -> Parsed:
 
 def _assert_equal(found: Parsed, exact: Parsed) -> None:
     assert found.rejected == exact.rejected
+    assert found.drift == exact.drift
     assert found.rows.schema.equals(exact.rows.schema)
     assert list(map(repr, found.rows.to_pylist())) == list(map(repr, exact.rows.to_pylist()))
 
@@ -138,22 +144,78 @@ broken = st.sampled_from(
     ]
 )
 lines = st.lists(st.one_of(plain, plain, plain, fields, broken), min_size=1, max_size=60)
+rules = st.builds(
+    lambda rule, is_settled: rule.settled() if is_settled else rule,
+    st.builds(
+        DriftRule.parse,
+        st.sampled_from(["quarantine", "ignore", "add", "column:s"]),
+        st.sampled_from(["quarantine", "widen"]),
+    ),
+    st.booleans(),
+)
 
 
 @settings(max_examples=scaled(60), deadline=None)
-@given(lines=lines, nulls=null_values, nonzero=st.booleans(), end=st.sampled_from(["", "\n", "\r\n"]))
+@given(lines=lines, nulls=null_values, nonzero=st.booleans(), end=st.sampled_from(["", "\n", "\r\n"]), rule=rules)
 def test_lines_of_json_become_the_same_rows_or_rejections(
-    lines: list[str], nulls: tuple[str, ...], nonzero: bool, end: str
+    lines: list[str], nulls: tuple[str, ...], nonzero: bool, end: str, rule: DriftRule
 ) -> None:
     data = ("\n".join(lines) + end).encode("utf-8", "surrogatepass")
-    target = RowFormat(SCHEMA, "t", null_values=nulls, nonzero=frozenset({"v"} if nonzero else ()))
+    target = RowFormat(SCHEMA, "t", null_values=nulls, nonzero=frozenset({"v"} if nonzero else ()), drift=rule)
 
     def read() -> Parsed:
-        blocks = list(text_files.ndjson_blocks("a", BytesIO(data), target, block_bytes=BLOCK_BYTES))
-        rows = pa.concat_tables([SCHEMA.empty_table(), *(each.rows for each in blocks)])
-        return Parsed(rows, tuple(line for each in blocks for line in each.rejected))
+        return _read(data, target)
 
     _assert_equal(read(), _exactly(read))
+
+
+def _read(data: bytes, target: RowFormat) -> Parsed:
+    blocks = list(text_files.ndjson_blocks("a", BytesIO(data), target, block_bytes=BLOCK_BYTES))
+    rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in blocks)])
+    drift = reduce(or_, (each.drift for each in blocks), NO_DRIFT)
+    return Parsed(rows, tuple(line for each in blocks for line in each.rejected), drift=drift)
+
+
+NUMBER = re.compile(r"-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?")
+new_values = st.one_of(
+    json_numbers,
+    st.one_of(times, words, st.text(max_size=4)).map(json.dumps),
+    st.sampled_from(
+        ["null", "true", "false", "[1,2]", '{"a":null}', "9007199254740993", "-9223372036854775808", "1.0"]
+    ),
+)
+new_lines = st.lists(
+    st.lists(st.tuples(st.sampled_from("yz"), new_values), max_size=2, unique_by=lambda each: each[0]), max_size=12
+)
+
+
+@settings(max_examples=scaled(60), deadline=None)
+@given(found=new_lines, nulls=null_values)
+def test_the_columns_for_new_fields_hold_every_value(
+    found: list[list[tuple[str, str]]], nulls: tuple[str, ...]
+) -> None:
+    """A second reading with the new columns rejects no line that the first reading accepted."""
+    texts = [
+        "{" + ",".join([f'"l":{row}', *(f'"{name}":{text}' for name, text in each)]) + "}"
+        for row, each in enumerate(found, 1)
+    ]
+    data = "\n".join(texts).encode()
+    schema = pa.schema([pa.field("l", pa.int64())])
+    first = _read(data, RowFormat(schema, null_values=nulls, drift=DriftRule.parse("add", "quarantine")))
+    columns = [pa.field(name, column_type(type_)) for name, (_, type_) in first.drift.fields.items()]
+    grown = pa.schema([*schema, *columns])
+    target = RowFormat(grown, null_values=nulls, drift=DriftRule.parse("add", "quarantine").settled())
+    second = _read(data, target)
+    assert {each.line for each in second.rejected} <= {each.line for each in first.rejected}
+    assert second.drift == NO_DRIFT
+    _assert_equal(second, _exactly(lambda: _read(data, target)))
+    by_line = {row["l"]: row for row in second.rows.to_pylist()}
+    for row, each in enumerate(found, 1):
+        for name, text in each if row in by_line else ():
+            if NUMBER.fullmatch(text) and text not in nulls:
+                value = by_line[row][name]
+                assert text == value if isinstance(value, str) else Fraction(value) == Fraction(float(text))
+                assert not isinstance(value, int) or value == int(text), "a long keeps every digit"
 
 
 @settings(max_examples=scaled(25), deadline=None)

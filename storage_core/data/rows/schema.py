@@ -30,7 +30,7 @@ from storage_core.base.text import quoted, shortened
 from storage_core.data.formats.arrow_files import DEEPEST
 from storage_core.data.rows import columns
 from storage_core.data.rows.columns import COLUMN_ID, column_id, stored_name, with_entries
-from storage_core.data.rows.vectors import VECTOR, is_vector, listed, vector_of
+from storage_core.data.rows.vectors import VECTOR, is_vector, listed, type_text, vector_of
 
 
 def held_as(type_: pa.DataType) -> pa.DataType:
@@ -38,6 +38,48 @@ def held_as(type_: pa.DataType) -> pa.DataType:
     if isinstance(type_, pa.UuidType | pa.Bool8Type):
         return pa.string() if isinstance(type_, pa.UuidType) else pa.bool_()
     return type_.storage_type if isinstance(type_, pa.BaseExtensionType) else type_
+
+
+def table_type(type_: pa.DataType) -> pa.DataType:
+    """Return the type in which a table stores these values. Unsupported types are returned unchanged."""
+    kinds, type_ = pa.types, held_as(type_)
+    if kinds.is_dictionary(type_):
+        return table_type(type_.value_type)
+    if kinds.is_large_string(type_) or kinds.is_string_view(type_):
+        return pa.string()
+    if kinds.is_large_binary(type_) or kinds.is_binary_view(type_) or kinds.is_fixed_size_binary(type_):
+        return pa.binary()
+    if kinds.is_unsigned_integer(type_):  # a 64-bit value that does not fit into a long is refused by the read
+        return {8: pa.int16(), 16: pa.int32()}.get(type_.bit_width, pa.int64())
+    if kinds.is_float16(type_):
+        return pa.float32()
+    if kinds.is_timestamp(type_):
+        return pa.timestamp("us", tz=None if type_.tz is None else "UTC")
+    if kinds.is_decimal(type_) and type_.precision <= 38:
+        return pa.decimal128(type_.precision, type_.scale)
+    return _held_nested(type_)
+
+
+def _held_nested(type_: pa.DataType) -> pa.DataType:
+    kinds = pa.types
+    if is_vector(type_):
+        return type_
+    if kinds.is_list(type_) or kinds.is_large_list(type_) or kinds.is_fixed_size_list(type_):
+        return pa.list_(pa.field("element", _inside(type_.value_type)))
+    if kinds.is_map(type_):
+        return pa.map_(_inside(type_.key_type), _inside(type_.item_type))
+    if kinds.is_struct(type_):
+        return pa.struct(_held_fields(type_.fields))
+    return type_
+
+
+def _held_fields(fields: Sequence[pa.Field]) -> list[pa.Field]:
+    return [pa.field(each.name, _inside(each.type)) for each in fields]
+
+
+def _inside(type_: pa.DataType) -> pa.DataType:
+    """Return the type of a part of a nested type. In a part, an embedding type becomes a list."""
+    return listed(table_type(type_))
 
 
 _ARROW_BY_SPARK: Mapping[str, pa.DataType] = {
@@ -119,6 +161,12 @@ def _struct_to_spark(fields: Any, where: str) -> dict[str, Any]:
 
 def _metadata_of(field: pa.Field) -> dict[str, Any]:
     return ({VECTOR: field.type.list_size} if is_vector(field.type) else {}) | columns.to_spark(field)
+
+
+def type_name(type_: pa.DataType) -> str:
+    """Return the name of a type as declarations write it. A nested type has Arrow's name."""
+    spark = _to_spark(type_, "column")
+    return spark if isinstance(spark, str) else type_text(type_)
 
 
 def _to_spark(type_: pa.DataType, where: str) -> str | dict[str, Any]:

@@ -18,7 +18,8 @@ from storage_core.base.errors import Corrupt, InvalidInput, raise_refused, unsou
 from storage_core.base.text import shortened
 from storage_core.data.formats.arrow_files import claims_of, require_shallow
 from storage_core.data.rows.values import examined
-from storage_core.write.ingest.convert import Parsed
+from storage_core.write.ingest.convert import Parsed, RowFormat
+from storage_core.write.ingest.drift import QUARANTINE, DriftRule
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
 from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, require_uncompressed
 from storage_core.write.ingest.parquet_files import check_columns, checked_rows, in_pieces
@@ -42,6 +43,7 @@ def arrow_blocks(
     *,
     nonzero: Collection[str] = (),
     times: LandedTimes = AS_WRITTEN,
+    drift: DriftRule = QUARANTINE,
 ) -> Iterator[Parsed]:
     """Yield the records of an Arrow file or stream, numbered from 1. Rows are rejected as rows of Parquet are.
 
@@ -51,9 +53,10 @@ def arrow_blocks(
         Unavailable: the system refuses the read. The file may be valid.
     """
     number = 1
+    target = RowFormat(schema, nonzero=frozenset(nonzero), times=times, drift=drift)
     try:
-        for batch in _batches(stream, partial(check_columns, schema=schema, times=times)):
-            yield checked_rows(file, batch, number, (schema, nonzero, times))
+        for batch in _batches(stream, partial(check_columns, target=target)):
+            yield checked_rows(file, batch, number, target)
             number += batch.num_rows
     except Corrupt:
         raise

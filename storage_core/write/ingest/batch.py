@@ -60,6 +60,7 @@ from storage_core.write.ingest.convert import (
     shared_session,
     tally,
 )
+from storage_core.write.ingest.drift import NO_DRIFT, Drift
 from storage_core.write.ingest.envelopes import debezium_blocks
 from storage_core.write.ingest.json_elements import read_elements
 from storage_core.write.ingest.landed_regions import CollectedRecords, LandedPart
@@ -120,6 +121,7 @@ def parse_blocks(
     nonzero: Collection[str] = (),
     block_bytes: int = BLOCK_BYTES,
     content: ContentHash | None = None,
+    settled: bool = False,
     changes: ChangeFormat | None = None,
 ) -> Iterator[Parsed]:
     """Yield the file in blocks. If the last block is marked `unreadable`, all earlier blocks of the file are invalid.
@@ -133,6 +135,7 @@ def parse_blocks(
     Args:
         nonzero: embedding columns. Zero embeddings in these columns are rejected.
         content: receives the hash of the file's bytes after the last block of a readable file.
+        settled: whether the schema is final, so that the file adds and widens no columns.
         changes: how the records change a keyed table. The blocks then have records (`rows.fold`) in place of rows.
 
     Raises:
@@ -142,7 +145,7 @@ def parse_blocks(
     """
     import duckdb
 
-    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero, changes=changes)
+    target = _row_format(landed, spec, schema, time_column, nonzero=nonzero, settled=settled, changes=changes)
     try:
         blocks = _blocks(landed, spec, target, block_bytes=block_bytes, content=content)
         yield from blocks if changes is None else (as_records(each, changes) for each in blocks)
@@ -168,12 +171,16 @@ def _row_format(
     time_column: str | None,
     *,
     nonzero: Collection[str],
+    settled: bool,
     changes: ChangeFormat | None = None,
 ) -> RowFormat:
     spec.check_time_format()
     fields = schema if changes is None else changes.fields
     times = spec.times_of(landed)
-    return RowFormat(fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, changes)
+    drift = spec.drift.settled() if settled else spec.drift
+    return RowFormat(
+        fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift=drift, changes=changes
+    )
 
 
 _TYPED_BLOCKS: Mapping[str, Callable[..., Iterator[Parsed]]] = {
@@ -189,7 +196,8 @@ def _blocks(
     if spec.format in _TYPED_BLOCKS:
         read = _TYPED_BLOCKS[spec.format]
         with open_bytes(landed, content) as stream:
-            blocks = read(landed.path, stream, target.schema, nonzero=target.nonzero, times=target.times)
+            form = {"nonzero": target.nonzero, "times": target.times, "drift": target.drift}
+            blocks = read(landed.path, stream, target.schema, **form)
             yield from blocks if target.changes is None else (_checked(each, target) for each in blocks)
         return
     with open_text(landed, content, spec.encoding) as stream:
@@ -261,6 +269,7 @@ class IngestWork:
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
     - `pruned`: contents that were completely in the table when a file of this path disappeared. This list is used only
       while nothing newer is recorded for the file.
+    - `settled`: the schema is final, because the columns for new fields and wider values were already decided.
     """
 
     landed: LandedFile
@@ -274,6 +283,7 @@ class IngestWork:
     contents: tuple[int, ...] = ()
     seen: bool = False
     pruned: tuple[int, ...] = ()
+    settled: bool = False
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal work item."""
@@ -315,6 +325,8 @@ class IngestResult:
     - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
     - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
       `rows_in` only.
+    - `drift`: the new fields. If the file needs other columns, the result has nothing else. The file is then executed
+      again with these columns and `settled`.
     - `parts`: for a keyed table, the parts that have records of this file only.
     - `content`: the hash of the content, if the file was read to its end.
     - `skipped`: the records that have no effect (`Parsed.skipped`).
@@ -334,6 +346,7 @@ class IngestResult:
     rows_rejected: int = 0
     quarantine_keys: tuple[str, ...] = ()
     late: LateMetrics = field(default_factory=LateMetrics)
+    drift: Drift = NO_DRIFT
     parts: tuple[LandedPart, ...] = ()
     content: int | None = None
     skipped: int = 0
@@ -351,7 +364,7 @@ class IngestResult:
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
-        body |= {"rejected": dict(self.rejected), "late": asdict(self.late)}
+        body |= {"rejected": dict(self.rejected), "late": asdict(self.late), "drift": self.drift.to_json()}
         body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
         body |= {"parts": [each.to_json() for each in self.parts]}
         return json.dumps(body, sort_keys=True)
@@ -367,6 +380,7 @@ class IngestResult:
             windows=windows,
             quarantine_keys=keys,
             late=LateMetrics(**body.pop("late")),
+            drift=Drift.from_json(body.pop("drift")),
             parts=tuple(map(LandedPart.from_json, body.pop("parts"))),
             **body,
         )
@@ -637,7 +651,8 @@ def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[s
             read[work.landed.path] = found, content
     nonzero = TableConfig.from_configuration(context.configuration).nonzero_vectors
     try:
-        target = _row_format(works[0].landed, spec, context.schema, context.time_column, nonzero=nonzero)
+        first, time_column = works[0], context.time_column
+        target = _row_format(first.landed, spec, context.schema, time_column, nonzero=nonzero, settled=first.settled)
         rows = json_rows([(path, block) for path, (blocks, _) in read.items() for block in blocks], target)
     except (TidemarkError, MemoryError, duckdb.Error):
         return {}
@@ -702,17 +717,24 @@ def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int)
         nonzero=run.collected.config.nonzero_vectors,
         block_bytes=block_bytes,
         content=content,
+        settled=work.settled,
         changes=run.changes,
     )
+    drift = NO_DRIFT
     if ahead is not None:
         blocks, content = ahead
     for block in blocks:
         if block.unreadable:
             run.forget()
             return _reject_file(run.collected, work, block.rejected[0].reason, lines=run.rows_in)
-        run.take(block)
+        drift |= block.drift
+        if not drift.changes_columns:
+            run.take(block)
+    if drift.changes_columns:
+        run.forget()
+        return IngestResult(file=landed.path, drift=drift)
     run.content = work.contents[0] if content is None else content.value
-    result = run.result(run.content)
+    result = replace(run.result(run.content), drift=NO_DRIFT if work.contents else drift)
     _logger.info(
         "ingested %s: %d rows, %d rejected",
         landed.path,

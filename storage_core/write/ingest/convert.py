@@ -39,6 +39,17 @@ from storage_core.engine.session import session, sql_type
 from storage_core.store.contract import ObjectStore
 from storage_core.write.ingest.casts import Cast, Mask, cast_text
 from storage_core.write.ingest.changes import ChangeFormat
+from storage_core.write.ingest.drift import (
+    NO_DRIFT,
+    QUARANTINE,
+    Drift,
+    DriftRule,
+    NewFields,
+    drift_of,
+    needed_type,
+    widest_types,
+    with_types,
+)
 from storage_core.write.ingest.landed_times import (
     AS_WRITTEN,
     LandedTimes,
@@ -269,7 +280,7 @@ class RowFormat:
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
     embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
     nanoseconds, or that have no year. For a keyed table, `schema` has the fields of `changes`, and its `faults` reject
-    records.
+    records. `drift` has the effect of new fields.
     """
 
     schema: pa.Schema
@@ -278,6 +289,7 @@ class RowFormat:
     null_values: tuple[str, ...] = ()
     nonzero: frozenset[str] = frozenset()
     times: LandedTimes = AS_WRITTEN
+    drift: DriftRule = QUARANTINE
     changes: ChangeFormat | None = None
 
 
@@ -549,6 +561,7 @@ class Parsed:
     - `numbers`: the number of the line of each row, as in `RejectedLine`.
     - `unreadable`: no row of the file may be used.
     - `header`: the header of a CSV file.
+    - `drift`: the new fields and wider values. Their rows are among `rows` only if the rule adds and widens no columns.
     - `given`: the names of the fields of each patch, if the format names them per record.
     - `skipped`: the number of records that have no effect, such as the tombstones of a Kafka topic.
     """
@@ -558,6 +571,7 @@ class Parsed:
     numbers: npt.NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64), compare=False)
     unreadable: bool = False
     header: str | None = None
+    drift: Drift = NO_DRIFT
     given: pa.ListArray | None = field(default=None, compare=False)
     skipped: int = 0
 
@@ -569,32 +583,69 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of one block as text: a column per field, each record's number, and a function that returns its text."""
+    """Records of one block as text: a column per field, each record's number, and a function that returns its text.
+
+    `new` has the fields that are not columns.
+    """
 
     file: str
     fields: pa.Table
     numbers: npt.NDArray[np.int64]
     text_of: Callable[[int], str]
+    new: NewFields | None = None
 
 
 def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
     """Convert the records to rows, and reject the records that do not convert. Raise the errors of `convert`."""
-    converted = convert(records.fields, target)
+    fields, rule = records.fields, target.drift
+    if records.new is not None and rule.column is not None:
+        fields = fields.append_column(rule.column, records.new.objects())
+    converted = convert(fields, target)
+    reasons = converted.reasons
     if target.changes is not None:
-        converted = replace(converted, reasons=pc.coalesce(converted.reasons, target.changes.faults(converted.rows)))
-    fits = converted.reasons.is_null()
+        reasons = pc.coalesce(reasons, target.changes.faults(converted.rows))
+    if records.new is not None:
+        reasons = pc.coalesce(records.new.faults(rule, target.schema), reasons)
+    fits = reasons.is_null()
     bad = np.flatnonzero(~np.asarray(fits))
+    drift = _drift_of(records, np.asarray(fits), target)
     refused = tuple(
         RejectedLine(
             records.file,
             int(records.numbers[index]),
-            converted.reasons[int(index)].as_py(),
+            reasons[int(index)].as_py(),
             records.text_of(int(index)),
         )
         for index in bad
     )
     rows = converted.rows.filter(fits) if len(bad) else converted.rows
-    return Parsed(conform(rows, target.schema), refused, records.numbers[np.asarray(fits)])
+    return Parsed(conform(rows, target.schema), refused, records.numbers[np.asarray(fits)], drift=drift)
+
+
+def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
+    """Return the drift of the records that fit, and of the records that fit as soon as some columns are wider."""
+    rule, new = target.drift, records.new
+    widened: dict[str, pa.DataType] = {}
+    if rule.widens and not fits.all():
+        widened, fits = _widened(records, fits, target)
+    drift = Drift(widened=widened)
+    return drift if new is None else drift | drift_of(new.filter(fits), rule)
+
+
+def _widened(records: Records, fits: Mask, target: RowFormat) -> tuple[dict[str, pa.DataType], Mask]:
+    """Return the wider types with which more records fit, and the records that fit then."""
+    widest, bad = widest_types(target.schema), np.flatnonzero(~fits)
+    if records.new is not None:
+        bad = bad[np.asarray(records.new.faults(target.drift, target.schema).is_null())[bad]]
+    if not widest or not len(bad):
+        return {}, fits
+    tried = convert(records.fields.take(pa.array(bad)), replace(target, schema=with_types(target.schema, widest)))
+    fits_wide = tried.reasons.is_null()
+    fits = fits.copy()
+    fits[bad[np.asarray(fits_wide)]] = True
+    rows = tried.rows.filter(fits_wide)
+    needed = {name: needed_type(rows.column(name), target.schema.field(name).type) for name in widest}
+    return {name: type_ for name, type_ in needed.items() if type_ is not None}, fits
 
 
 def rejected(file: str, number: int, reason: str, data: bytes) -> RejectedLine:

@@ -36,15 +36,21 @@ _GROUP: Final = 256
 _FEWEST: Final = 16
 """The number of lines that are not divided further after such an error."""
 
-_MOST_FAILURES: Final = 1 / 8
-"""The number of failed parses per line so far, above which the remaining lines take the exact path."""
+_MOST_FAILURES: Final = 1 / 64
+"""The number of failed parses per line so far, above which the remaining lines take the exact path.
+
+A failed parse takes about as long as the exact path of 64 lines.
+"""
 
 _EXPONENT: Final = "[0-9][eE]"
 
 
 @dataclass(frozen=True, slots=True)
 class PlainLines:
-    """The rows of the lines that could be read, in order, and a mark for each line that could not."""
+    """The rows of the lines that could be read, in order, and a mark for each line that could not.
+
+    The rows lack the column for new fields, because no line here has a new field.
+    """
 
     rows: pa.Table
     marked: Mask
@@ -83,10 +89,11 @@ def _begin_and_end_as_object(lines: pa.StringArray) -> Mask:
 def _types_of(target: RowFormat) -> pa.Schema | None:
     if any(map(_is_json, target.null_values)):
         return None
-    types = [_type_of(each, target) for each in target.schema]
+    filled = target.drift.filled(target.schema)
+    types = [_type_of(each, target) for each in filled]
     if any(each is None for each in types):
         return None
-    return pa.schema(list(zip(target.schema.names, types, strict=True)))
+    return pa.schema(list(zip(filled.names, types, strict=True)))
 
 
 def _is_json(word: str) -> bool:
@@ -181,11 +188,12 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
     found = pa.concat_tables(reader.tables) if reader.tables else reader.types.empty_table()
     undecided = np.zeros(found.num_rows, np.bool_)
     columns = []
-    for column in target.schema:
+    filled = target.drift.filled(target.schema)
+    for column in filled:
         values, wrong = _cast_column(found.column(column.name), column, target)
         columns.append(values)
         undecided |= wrong
-    rows = pa.table(columns, names=target.schema.names)
+    rows = pa.table(columns, names=filled.names)
     if target.changes is not None:  # the exact path has the text of a record that is rejected
         undecided |= np.asarray(target.changes.faults(rows).is_valid())
     if undecided.any():

@@ -45,6 +45,13 @@ from storage_core.store.meter import prefetch
 from storage_core.store.resolve import check_location, is_missing, open_store, overlap, scheme_of
 from storage_core.store.s3_location import FROM_THE_ENVIRONMENT
 from storage_core.write.ingest.compression import Codec, codec_of, open_decompressed
+from storage_core.write.ingest.drift import (
+    MOST_NEW_FIELDS,
+    MOST_NEW_FIELDS_ALLOWED,
+    QUARANTINE,
+    DriftRule,
+    OnTypeConflict,
+)
 from storage_core.write.ingest.encodings import UTF8, check_encoding, is_utf8, is_wide, open_recoded
 from storage_core.write.ingest.landed_times import LandedTimes, Nanoseconds, TimeUnit, Year
 
@@ -263,9 +270,12 @@ _READ_AHEAD_BYTES = 8 * 2**20
 
 
 _OF_CSV: Final = ("delimiter", "quote", "escape", "header", "columns")
+_OF_DRIFT: Final = ("on_new_field", "on_type_conflict", "max_new_fields")
 _OF_QUEUE: Final = ("queue", "list_every_ms")
 _OF_CHANGES: Final = ("op", "order_by", "envelope")
-_ADDED: Final = frozenset({"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES})
+_ADDED: Final = frozenset(
+    {"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES, *_OF_DRIFT}
+)
 """The settings that the first specs did not have. A spec is written without them while they have their defaults."""
 
 
@@ -316,6 +326,10 @@ class LandingSpec:
       by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
     - `header`: whether the first record of a CSV file names the columns.
     - `columns`: the names of the fields of a CSV file without a header.
+    - `on_new_field`: the effect of a field that is not a column: its line is rejected (`quarantine`), the field is left
+      out (`ignore`) or becomes a column (`add`), or the text column NAME gets it (`column:NAME`).
+    - `on_type_conflict`: whether a value that needs a wider column is rejected (`quarantine`) or widens it (`widen`).
+    - `max_new_fields`: the most columns that one run adds.
     - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without it, every run
       lists the location.
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
@@ -342,6 +356,9 @@ class LandingSpec:
     times: tuple[tuple[str, TimeUnit], ...] = ()
     nanoseconds: Nanoseconds = "reject"
     year: Year | None = None
+    on_new_field: str = "quarantine"
+    on_type_conflict: OnTypeConflict = "quarantine"
+    max_new_fields: int = MOST_NEW_FIELDS
     queue: str | None = None
     list_every_ms: int | None = None
     op: str | None = None
@@ -376,6 +393,7 @@ class LandingSpec:
             captured_columns(self.pattern)
         self._check_text_settings()
         self._check_times()
+        self._check_drift()
         self._check_changes()
         check_location(self.uri)
         self._check_queue()
@@ -418,6 +436,25 @@ class LandingSpec:
             raise InvalidInput("a Delta table has typed values: times and nanoseconds do not apply. Leave them out")
         if self.year and self.time_format is None:
             raise InvalidInput("year is for a time_format without a year. Add the time_format, or leave year out")
+
+    def _check_drift(self) -> None:
+        rule = self.drift
+        if self.format == "delta" and rule != QUARANTINE:
+            raise InvalidInput("a table follows its Delta table: on_new_field and on_type_conflict do not apply")
+        if rule.new_field != "quarantine" and (self.format == "pattern" or not self.header):
+            which = "lines of a pattern" if self.format == "pattern" else "CSV files without a header"
+            raise InvalidInput(f"{which} have no new fields. Leave out `on_new_field: {self.on_new_field}`")
+        if self.max_new_fields != MOST_NEW_FIELDS and rule.new_field != "add":
+            raise InvalidInput("max_new_fields limits the columns that a run adds. Add `on_new_field: add`")
+        if not 1 <= self.max_new_fields <= MOST_NEW_FIELDS_ALLOWED:
+            raise InvalidInput(
+                f"max_new_fields is {self.max_new_fields}. Give a number from 1 to {MOST_NEW_FIELDS_ALLOWED}"
+            )
+
+    @property
+    def drift(self) -> DriftRule:
+        """The effect of new fields and of values that need a wider column."""
+        return DriftRule.parse(self.on_new_field, self.on_type_conflict)
 
     def _check_changes(self) -> None:
         if self.envelope not in (None, *get_args(Envelope)):

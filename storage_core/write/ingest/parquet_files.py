@@ -28,7 +28,9 @@ from storage_core.base.text import quoted, shortened
 from storage_core.data.formats import parquet_footer
 from storage_core.data.formats.parquet_footer import require_sound_chunks
 from storage_core.data.rows import times
+from storage_core.data.rows.columns import may_widen
 from storage_core.data.rows.conform import conform
+from storage_core.data.rows.schema import table_type
 from storage_core.data.rows.times import BEYOND, beyond, row_text
 from storage_core.data.rows.values import (
     TOO_LONG,
@@ -40,7 +42,18 @@ from storage_core.data.rows.values import (
     with_changed_leaves,
 )
 from storage_core.data.rows.vectors import faults, is_vector, with_lists, without_misfits
-from storage_core.write.ingest.convert import MOST_CELLS, Parsed, RejectedLine
+from storage_core.write.ingest.convert import MOST_CELLS, Parsed, RejectedLine, RowFormat
+from storage_core.write.ingest.drift import (
+    NO_DRIFT,
+    QUARANTINE,
+    ColumnFields,
+    Drift,
+    DriftRule,
+    drift_of,
+    split_columns,
+    widest_types,
+    with_types,
+)
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes, timed_columns, timed_schema
 from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, plain_bytes, require_uncompressed, watched
 
@@ -401,6 +414,7 @@ def parquet_blocks(
     *,
     nonzero: Collection[str] = (),
     times: LandedTimes = AS_WRITTEN,
+    drift: DriftRule = QUARANTINE,
 ) -> Iterator[Parsed]:
     """Yield the records of a Parquet file, numbered from 1.
 
@@ -417,9 +431,9 @@ def parquet_blocks(
         Unavailable: the system refuses the read. The file may be valid.
     """
     first_number = 1
-    check = partial(check_columns, schema=schema, times=times)
-    for batch in sound_batches(file, stream, check, schema, truncates=times.truncates):
-        yield checked_rows(file, batch, first_number, (schema, nonzero, times))
+    target = RowFormat(schema, nonzero=frozenset(nonzero), times=times, drift=drift)
+    for batch in sound_batches(file, stream, partial(check_columns, target=target), schema, truncates=times.truncates):
+        yield checked_rows(file, batch, first_number, target)
         first_number += batch.num_rows
 
 
@@ -480,9 +494,48 @@ def in_pieces(batch: pa.RecordBatch, expansion: Expansion) -> Iterator[pa.Record
         yield batch.slice(start, rows)
 
 
-def check_columns(found: pa.Schema, schema: pa.Schema, times: LandedTimes = AS_WRITTEN) -> None:
-    """Raise `Corrupt` if columns of these types do not convert exactly to the table's."""
-    _conformed(pa.Table.from_batches([], timed_schema(found, schema, times)), schema)
+def check_columns(found: pa.Schema, target: RowFormat) -> None:
+    """Raise `Corrupt` if columns of these types do not convert exactly to the table's.
+
+    Columns that are not in the table are refused unless the rule for drift accepts new fields.
+    """
+    empty, _ = _without_new(pa.Table.from_batches([], timed_schema(found, target.schema, target.times)), target)
+    _conformed(empty, _wide_schema(empty.schema, target))
+
+
+def _without_new(rows: pa.Table, target: RowFormat) -> tuple[pa.Table, ColumnFields | None]:
+    """Return the columns of the table, and the other columns if the rule for drift accepts new fields."""
+    if target.drift.new_field == "quarantine":
+        return rows, None
+    known, others = split_columns(rows, target.drift.filled(target.schema).names)
+    return known, ColumnFields(others) if others.num_columns else None
+
+
+def _with_new(rows: pa.Table, new: pa.Table, rule: DriftRule) -> pa.Table:
+    """Return the rows as the file has them: with the new fields, and without the column that gets them as an object."""
+    known = rows if rule.column is None else rows.drop_columns([rule.column])
+    return pa.table([*known.columns, *new.columns], names=[*known.column_names, *new.column_names])
+
+
+def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
+    """Return the schema with the types of the file for columns that may become as wide, if the rule widens columns."""
+    if not target.drift.widens:
+        return target.schema
+    types = {each.name: table_type(each.type) for each in found if each.name in widest_types(target.schema)}
+    wider = {name: to for name, to in types.items() if may_widen(target.schema.field(name).type, to)}
+    return with_types(target.schema, wider)
+
+
+def _widened(rows: pa.Table, target: RowFormat) -> dict[str, pa.DataType]:
+    """Return the columns whose values do not fit, each with the type of the file, which holds the values."""
+    found = {}
+    for own, wide in zip(target.schema, _wide_schema(rows.schema, target), strict=True):
+        if own.type != wide.type:
+            try:
+                _conformed(rows.select([own.name]), pa.schema([own]))
+            except Corrupt:
+                found[own.name] = wide.type
+    return found
 
 
 def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
@@ -571,14 +624,12 @@ def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
     return rows
 
 
-def checked_rows(
-    file: str, batch: pa.RecordBatch, first_number: int, wanted: tuple[pa.Schema, Collection[str], LandedTimes]
-) -> Parsed:
+def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: RowFormat) -> Parsed:
     """Return the rows of a batch of typed values with the table's schema, and reject the rows with a fault.
 
     Raises `Corrupt` if the columns do not convert exactly to the table's, or contradict themselves.
     """
-    schema, nonzero, meaning = wanted
+    schema, rule = target.schema, target.drift
     numbers = np.arange(first_number, first_number + batch.num_rows)
     try:
         given, invalid = examined(pa.Table.from_batches([batch]))
@@ -589,17 +640,27 @@ def checked_rows(
         reasons = [(f"column {each.column}: {each.reason}", each.rows) for each in invalid]
         rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
         given, numbers = given.filter(pa.array(valid)), numbers[valid]
-    fitting, numbered = timed_columns(given, schema, meaning)
+    given, new = _without_new(given, target)
+    fitting, numbered = timed_columns(given, schema, target.times)
     fitting, misfits = without_misfits(fitting, schema)
     fitting, texts = times.without_misfits(fitting, schema)
+    if rule.widens and (widened := _widened(fitting, target)):
+        return Parsed(schema.empty_table(), (), drift=Drift(fields=new.types() if new else {}, widened=widened))
+    if new is not None and rule.column is not None:
+        fitting = fitting.append_column(rule.column, new.objects())
     rows = _conformed(fitting, schema)
     shown = times.with_texts(with_lists(rows, given), given)
     for name in given.column_names if numbered else ():
         if pa.types.is_integer(given.column(name).type):
             shown = shown.set_column(shown.schema.get_field_index(name), name, given.column(name))
-    more, complete = _rejected(file, numbers, [*numbered, *misfits, *texts, *_faults(rows, schema, nonzero)], shown)
+    if new is not None:
+        shown = _with_new(shown, new.columns, rule)
+    refused = [] if new is None else new.reasons(rule, schema)
+    faults = [*refused, *numbered, *misfits, *texts, *_faults(rows, schema, target.nonzero)]
+    more, complete = _rejected(file, numbers, faults, shown)
     kept = rows.filter(pa.array(complete)) if more else rows
-    return Parsed(conform(kept, schema), (), numbers[complete]).and_rejected([*rejected, *more])
+    drift = NO_DRIFT if new is None else drift_of(new.filter(complete), rule)
+    return Parsed(conform(kept, schema), (), numbers[complete], drift=drift).and_rejected([*rejected, *more])
 
 
 def _rejected(

@@ -13,9 +13,12 @@ import io
 import json
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
+from operator import or_
 from secrets import token_hex
 from typing import Any, BinaryIO
 
@@ -47,12 +50,24 @@ from storage_core.write.ingest.convert import (
     rejected,
     valid_text,
 )
+from storage_core.write.ingest.drift import (
+    NO_DRIFT,
+    QUARANTINE,
+    ColumnFields,
+    Members,
+    NewFields,
+    ObjectFields,
+    members_of,
+    split_columns,
+    without_nulls,
+)
 from storage_core.write.ingest.json_lines import read_plain
 from storage_core.write.ingest.json_numbers import without_exponent
 from storage_core.write.ingest.landing import Dialect
 from storage_core.write.ingest.nested_json import is_nested_json, nested_column
 
 _LONGEST_HEADER = 2**20
+_MOST_NEW_COLUMNS = 1_000
 _MOST_SHOWN = 20
 _SPOOL = "the text of a CSV file"
 _STEP_BYTES = 2**20
@@ -77,10 +92,10 @@ def csv_blocks(
     """
     # A mark is added at the end of the text: a record with too many fields. If the reader does not return the mark as a
     # record, a quote was never closed.
-    mark = dialect.delimiter * (len(target.schema) + 1)
+    most = len(target.schema) + (0 if target.drift.new_field == "quarantine" else _MOST_NEW_COLUMNS)
+    mark = dialect.delimiter * (most + 1)
     text = _mapped(_chunks(stream, block_bytes, mark))
-    if dialect.columns is None:
-        _check_header(text, target.schema.names, dialect)
+    header_names = _check_header(text, target.schema.names, dialect, most) if dialect.columns is None else []
     form = _PLAIN if _is_utf8(text) else _RECODED
     if form is _RECODED:
         text = _mapped(_recoded(text))
@@ -88,8 +103,8 @@ def csv_blocks(
     # The reader itself replaces the words for null, because only the reader knows which fields were quoted.
     as_read = replace(target, null_values=())
     as_written = _Written(dialect, frozenset(word.encode() for word in ("", *target.null_values)))
-    most_rows = max(1, MOST_CELLS // max(1, len(target.schema)))
-    reader = _open(text, target, counter, block_bytes)
+    most_rows = max(1, MOST_CELLS // max(1, len(target.schema), len(header_names)))
+    reader = _open(text, target, counter, block_bytes, header=header_names)
     names = [counter.form.name(name) for name in reader.schema.names]
     header = _joined(names, dialect) if dialect.columns is None else None
     for batch, is_last in _batches(reader, most_rows, counter):
@@ -183,12 +198,12 @@ _PLAIN = _Form("utf-8", lambda column: column)
 _RECODED = _Form("latin-1", _bytes_of)
 
 
-def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -> None:
-    """Raise `Corrupt` if the header has more columns than the table.
+def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, most: int) -> list[str]:
+    """Return the names in the header, each byte as a character. Raise `Corrupt` if it has more than `most` columns.
 
     A million columns would end the process in Arrow's reader.
     """
-    start = text.read(_LONGEST_HEADER).decode("latin-1")
+    start = text.read(_LONGEST_HEADER).removeprefix(codecs.BOM_UTF8).decode("latin-1")
     text.seek(0)
     try:
         columns = next(filter(None, csv.reader(io.StringIO(start, newline=""), **_style(dialect))))
@@ -196,8 +211,9 @@ def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect) -
         raise unsound("it is not a CSV file with a header (it has no line)") from None
     except csv.Error as error:
         raise unsound("its header is not a line of CSV. Check its quotes") from error
-    if len(columns) > len(names):
+    if len(columns) > most:
         raise unsound(_other_columns([each for each in columns if each not in names]))
+    return columns
 
 
 def _style(dialect: Dialect) -> dict[str, Any]:
@@ -266,9 +282,10 @@ class _RecordCounter:
 
 
 def _open(
-    source: pa.NativeFile, target: RowFormat, counter: _RecordCounter, block_bytes: int
+    source: pa.NativeFile, target: RowFormat, counter: _RecordCounter, block_bytes: int, *, header: Sequence[str]
 ) -> pa_csv.CSVStreamingReader:
     there, dialect = counter.form.there, counter.dialect
+    new = [each.encode("latin-1").decode(counter.form.encoding) for each in header]
     given = None if dialect.columns is None else [*map(there, dialect.columns)]
     try:
         reader = pa_csv.open_csv(
@@ -284,7 +301,7 @@ def _open(
                 invalid_row_handler=counter.skip,
             ),
             convert_options=pa_csv.ConvertOptions(
-                column_types=dict.fromkeys(map(there, target.schema.names), pa.binary()),
+                column_types=dict.fromkeys([*map(there, target.schema.names), *new], pa.binary()),
                 null_values=["", *map(there, target.null_values)],
                 strings_can_be_null=True,
                 quoted_strings_can_be_null=False,
@@ -295,9 +312,11 @@ def _open(
         raise unsound("its header is not UTF-8. Declare its `encoding` in `landing`, or write it as UTF-8") from error
     except pa.ArrowInvalid as error:
         raise unsound("its header is not a line of CSV. Check its quotes") from error
-    unknown = [name for name in names if name not in target.schema.names]
+    unknown = [name for name in names if name not in target.schema.names and target.drift.new_field == "quarantine"]
     if unknown or len(set(names)) != len(names):
         raise unsound(_other_columns(unknown or names))
+    if any(not pa.types.is_binary(each.type) for each in reader.schema):
+        raise unsound("its header has names in a form that is not clear. Quote each name of the header, or none")
     return reader
 
 
@@ -344,7 +363,9 @@ def _rows(file: str, batch: pa.RecordBatch, numbers: npt.NDArray[np.int64], form
     bad = [(int(numbers[index]), _line(batch.columns, int(index), written)) for index in np.flatnonzero(~valid)]
     kept = batch.filter(pa.array(valid))
     fields = pa.table([column.cast(pa.string()) for column in kept.columns], names=kept.schema.names)
-    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, written).decode())
+    fields, others = split_columns(fields, target.drift.filled(target.schema).names)
+    new = ColumnFields(others, is_text=True) if others.num_columns else None
+    records = Records(file, fields, numbers[valid], lambda index: _line(kept.columns, index, written).decode(), new)
     return convert_or_reject(records, target).and_rejected(not_text(file, bad))
 
 
@@ -502,7 +523,7 @@ def _entries(text: str) -> Entries | str:
     """Return the names and texts of the values in a JSON object, or a description of the fault."""
     try:
         found = _DECODE(text)
-    except (ValueError, RecursionError):
+    except (ValueError, IndexError, RecursionError):
         found = None
     if not isinstance(found, tuple) or any(isinstance(value, tuple | list) for _, value in found):
         return "not a JSON object of names and values"
@@ -559,6 +580,8 @@ NO_MATCH = "the line does not match the pattern"
 
 # The reason why each line is rejected (null if it is valid), and the fields of the valid lines as text.
 Fields = tuple[pa.StringArray, pa.Table]
+FieldsOf = Callable[[pa.StringArray], tuple[Fields, NewFields | None]]
+"""A function that returns the fields of lines, and the fields of these lines that are not columns."""
 
 # Time and memory are proportional to the length of the line, which may repeat a name millions of times.
 _WHY_NO_OBJECT = """
@@ -583,11 +606,11 @@ def pattern_blocks(
     A group without a match is empty text. Raises `InvalidInput` if a group is not a column.
     """
 
-    def capture(lines: pa.StringArray) -> Fields:
+    def capture(lines: pa.StringArray) -> tuple[Fields, None]:
         groups = pc.extract_regex(lines, pattern=pattern)
         matched = groups.is_valid()
         reasons = pc.if_else(matched, pa.scalar(None, pa.string()), NO_MATCH)
-        return reasons, pa.Table.from_struct_array(groups.filter(matched))
+        return (reasons, pa.Table.from_struct_array(groups.filter(matched))), None
 
     columns = len(target.schema)
     for block in read_lines(stream, block_bytes):
@@ -646,7 +669,10 @@ def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> lis
         plain.append(Parsed(rows, (), block.numbers[~marked]))
         text = block.text.filter(pa.array(marked)) if marked.any() else block.text.slice(0, 0)
         rest.append((file, LineBlock(block.numbers[marked], text, block.not_text)))
-    return [_in_order(*each) for each in zip(plain, _exact_rows(rest, target), strict=True)]
+    # The drift of lines is that of their own file, so such lines are not read together with those of other files.
+    groups = [rest] if target.drift == QUARANTINE else [[each] for each in rest]
+    exact = chain.from_iterable(_exact_rows(each, target) for each in groups)
+    return [_in_order(*each) for each in zip(plain, exact, strict=True)]
 
 
 def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> Iterator[Parsed]:
@@ -665,6 +691,7 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
     ]
     rows = pa.concat_tables([target.schema.empty_table(), *(each.rows for each in parts)])
     places = np.concatenate([np.zeros(0, np.int64), *(each.numbers for each in parts)])
+    drift = reduce(or_, (each.drift for each in parts), NO_DRIFT)
     refused = [(line.line or 0, line) for part in parts for line in part.rejected]
     refused_places = [place for place, _ in refused]
     for (file, block), start, end in zip(blocks, ends[:-1], ends[1:], strict=True):
@@ -673,26 +700,27 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
         again = tuple(
             RejectedLine(file, int(block.numbers[place - start]), each.reason, each.text) for place, each in own
         )
-        found = Parsed(rows.slice(first, last - first), again, block.numbers[places[first:last] - start])
+        found = Parsed(rows.slice(first, last - first), again, block.numbers[places[first:last] - start], drift=drift)
         yield found.and_rejected(not_text(file, block.not_text)) if block.not_text else found
 
 
 def _in_order(plain: Parsed, exact: Parsed) -> Parsed:
     """Return the rows of both in the order of their lines, and the rejections of the exact path."""
     if not (plain.rows.num_rows and exact.rows.num_rows):
-        return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected)
+        return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected, drift=exact.drift)
     numbers = np.concatenate([plain.numbers, exact.numbers])
     order = np.argsort(numbers, kind="stable")
-    return Parsed(pa.concat_tables([plain.rows, exact.rows]).take(pa.array(order)), exact.rejected, numbers[order])
+    rows = pa.concat_tables([plain.rows, exact.rows]).take(pa.array(order))
+    return Parsed(rows, exact.rejected, numbers[order], drift=exact.drift)
 
 
 def _parsed(
     file: str,
     block: LineBlock,
-    fields_of: Callable[[pa.StringArray], Fields],
+    fields_of: FieldsOf,
     target: RowFormat,
 ) -> Parsed:
-    reasons, fields = fields_of(block.text)
+    (reasons, fields), new = fields_of(block.text)
     whole = reasons.is_null()
     is_whole = np.asarray(whole)
     broken = [
@@ -700,11 +728,12 @@ def _parsed(
         for index in np.flatnonzero(~is_whole)
     ]
     lines = block.text if not broken else block.text.filter(whole)
-    records = Records(file, fields, block.numbers[is_whole], lambda index: str(lines[index]))
+    new = None if new is None else new.filter(is_whole)
+    records = Records(file, fields, block.numbers[is_whole], lambda index: str(lines[index]), new)
     return convert_or_reject(records, target).and_rejected([*broken, *not_text(file, block.not_text)])
 
 
-def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
+def _json_fields(lines: pa.StringArray, target: RowFormat) -> tuple[Fields, NewFields | None]:
     large = [
         index for index in np.flatnonzero(parts_of(lines) >= MOST_PARTS) if has_too_many(lines[int(index)].as_py())
     ]
@@ -712,25 +741,29 @@ def _json_fields(lines: pa.StringArray, target: RowFormat) -> Fields:
         return _fields_of(lines, target)
     fits = np.ones(len(lines), np.bool_)
     fits[large] = False
-    reasons, fields = _fields_of(lines.filter(pa.array(fits)), target)
+    (reasons, fields), new = _fields_of(lines.filter(pa.array(fits)), target)
     every = pc.replace_with_mask(pa.array([TOO_MANY] * len(lines)), pa.array(fits), reasons)
-    return every, fields
+    places = np.flatnonzero(fits)
+    moved = ObjectFields({int(places[row]): each for row, each in new.rows.items()}, len(lines)) if new else None
+    return (every, fields), moved
 
 
-def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
-    names = target.schema.names
+def _fields_of(lines: pa.StringArray, target: RowFormat) -> tuple[Fields, ObjectFields | None]:
+    filled = target.drift.filled(target.schema)
+    names, new = filled.names, dict[int, Members]()
     # JSON pointers are used, because a field name may contain characters with a meaning in a JSON path.
     pointers = ["/" + name.replace("~", "~0").replace("/", "~1") for name in names]
-    chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(target.schema))
+    chosen = ", ".join(f"{_chosen(index + 1, field)} AS c{index}" for index, field in enumerate(filled))
     with conversion_session(CONVERSION, lines=pa.table({"line": lines})) as connection:
         table = connection.sql(_WHY_NO_OBJECT, params={"names": names}).to_arrow_table()
     reasons = table.column(0).combine_chunks()
     misnamed = pc.fill_null(pc.equal(reasons, "misnamed"), fill_value=False)
     if pc.any(misnamed).as_py():
-        with conversion_session(CONVERSION, lines=pa.table({"line": lines.filter(misnamed)})) as connection:
-            fields = connection.sql(_FIELDS).to_arrow_table().column(0)
-        columns = pa.array(names, pa.string())
-        named = pa.array([_misnamed(each.values, columns) for each in fields], pa.string())
+        misread = _Misread(names, target)
+        texts = zip(np.flatnonzero(misnamed).tolist(), lines.filter(misnamed).to_pylist(), strict=True)
+        found = [(row, *misread.find(text)) for row, text in texts]
+        new = {row: members for row, reason, members in found if reason is None and members}
+        named = pa.array([reason for _, reason, _ in found], pa.string())
         reasons = pc.replace_with_mask(reasons.cast(pa.string()), misnamed, named)
     mark = token_hex(MARK_BYTES)
     objects = pa.table({"line": marked(lines.filter(reasons.is_null()), mark)})
@@ -743,9 +776,10 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> Fields:
         ).to_arrow_table()
     columns = [
         without_exponent(column) if pa.types.is_decimal(field.type) else column
-        for field, column in zip(target.schema, (unmarked(each, mark) for each in fields.columns), strict=True)
+        for field, column in zip(filled, (unmarked(each, mark) for each in fields.columns), strict=True)
     ]
-    return _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+    whole = _with_maps(reasons.cast(pa.string()), pa.Table.from_arrays(columns, names=names), target)
+    return whole, ObjectFields(new, len(lines)) if new else None
 
 
 def _chosen(number: int, field: pa.Field) -> str:
@@ -760,24 +794,41 @@ def _chosen(number: int, field: pa.Field) -> str:
     return f"CASE WHEN {is_text} THEN to_json({found})::VARCHAR ELSE {found} END"
 
 
-def _misnamed(fields: pa.StringArray, names: pa.StringArray) -> str:
-    """Return why the fields of an object are invalid: the first unknown field, or else a field that occurs twice."""
-    known = pc.is_in(fields, value_set=names)
-    if not pc.all(known).as_py():
-        return f"the field {_name(fields[pc.index(known, False).as_py()])} is not a column of the table"
-    counted = pc.value_counts(fields)
-    twice = pc.index(pc.greater(counted.field("counts"), 1), True).as_py()
-    return f"the field {_name(counted.field('values')[twice])} is given twice"
+class _Misread:
+    """The check of objects that have other fields than the columns, or a field twice."""
 
+    def __init__(self, names: Sequence[str], target: RowFormat) -> None:
+        self._names, self._target = frozenset(names), target
+        self._faults: dict[str, str | None] = {}
 
-def _name(field: pa.StringScalar) -> str:
-    return fitted(field.as_py(), _LONGEST_NAME)
+    def find(self, line: str) -> tuple[str | None, Members]:
+        """Return why the object is invalid, or its new fields.
+
+        The reason is the first new field that the rule does not accept, or else a field that occurs twice.
+        """
+        try:
+            members = members_of(line)
+        except (ValueError, RecursionError):
+            return "the line has other fields than the columns, and is not valid JSON or nests too deeply", ()
+        new = without_nulls((each for each in members if each[0] not in self._names), self._target.null_values)
+        if fault := next(filter(None, (self._fault(name) for name, _ in new)), None):
+            return fault, ()
+        if len({name for name, _ in members}) < len(members):
+            counts = Counter(name for name, _ in members)
+            twice = next(name for name, count in counts.items() if count > 1)
+            return f"the field {fitted(twice, _LONGEST_NAME)} is given twice", ()
+        return None, new
+
+    def _fault(self, name: str) -> str | None:
+        if name not in self._faults:
+            self._faults[name] = self._target.drift.fault(name, self._target.schema)
+        return self._faults[name]
 
 
 def _with_maps(reasons: pa.StringArray, fields: pa.Table, target: RowFormat) -> Fields:
     """Convert the columns with a map, list or struct type, and reject the rows whose value is not a valid map."""
     wrong: list[str | None] = [None] * fields.num_rows
-    for index, field in enumerate(target.schema):
+    for index, field in enumerate(target.drift.filled(target.schema)):
         if is_json_map(field.type):
             maps, why = map_column(fields.column(index), field, target)
             fields = fields.set_column(index, field.name, maps)

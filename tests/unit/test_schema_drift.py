@@ -1,0 +1,497 @@
+"""New fields and wider values of landed files: each declared effect, in every format, with no line lost."""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import fastavro
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.spark.spark import Spark
+from pipelines.alerts.receivers import AlertsDeclaration
+from pipelines.alerts.sensors import Cursor, look_for_late
+from pipelines.status import Place, State, look
+from storage_core.base.clock import SystemClock
+from storage_core.base.errors import InvalidInput
+from storage_core.change.declaration import load
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import run
+from storage_core.maintain.quarantine import pending_entries
+from storage_core.write.ingest.drift import json_type, members_of
+from tests.support.drifting import COLUMNS, Project
+from tests.support.receivers import Web, serving
+from tidemark import Table
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+# JSON lines.
+
+
+def test_a_new_field_sends_its_line_to_quarantine_by_default(project: Project) -> None:
+    project.declare("format: ndjson").land("a", {"id": 1}, {"id": 2, "city": "Rome"})
+    report = project.ingest()
+    assert (report.metrics.rows_out, report.metrics.rows_rejected) == (1, 1)
+    assert project.reasons() == ["the field city is not a column of the table"]
+
+
+@pytest.mark.parametrize("rule", ["quarantine", "ignore", "add", "column:extra"])
+def test_a_field_without_a_value_is_not_a_new_field(project: Project, rule: str) -> None:
+    project.declare(f"format: ndjson, null_values: ['NA'], on_new_field: '{rule}'")
+    project.land("a", {"id": 1, "city": None}, {"id": 2, "city": "NA"}, {"id": 3})
+    report = project.ingest()
+    assert (report.metrics.rows_out, report.metrics.rows_rejected, report.metrics.fields_ignored) == (3, 0, 0)
+    assert "city" not in project.types()
+    assert project.rows("extra") == [(1, None), (2, None), (3, None)]
+
+
+def test_an_ignored_field_is_counted_and_its_row_lands(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: ignore")
+    project.land(
+        "a", {"id": 1, "city": "Rome", "zip": 1}, {"id": 2, "city": {"a": [1]}}, {"id": 3}, {"id": "x", "city": 1}
+    )
+    report = project.ingest()
+    assert project.rows() == [(1,), (2,), (3,)]
+    assert report.metrics.fields_ignored == 3
+    assert report.details["fields_ignored"] == {"city": 2, "zip": 1}
+    assert next(iter(Table.open(project.uri).history(1))).metrics["fields_ignored"] == 3
+    assert project.reasons() == ["column id: not a valid int64"]
+
+
+def test_new_fields_go_into_the_named_column_with_their_own_text(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: 'column:extra'")
+    project.land(
+        "a",
+        '{"id":1,"city":"R\\u00f6m","k":1.50,"big":123456789012345678901234567890}',
+        '{"id":2,"extra":"mine","deep":{"a": [1, 2]}}',
+        '{"id":3}',
+    )
+    report = project.ingest()
+    assert report.details["fields_kept"] == {"big": 1, "city": 1, "deep": 1, "extra": 1, "k": 1}
+    assert (report.metrics.fields_kept, report.metrics.fields_ignored) == (5, 0)
+    assert project.rows("extra") == [
+        (1, '{"city":"R\\u00f6m","k":1.50,"big":123456789012345678901234567890}'),
+        (2, '{"extra":"mine","deep":{"a": [1, 2]}}'),
+        (3, None),
+    ]
+
+
+def test_new_fields_become_columns_in_the_commit_of_their_rows(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    project.land("a", {"id": 1})
+    project.ingest()
+    before = Table.open(project.uri).version
+    project.land(
+        "b",
+        {"id": 2, "flag": True, "count": 7, "part": 1, "at": "2026-01-01T10:00:00Z", "tags": ["a"], "mix": 1},
+        {"id": 3, "part": 1.5, "at": "2026-01-01T10:00:00+02:00", "city": "Rome", "mix": "b"},
+    )
+    report = project.ingest()
+    assert Table.open(project.uri).version == before + 1
+    at = dt.datetime(2026, 1, 1, 10, tzinfo=dt.UTC)
+    assert project.rows("flag", "count", "part", "at", "tags", "city", "mix") == [
+        (1, None, None, None, None, None, None, None),
+        (2, True, 7, 1.0, at, '["a"]', None, "1"),
+        (3, None, None, 1.5, at.replace(hour=8), None, "Rome", "b"),
+    ]
+    assert report.metrics.columns_added == 7
+    assert report.details["columns_added"] == {
+        "part": "double",
+        "at": "timestamp",
+        "mix": "string",
+        "city": "string",
+        "count": "long",
+        "flag": "boolean",
+        "tags": "string",
+    }
+    assert next(iter(Table.open(project.uri).history(1))).metrics["columns_added"] == 7
+
+
+def test_the_declaration_keeps_the_columns_that_files_added(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1, "city": "Rome"})
+    project.ingest()
+    Table.declare(load(project.file), project.uri)
+    project.land("b", {"id": 2, "city": "Oslo", "zip": 5})
+    project.ingest()
+    assert project.rows("city", "zip") == [(1, "Rome", None), (2, "Oslo", 5)]
+    project.declare("format: ndjson", COLUMNS.replace("}", ", city: string, zip: long}"))
+    assert project.ingest().status == "nothing_to_do"
+    project.declare("format: ndjson", COLUMNS)
+    with pytest.raises(InvalidInput, match="'city' cannot follow"):
+        project.ingest()
+
+
+def test_files_of_one_run_agree_on_one_type(project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_core.write.ingest.batch.BATCH_BYTES", (1, 1))  # a task per file
+    project.declare("format: ndjson, on_new_field: add")
+    for number, value in enumerate([1, 2.5, "three", None, 9_007_199_254_740_993]):
+        project.land(f"{number}", {"id": number, "v": value})
+    project.land("5", {"id": 5, "w": 1})
+    project.land("6", {"id": 6, "w": 0.5})
+    project.ingest()
+    assert (project.types()["v"], project.types()["w"]) == ("string", "double")
+    assert project.rows("v")[:5] == [(0, "1"), (1, "2.5"), (2, "three"), (3, None), (4, "9007199254740993")]
+
+
+def test_a_run_adds_a_limited_number_of_columns(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add, max_new_fields: 2")
+    project.land("a", {"id": 1, "a": 1, "b": 1}, {"id": 2, "b": 1}, {"id": 3, "c": 1}, {"id": 4, "c": 1})
+    report = project.ingest()
+    assert report.details["columns_added"] == {"b": "long", "c": "long"}
+    assert project.reasons() == ["the field a is not a column, and the run could not add it. Add the column"]
+    assert project.rows("b", "c") == [(2, 1, None), (3, None, 1), (4, None, 1)]
+    retried = project.retry()
+    assert (retried.details["added"], retried.details["columns_added"]) == (1, {"a": "long"})
+    assert project.rows("a", "b")[0] == (1, 1, 1)
+
+
+def test_names_that_cannot_be_columns_are_rejected_with_a_reason(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    project.land("a", {"id": 1, "ID": 2}, {"id": 2, " ": 2}, {"id": 3, "_change_type": 1}, {"id": 4, "Up": 1, "up": 2})
+    project.land("b", {"id": 5, "up": 2}, {"id": 6, "up": 2})
+    project.ingest()
+    reasons = sorted(project.reasons())
+    assert reasons[0] == "the field   cannot be a column, because its name is blank or not usable. Rename the field"
+    assert reasons[1] == "the field ID differs from the column id only in case. Use the name of the column"
+    assert reasons[2] == "the field Up differs from the column up only in case. Use the name of the column"
+    assert reasons[3].startswith("the field _change_type cannot be a column")
+    assert project.rows("up") == [(5, 2), (6, 2)]
+
+
+def test_a_line_that_is_rejected_for_another_reason_adds_no_column(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add, on_type_conflict: widen")
+    project.land("a", {"id": "x", "city": 1, "n": 2**40}, {"id": 2})
+    report = project.ingest()
+    assert (report.metrics.columns_added, report.metrics.columns_widened, report.metrics.rows_rejected) == (0, 0, 1)
+    assert "city" not in project.types()
+
+
+def test_a_value_that_needs_a_wider_column_widens_it(project: Project) -> None:
+    project.declare("format: ndjson, on_type_conflict: widen")
+    project.land("a", {"id": 1, "n": 1, "f": 0.5, "x": "1.25"})
+    project.ingest()
+    project.land(
+        "b", {"id": 2, "n": 2**40, "f": 1e300, "x": "12345678.25"}, {"id": 3, "n": 1.5}, {"id": 4, "x": "1.234"}
+    )
+    report = project.ingest()
+    assert report.details["columns_widened"] == {"f": "double", "n": "long", "x": "decimal(10,2)"}
+    assert report.metrics.columns_widened == 3
+    assert [(id_, n, f, str(x)) for id_, n, f, x in project.rows("n", "f", "x")] == [
+        (1, 1, 0.5, "1.25"),
+        (2, 2**40, 1e300, "12345678.25"),
+    ]
+    assert sorted(project.reasons()) == ["column n: not a valid int64", "column x: not a valid decimal(10, 2)"]
+    Table.declare(load(project.file), project.uri)
+    project.declare("format: ndjson")
+    with pytest.raises(InvalidInput, match="it is long in the table: declare it as long"):
+        project.ingest()
+
+
+def test_a_line_can_need_a_wider_column_and_a_new_one(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add, on_type_conflict: widen")
+    project.land("a", {"id": 1, "n": 2**40, "city": "Rome"})
+    report = project.ingest()
+    assert (report.metrics.columns_added, report.metrics.columns_widened, report.metrics.rows_rejected) == (1, 1, 0)
+    assert project.rows("n", "city") == [(1, 2**40, "Rome")]
+
+
+def test_two_runs_that_add_columns_at_once_both_land_their_rows_once(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1, "city": "Rome"})
+
+    class Overtaken(Spark):
+        rounds = 0
+
+        def map(self, *arguments: Any, **options: Any) -> list[Any]:
+            answers = super().map(*arguments, **options)
+            Overtaken.rounds += 1
+            if Overtaken.rounds == 2:  # the schema of the first run is decided
+                project.land("b", {"id": 2, "city": 5, "zip": 1})
+                assert project.ingest().status == "committed"
+            return answers
+
+    Table.declare(load(project.file), project.uri)
+    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), Overtaken())
+    assert report.status == "nothing_to_do", "the other run landed both files"
+    assert project.rows("city", "zip") == [(1, "Rome", None), (2, "5", 1)]
+
+
+@pytest.mark.parametrize(("column", "type_"), [("city", "string"), ("zip", "long")])
+def test_a_run_plans_again_if_another_process_adds_a_column(project: Project, column: str, type_: str) -> None:
+    project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1, "city": "Rome"})
+    Table.declare(load(project.file), project.uri)
+
+    class Overtaken(Spark):
+        rounds = 0
+
+        def map(self, *arguments: Any, **options: Any) -> list[Any]:
+            answers = super().map(*arguments, **options)
+            Overtaken.rounds += 1
+            if Overtaken.rounds == 2:
+                Table.open(project.uri).add_column(column, type_)
+            return answers
+
+    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), Overtaken())
+    assert (report.status, report.metrics.rows_out) == ("committed", 1)
+    assert report.metrics.columns_added == (0 if column == "city" else 1)
+    assert project.rows("city") == [(1, "Rome")]
+    assert project.ingest().status == "nothing_to_do"
+
+
+@pytest.mark.parametrize(
+    ("rule", "values"),
+    [("ignore", [None, None]), ("add", ["Rome", None]), ("column:extra", ['{"city":"Rome"}', None])],
+)
+def test_a_retry_follows_the_present_rule(project: Project, rule: str, values: list[str | None]) -> None:
+    project.declare("format: ndjson").land("a", {"id": 1, "city": "Rome"}, {"id": 2}, {"id": "x", "city": "Rome"})
+    project.ingest()
+    project.declare(f"format: ndjson, on_new_field: '{rule}'")
+    report = project.retry()
+    assert (report.details["added"], report.details["still_rejected"]) == (1, 1)
+    column = {"ignore": "extra", "add": "city", "column:extra": "extra"}[rule]
+    assert [value for _, value in project.rows(column)] == values
+    if rule == "ignore":
+        assert (report.metrics.fields_ignored, report.details["fields_ignored"]) == (1, {"city": 1})
+    if rule == "add":
+        assert (report.metrics.columns_added, report.details["columns_added"]) == (1, {"city": "string"})
+    assert project.retry().status == "nothing_to_do"
+
+
+def test_a_retry_widens_columns(project: Project) -> None:
+    project.declare("format: ndjson").land("a", {"id": 1, "n": 2**40}, {"id": 2, "n": 1})
+    project.ingest()
+    project.declare("format: ndjson, on_type_conflict: widen")
+    report = project.retry()
+    assert report.details["columns_widened"] == {"n": "long"}
+    assert project.rows("n") == [(1, 2**40), (2, 1)]
+
+
+# Other formats.
+
+
+ROWS = pa.table({"id": [1, 2, 3], "city": ["Rome", None, "Oslo"], "zip": pa.array([7, None, None], pa.int32())})
+
+
+def write(folder: Path, form: str, rows: pa.Table) -> None:
+    if form == "csv":
+        pa_csv.write_csv(rows, folder / "a")
+    elif form == "parquet":
+        pq.write_table(rows, folder / "a")
+    elif form == "arrow":
+        with pa.ipc.new_file(folder / "a", rows.schema) as writer:
+            writer.write_table(rows)
+    else:
+        kinds = {pa.int64(): "long", pa.int32(): "int", pa.string(): "string", pa.float64(): "double"}
+        fields = [{"name": each.name, "type": ["null", kinds[each.type]]} for each in rows.schema]
+        sink = io.BytesIO()
+        fastavro.writer(sink, {"type": "record", "name": "r", "fields": fields}, rows.to_pylist())
+        (folder / "a").write_bytes(sink.getvalue())
+
+
+FORMATS = ("csv", "parquet", "arrow", "avro")
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_with_a_new_column_is_rejected_by_default(project: Project, form: str) -> None:
+    write(project.declare(f"format: {form}").root / "landing", form, ROWS)
+    report = project.ingest()
+    assert (report.metrics.rows_out, len(project.reasons())) == (0, 1)
+    assert "city" in project.reasons()[0]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_new_columns_of_a_file_are_ignored(project: Project, form: str) -> None:
+    write(project.declare(f"format: {form}, on_new_field: ignore").root / "landing", form, ROWS)
+    report = project.ingest()
+    assert report.details["fields_ignored"] == {"city": 2, "zip": 1}
+    assert project.rows() == [(1,), (2,), (3,)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_new_columns_of_a_file_become_columns(project: Project, form: str) -> None:
+    write(project.declare(f"format: {form}, on_new_field: add").root / "landing", form, ROWS)
+    report = project.ingest()
+    assert report.details["columns_added"] == {"city": "string", "zip": "long"}
+    assert project.rows("city", "zip") == [(1, "Rome", 7), (2, None, None), (3, "Oslo", None)]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_new_columns_of_a_file_go_into_the_named_column(project: Project, form: str) -> None:
+    write(project.declare(f"format: {form}, on_new_field: 'column:extra'").root / "landing", form, ROWS)
+    project.ingest()
+    zipped = "7" if form != "csv" else "'7'"
+    texts = [None if text is None else json.loads(text) for _, text in project.rows("extra")]
+    assert texts == [{"city": "Rome", "zip": int(zipped.strip("'")) if form != "csv" else "7"}, None, {"city": "Oslo"}]
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_file_widens_columns(project: Project, form: str) -> None:
+    rows = pa.table({"id": [1, 2], "n": [1, 2**40], "f": [0.5, 1e300]})
+    write(project.declare(f"format: {form}, on_type_conflict: widen").root / "landing", form, rows)
+    report = project.ingest()
+    assert report.details["columns_widened"] == {"f": "double", "n": "long"}
+    assert project.rows("n", "f") == [(1, 1, 0.5), (2, 2**40, 1e300)]
+
+
+def test_a_narrow_value_of_a_wide_file_does_not_widen(project: Project) -> None:
+    rows = pa.table({"id": [1], "n": [7]})
+    write(project.declare("format: parquet, on_type_conflict: widen").root / "landing", "parquet", rows)
+    assert project.ingest().metrics.columns_widened == 0
+    assert project.rows("n") == [(1, 7)]
+
+
+def test_nested_columns_of_a_typed_file_become_nested_columns(project: Project) -> None:
+    rows = pa.table({"id": [1], "tags": [["a", "b"]], "at": pa.array([0], pa.timestamp("ms", "UTC"))})
+    write(project.declare("format: parquet, on_new_field: add").root / "landing", "parquet", rows)
+    project.ingest()
+    assert project.rows("tags") == [(1, ["a", "b"])]
+    assert project.types()["at"] == "timestamp[us, tz=UTC]"
+
+
+def test_a_type_that_tables_do_not_hold_rejects_the_rows_that_have_a_value(project: Project) -> None:
+    rows = pa.table({"id": [1, 2], "span": pa.array([None, 5], pa.time64("us"))})
+    write(project.declare("format: parquet, on_new_field: add").root / "landing", "parquet", rows)
+    project.ingest()
+    assert project.rows() == [(1,)]
+    assert project.reasons() == ["the field span has the type time64[us], which tables do not hold. Leave it out"]
+
+
+def test_a_rejected_row_of_a_typed_file_keeps_its_new_fields(project: Project) -> None:
+    rows = pa.table({"id": [1, 2], "at": [0, 1 << 62], "city": ["Rome", "Oslo"]})
+    columns = "{id: long, at: timestamp, extra: string}"
+    project.declare("format: parquet, times: {at: s}, on_new_field: 'column:extra'", columns)
+    write(project.root / "landing", "parquet", rows)
+    project.ingest()
+    assert project.rows("extra") == [(1, '{"city": "Rome"}')]
+    table = Table.open(project.uri)
+    (entry,) = [each.entry for each in pending_entries(table.store, table.snapshot)]
+    assert json.loads(entry.rejected[0]["text"])["city"] == "Oslo"  # type: ignore[union-attr]
+
+
+def test_csv_numbers_with_leading_zeros_stay_text(project: Project) -> None:
+    project.declare("format: csv, on_new_field: add").land("a.csv", "id,zip,ok,at", "1,007,true,2026-01-01T00:00:00Z")
+    project.ingest()
+    assert {name: project.types()[name] for name in ("zip", "ok", "at")} == {
+        "zip": "string",
+        "ok": "bool",
+        "at": "timestamp[us, tz=UTC]",
+    }
+    assert project.rows("zip") == [(1, "007")]
+
+
+# Declarations.
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("format: ndjson, on_new_field: drop", "on_new_field is 'drop'. Give quarantine, ignore, add or column:NAME"),
+        ("format: ndjson, on_new_field: 'column:'", "on_new_field is 'column:'"),
+        ("format: ndjson, on_new_field: 'column:nope'", "'nope' is not among the columns"),
+        ("format: ndjson, on_new_field: 'column:n'", "column 'n' cannot get the new fields"),
+        ("format: ndjson, on_type_conflict: narrow", "on_type_conflict"),
+        ("format: ndjson, max_new_fields: 5", "max_new_fields limits the columns that a run adds"),
+        ("format: ndjson, on_new_field: add, max_new_fields: 0", "max_new_fields is 0. Give a number from 1 to 1000"),
+        ("format: pattern, pattern: '(?P<id>.*)', on_new_field: add", "lines of a pattern have no new fields"),
+        (
+            "format: csv, header: false, columns: [id], on_new_field: add",
+            "CSV files without a header",
+        ),
+        ("format: delta, on_new_field: add", "a table follows its Delta table"),
+    ],
+)
+def test_settings_that_do_not_apply_are_refused(project: Project, settings: str, message: str) -> None:
+    with pytest.raises(InvalidInput) as error:
+        load(project.declare(settings).file)
+    assert message in str(error.value)
+
+
+def test_a_keyed_table_refuses_the_settings(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    project.file.write_text(project.file.read_text() + "primary_key: id\n")
+    with pytest.raises(InvalidInput, match="a keyed table with new fields or wider values go to quarantine"):
+        load(project.file)
+
+
+def test_the_column_for_new_fields_cannot_be_dropped(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: 'column:extra'").land("a", {"id": 1})
+    project.ingest()
+    with pytest.raises(InvalidInput, match="named in `on_new_field`"):
+        Table.open(project.uri).drop_column("extra")
+
+
+# Parts.
+
+
+@pytest.mark.parametrize(
+    ("text", "type_"),
+    [
+        ("true", pa.bool_()),
+        ("1", pa.int32()),
+        ("-123456789012345", pa.int32()),
+        ("9223372036854775807", pa.int64()),
+        ("9223372036854775808", pa.string()),
+        ("1.5", pa.float64()),
+        ("1e400", pa.string()),
+        ('"1"', pa.string()),
+        ('"2026-01-01T10:00:00Z"', pa.timestamp("us", "UTC")),
+        ('"2026-01-01T10:00:00"', pa.string()),
+        ('"2026-02-30T10:00:00Z"', pa.string()),
+        ('"2026-01-01"', pa.string()),
+        ("[1]", pa.string()),
+    ],
+)
+def test_a_value_has_the_narrowest_type_that_holds_it(text: str, type_: pa.DataType) -> None:
+    assert json_type(text) == type_
+
+
+@pytest.mark.parametrize(
+    ("line", "members"),
+    [
+        ("{}", ()),
+        (' { "a" : 1.50 , "b":{"c": [1, 2]} }', (("a", "1.50"), ("b", '{"c": [1, 2]}'))),
+        ('{"\\u0061":"\\n","a":null,}', (("a", '"\\n"'), ("a", "null"))),
+    ],
+)
+def test_the_fields_of_an_object_keep_their_text(line: str, members: Sequence[tuple[str, str]]) -> None:
+    assert members_of(line) == members
+
+
+# Status and alerts.
+
+
+def test_the_status_shows_drift_and_one_alert_reports_each_increase(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add")
+    place, cursor, web = Place(name="t", uri=project.uri), Cursor(), Web()
+    alerts = AlertsDeclaration.model_validate({"receivers": [{"webhook": web.url}]})
+
+    def kinds() -> list[str]:
+        nonlocal cursor
+        ticked = look_for_late([place], alerts, Cursor.of(cursor.to_text()))
+        cursor = ticked.cursor
+        return [each.kind for each in ticked.sent]
+
+    with serving(web):
+        project.land("a", {"id": 1})
+        project.ingest()
+        assert kinds() == []
+        project.land("b", {"id": 2, "city": "Rome"})
+        project.ingest()
+        assert [kinds(), kinds()] == [["drifted"], []]
+        project.land("c", {"id": 3, "zip": 1})
+        project.ingest()
+        assert [kinds(), kinds()] == [["drifted"], []]
+    found = look(place, SystemClock())
+    assert found.state is State.OK
+    assert found.drift_text == "Landed files of the last 24 hours added 2 columns. Run: tidemark history t"
+    assert "added 1 column." in web.taken[0]["text"]
