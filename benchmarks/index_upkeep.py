@@ -1,4 +1,4 @@
-"""The cost of current indexes while a table grows: appends, a catch-up after each append, and compactions in between.
+"""The cost of up-to-date indexes while a table grows: appends, a catch-up after each append, and some compactions.
 
 Bytes are all bytes that were written for indexes, including translations. Nothing is collected meanwhile. The processor
 time is the time of the catch-ups. For comparison, "rebuilding" has the same appends and compactions, and builds every
