@@ -321,7 +321,7 @@ class Looked:
 
     @property
     def drifts(self) -> int:
-        """The number of changes of columns by landed files, as `Rejections.drifts` counts them."""
+        """The number of changes of columns by landed files (`Rejections.drifts`)."""
         found = self.status and self.status.rejections
         return found.drifts if found else 0
 
