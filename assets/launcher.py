@@ -63,7 +63,7 @@ _KILLED = f"ended without a report, mostly because memory ran out. Its output is
 
 
 class Launcher(Protocol):
-    """Runs one step to its end. Implementations differ only in the process in which the step runs."""
+    """Runs one step to its end. Implementations differ only in the process of the step."""
 
     def submit(self, context: Context, options: RunOptions) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).

@@ -69,7 +69,7 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
     Args:
         report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all
             entries.
-        debt_left: The number of windows in which a compaction would have work. None for a raw log.
+        debt_left: The number of windows with work for a compaction. None for a raw log.
     """
     requests = {kind: _whole(mapping(report["requests"]).get(kind, 0)) for kind in _REQUESTS}
     return {

@@ -60,5 +60,5 @@ def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def identifier(table: str) -> str:
-    """Return the table's name for Dagster, which does not allow dashes."""
+    """Return the table's name for Dagster. Dagster does not allow dashes."""
     return table.replace("-", "_")

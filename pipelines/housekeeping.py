@@ -89,7 +89,7 @@ def build_housekeeping(automation: Automation) -> Definitions:
 
 
 def build_purge_job(prefix: str = "") -> JobDefinition:
-    """Return the job `purge_history`, which deletes old runs of its own instance."""
+    """Return the job `purge_history`. It deletes old runs of its own instance."""
 
     @op(
         name=f"{prefix}purge_runs",

@@ -347,7 +347,7 @@ MOST_RUNS: Final = 20_000
 
 
 def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = HOUR) -> Mapping[str, int]:
-    """Return for each table the bytes that were granted to runs that wait, work, or ended within the last hour.
+    """Return the granted bytes of each table, over the runs that wait, work, or ended within the last hour.
 
     Runs therefore never read more within one hour than the bytes that count for this hour. A run that ended before it
     started counts as 0 bytes. An unfinished run that was created more than a day ago is ignored.
@@ -420,7 +420,7 @@ def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Itera
 
 
 def _unplanned(instance: DagsterInstance, key: AssetKey, names: Collection[str]) -> dict[str, DagsterRun]:
-    """Return the partitions in the tags of backfill runs for which Dagster has recorded nothing since the run began.
+    """Return the partitions in the tags of backfill runs, if Dagster has recorded nothing for them since the run began.
 
     Dagster records the partitions of a run one by one. If the run is killed meanwhile, only its tags contain all
     partitions.

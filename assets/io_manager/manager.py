@@ -81,7 +81,7 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSettings:
-    """The settings of a stored asset. None selects the default, which depends on the table."""
+    """The settings of a stored asset. None selects the default. The default depends on the table."""
 
     uri: str | None = None
     mode: WriteMode | None = None

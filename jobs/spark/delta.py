@@ -151,7 +151,7 @@ def _excerpt(reader: DataFrameReader, folder: Path, schema: DeltaSchema, files: 
 
 
 def _path(uri: str) -> str:
-    """Return the URI as a Hadoop path, which is not percent-encoded."""
+    """Return the URI as a Hadoop path without percent-encoding."""
     return unquote(uri)
 
 

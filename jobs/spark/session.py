@@ -221,8 +221,8 @@ def cause(error: Exception) -> str:
 
 # Filter for the standard error of Spark's Java.
 #
-# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`, which a user cannot act on. All
-# other output is passed on at once, including a progress bar without a line end.
+# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`. A user can do nothing about
+# these warnings. All other output is passed on at once, including a progress bar without a line end.
 
 
 WARNING = b"WARNING: "

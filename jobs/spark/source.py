@@ -368,8 +368,8 @@ def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_ro
 class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The rows of a table as a stream: the rows at `version`, and then all later rows.
 
-    If changes are requested, the stream has only the changes after `version`. Spark creates one object on the driver,
-    which lives as long as the query. Tasks call `read` of another object.
+    If changes are requested, the stream has only the changes after `version`. Spark creates one object on the driver.
+    This object lives as long as the query. Tasks call `read` of another object.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, version: int, batch_rows: int) -> None:

@@ -1,8 +1,8 @@
 """Spark for jobs: a session that starts only when there is work for it, with one task per work item.
 
-Work that costs less than the start of a session is executed in this process, item by item (decision 0039). A work item
-and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are used.
-A local Spark, a cluster and a Spark Connect server are therefore used in the same way
+If work costs less than the start of a session, this process executes the work, item by item (decision 0039). A work
+item and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are
+used. A local Spark, a cluster and a Spark Connect server are therefore used in the same way
 (docs/architecture/orchestration.md, "Spark", and decision 0039).
 """
 
@@ -60,7 +60,7 @@ class SparkUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWork:
-    """The largest total work that a job executes in its own process: bytes of input, and items.
+    """The maximum of total work in the process of a job: bytes of input, and items.
 
     If one of the limits is 0, the job executes no work in its own process.
     """

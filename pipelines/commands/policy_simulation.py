@@ -36,7 +36,7 @@ class Ingestion:
             earlier.
         late_minutes: The lateness of the late splits in minutes.
         every_minutes: The time between two compactions in minutes.
-        plan_inputs: The approximate largest number of splits that one compaction replaces.
+        plan_inputs: The approximate maximum number of splits that one compaction replaces.
         settings: The settings of the policy.
     """
 

@@ -283,7 +283,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 
 def _requests_of(inputs: TableInputs) -> int:
-    """Return the number of requests that read the whole state: the check for the table, its requests, and listings."""
+    """Return the number of requests for the whole state: the check for the table, its requests, and listings."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0
