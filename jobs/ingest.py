@@ -187,12 +187,14 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
     return job.report("nothing_to_do", details=details)
 
 
-def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot) -> list[BatchResult]:
-    """Execute the tasks of these files with the columns of `table`, and return their results in the order of the files.
+def _read_files(
+    job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot | None = None
+) -> list[BatchResult]:
+    """Execute the tasks of these files, and return their results in the order of the files. Note the unread files.
 
-    Note the unread files.
+    The tasks use the columns of `table`, by default of the version on which the run is planned.
     """
-    context = context_of(table).to_json()
+    context = context_of(table or job.before).to_json()
     size = _bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
@@ -207,7 +209,7 @@ def _read_files(job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], 
 
 
 def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Sequence[IngestWork]) -> JobReport:
-    results = _read_files(job, found, work, job.before)
+    results = _read_files(job, found, work)
     drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
     grown = grow(job.before, drift, spec.max_new_fields)
     waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}

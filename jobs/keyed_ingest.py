@@ -51,7 +51,7 @@ class KeyedIngest:
     job: JobRun[Ingest]
     spec: LandingSpec
     files: Sequence[LandedFile]
-    read: Callable[[Sequence[IngestWork]], list[BatchResult]]
+    read: Callable[[Sequence[IngestWork], Snapshot], list[BatchResult]]
     describe: Callable[[Sequence[BatchResult]], dict[str, object]]
     about: Mapping[str, object]
     record: Callable[[Snapshot], Sequence[Action]]
@@ -127,7 +127,7 @@ class KeyedIngest:
             return
         job = self.job
         changes = ChangeFormat.of(self.spec, job.before.schema, job.before.config)
-        results = self.read(works)
+        results = self.read(works, job.before)
         files = [file for result in results for file in result.files]
         form = (self.spec.to_json(), to_schema_string(job.before.schema))
         offsets = {

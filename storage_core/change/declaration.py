@@ -48,7 +48,6 @@ from storage_core.data.settings.table import GROUPS, SETTINGS, FeedingRawLog, Pu
 from storage_core.store.resolve import written_alike
 from storage_core.write.distribution.work import UNIQUE_FOR_MS
 from storage_core.write.ingest.changes import ChangeFormat
-from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import LandingSpec, captured_columns, reject_overlap
 from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
@@ -282,25 +281,16 @@ class TableDeclaration(_Settings):
                     reject_overlap(landing.uri, store, f"the raw log {raw_log.name!r}")
         cls._require_filled_columns(landing, info.data)
         cls._require_timestamps(landing, info.data)
-        cls._require_text_column(landing, info.data)
         if not landing.is_delta:
             found = cls.model_construct(**info.data)
             ChangeFormat.of(landing.spec(), found.schema(), TableConfig(primary_key=info.data["primary_key"]))
+        cls._require_text_column(landing, info.data)
         return landing
 
     @classmethod
     def _require_text_column(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
-        """Raise `InvalidInput` unless the column that gets new fields is a text column that may be null.
-
-        A keyed table gets no new fields.
-        """
-        rule = landing.spec().drift
-        if given["primary_key"] and rule != QUARANTINE:
-            raise InvalidInput(
-                "lines of a keyed table with new fields or wider values go to quarantine. Leave out on_new_field and "
-                "on_type_conflict"
-            )
-        name = rule.column
+        """Raise `InvalidInput` unless the column that gets new fields is a text column that may be null."""
+        name = landing.spec().drift.column
         if name is None:
             return
         require_columns([name], given["columns"])

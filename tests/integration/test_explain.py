@@ -110,6 +110,7 @@ def test_a_scan_is_explained_like_a_query(table: Table) -> None:
         assert plan.analysis.rows == rows
         assert (plan.analysis.requests["get"], plan.analysis.bytes) == (plan.requests, plan.read_bytes)
         assert 0 < plan.analysis.waves <= plan.requests
+        assert " round trip" in str(plan)
         assert plan.analysis.cache is None
 
 

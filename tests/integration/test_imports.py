@@ -594,6 +594,25 @@ def test_a_missing_file_of_a_partition_is_named_and_another_version_is_imported(
     assert tm.Table.open(table).scan(["n"]).to_arrow().to_pylist() == [{"n": 1}]
 
 
+def test_a_damaged_delta_table_is_refused_without_the_text_of_delta_rs(tmp_path: Path) -> None:
+    lake, table = str(tmp_path / "lake"), str(tmp_path / "table")
+    write_deltalake(lake, pa.table({"n": [1]}))
+    with pytest.raises(tm.errors.InvalidInput, match=r"its log does not have this version\. Give a version that"):
+        tm.Table.import_from(table, lake, version=9)
+    (file,) = Path(lake).glob("*.parquet")
+    file.write_bytes(b"junk")
+    with pytest.raises(tm.errors.Corrupt) as damaged:
+        tm.Table.import_from(table, lake)
+    assert str(damaged.value).endswith(
+        "lake: a data file or a deletion vector of the Delta table is damaged. Restore it, or import another version "
+        "with --version"
+    )
+    (log,) = Path(lake, "_delta_log").glob("*.json")
+    log.write_bytes(b"{")
+    with pytest.raises(tm.errors.InvalidInput, match=r"a file of its log is missing or damaged\. Restore the log, or"):
+        tm.Table.import_from(str(tmp_path / "other"), lake)
+
+
 @pytest.mark.parametrize("features", [["typeWidening"], ["vacuumProtocolCheck", "deletionVectors"]])
 def test_a_delta_table_that_only_spark_reads_is_refused_with_the_declaration_to_write(
     tmp_path: Path, features: list[str]

@@ -75,7 +75,7 @@ def test_bad_lines_are_named_and_the_others_are_acknowledged(run: Run) -> None:
     lines = [b'{"id": 1}', b"nonsense", b"[1]", b'{"id": 2}', b"\xff", b'{"id": 99999999999999999999}', b'{"no": 1}']
     code, said, err = run("append", "./a", "-", "--table", "t", "--key", "id", stdin=b"\n".join(lines))
     assert (code, said["status"], said["error"]) == (2, "failed", "invalid_input")
-    assert "The other 2 are acknowledged" in said["message"]
+    assert "5 lines are not valid rows. 2 rows of the other lines are acknowledged. Correct" in said["message"]
     assert [each["line"] for each in said["rejected"]] == [2, 3, 5, 6, 7]
     assert said["rejected"][2]["encoding"] == "base64"
     assert "-:2" in err
@@ -159,7 +159,7 @@ def test_raw_lists_segments_and_says_what_no_store_has(run: Run) -> None:
     assert (code, said["records"]) == (4, 4)
     assert [(each["first"], each["last"]) for each in said["gaps"]] == [(1, None)]
     assert [each["key"] for each in said["damaged"]] == [key]
-    assert "damaged in every store" in err
+    assert "every copy of 1 chunk is damaged" in err
     assert run("raw", "./a", "--also", "./b")[0] == 0
 
 

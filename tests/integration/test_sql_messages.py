@@ -47,7 +47,10 @@ QUERIES = [
     ("select 9223372036854775807 + status from t", "is too large for its type. Cast an operand"),
     ("select 1e30::int from t", "the value 1e+30 is out of the range of the type INTEGER. Cast it"),
     ("select (select 1, 2) from t", "a subquery used as a value returns several columns. Select one"),
-    ("select regexp_matches(page, '(') from t", "a function refuses a value. Check the arguments"),
+    (
+        "select regexp_matches(page, '(') from t",
+        "a regular expression is not valid: a group is not closed. Correct it at '('",
+    ),
     ("select [1, 2]::int[3] from t", "a value cannot be converted to another type near '::int[3]'"),
     ("select struct_extract({'a': 1}, 'b') from t", "the struct has no field 'b'. It has a"),
     ("select lenght(page) from t", "unknown function 'lenght'. Did you mean 'length'?"),

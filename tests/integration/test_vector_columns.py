@@ -319,7 +319,7 @@ BAD: Mapping[str, tuple[object, str]] = {
     "too large": ([1.0, 1e300, 3.0], "would become inf"),
     "number": (5.0, "vector\\(3\\)"),
     "zero": ([0.0, -0.0, 0.0], "the vector is zero"),
-    "bytes": (b"abc", "vector\\(3\\): a vector is a list or an array of numbers, found bytes"),
+    "bytes": (b"abc", ": a vector is a list or an array of numbers, found bytes"),
     "bytes that change": (bytearray(b"abc"), "found bytearray"),
     "a view of bytes": (memoryview(b"abc"), "found memoryview"),
     "a set": ({1.0, 2.0, 3.0}, "found set"),

@@ -365,4 +365,5 @@ def test_work_is_divided_into_batches_of_consecutive_files(tmp_path: Path, monke
     assert parts == [[3], [3], [3], [50], [1], [1]]
     parts = [[each.landed.size for each in part] for part in batch.batches(works, 2)]
     assert parts == [[3, 3], [3], [50], [1, 1]]
+    assert [[each.landed.size for each in part] for part in batch.batches(works[:3], 2)] == [[3], [3, 3]]
     assert batch.batches([], 2) == []

@@ -170,7 +170,9 @@ def test_a_line_that_is_not_utf8_is_rejected_with_its_bytes(tmp_path: Path) -> N
 
 def test_an_error_of_the_conversion_names_a_time_format_only_where_there_is_one() -> None:
     bytes_for_text = pa.table({"n": [b"1"]})
-    with pytest.raises(InvalidInput, match=r"^the text cannot be converted: Binder Error"):
+    with pytest.raises(
+        InvalidInput, match=r"^a text of the file cannot be converted to the type of its column\. Correct the file$"
+    ):
         convert(bytes_for_text, RowFormat(pa.schema([("n", pa.int64())])))
 
 

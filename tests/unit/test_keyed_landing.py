@@ -441,6 +441,7 @@ def test_a_retry_reads_envelopes_and_typed_rows(tmp_path: Path) -> None:
         ({"op": "name"}, KEYED, "op: 'name' is a column of the table"),
         ({"order_by": "lns"}, KEYED, "order_by: "),
         ({"order_by": "price"}, KEYED, "does not order records"),
+        ({"on_new_field": "add"}, KEYED, "Leave out on_new_field"),
         ({"envelope": "debezium", "order_by": "source.scn"}, KEYED, "Add the column scn"),
     ],
 )

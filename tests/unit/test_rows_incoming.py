@@ -38,6 +38,7 @@ def test_arrow_data_stays_as_it_is() -> None:
             r"^column 'key': a value does not fit the type string \(row 1\): 1 is of the type int\. Convert it first$",
         ),
         ({"key": "\ud800"}, r"'\\ud800' has characters that UTF-8 does not have\. Leave them out$"),
+        ({"seats": True}, r"True is of the type bool\. Convert it first$"),
         ({"seats": "many"}, r"^column 'seats': .*\(row 1\): 'many' is of the type str\. Convert it first$"),
         ({"seats": 2**31}, r"2147483648 is out of its range\. Use a column of a larger type$"),
         ({"seats": 2**70}, r"a whole number of 71 bits is out of its range\. Use a column of a larger type$"),

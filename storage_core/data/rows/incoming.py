@@ -237,6 +237,8 @@ def _refusal(values: Sequence[object], type_: pa.DataType) -> str:
                 and (pa.types.is_integer(type_) or pa.types.is_floating(type_))
             ):
                 return f"{quoted(each)} is out of its range. Use a column of a larger type"
+            if is_vector(type_) and isinstance(each, list | tuple | np.ndarray) and len(each) != type_.list_size:
+                return f"{quoted(each)}, expected {type_.list_size}. Give this many numbers"
             return f"{quoted(each)} is of the type {type(each).__name__}. Convert it first"
     return "the values are of several types. Convert them to one type first"
 

@@ -443,7 +443,10 @@ def _field(schema: pa.Schema, name: str, where: str) -> pa.Field:
 def _check_time_column(schema: pa.Schema, name: str) -> None:
     field = _field(schema, name, "the time column setting")
     if not pa.types.is_timestamp(field.type):
-        raise InvalidInput(f"the time column {name!r} has the type {field.type}. It must be a timestamp", column=name)
+        raise InvalidInput(
+            f"time_column is {name!r}, which has the type {field.type}. Name a column of the type timestamp",
+            column=name,
+        )
 
 
 def _check_orderable(field: pa.Field) -> None:

@@ -537,13 +537,13 @@ def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
     Fewer and larger batches write fewer splits, because each batch writes each of its windows.
     """
     least, most = BATCH_BYTES
-    size = min(max(sum(work.landed.size for work in works) / tasks, least), most)
+    size = min(max(-(-sum(work.landed.size for work in works) // tasks), least), most)
     found: list[list[IngestWork]] = []
-    room = 0.0
+    room = 0
     for work in works:
         if not found or work.landed.size > room:
             found.append([])
-            room = size
+            room = min(max(room, 0) + size, most)  # with the room that is left, so a last small batch is not needed
         found[-1].append(work)
         room -= work.landed.size
     return found

@@ -29,6 +29,7 @@ from storage_core.data.rows.codes import Mask
 from storage_core.data.rows.fold import FIELDS, OPERATION, Operation, field_lists, merging, record_schema
 from storage_core.data.rows.keys import beyond_limit, too_long
 from storage_core.data.settings.table import TableConfig
+from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import LandingSpec
 
 ENVELOPE_OP: Final = OPERATION
@@ -75,6 +76,11 @@ class ChangeFormat:
                     f"{given[0]} is for tables with a primary key. Declare a primary_key, or leave it out"
                 )
             return None
+        if spec.drift != QUARANTINE:
+            raise InvalidInput(
+                "lines of a keyed table with new fields or wider values go to quarantine. Leave out on_new_field and "
+                "on_type_conflict"
+            )
         op = ENVELOPE_OP if spec.envelope else spec.op
         if op in schema.names:
             raise InvalidInput(f"op: {op!r} is a column of the table. Name a field that is not a column")
