@@ -377,7 +377,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[str], answers: IO[str]) -> None:
-    """Close the input of the process, so that it ends by itself. Kill the process if it does not end."""
+    """Close the input of the process. The process then ends by itself. Kill the process if it does not end."""
     answers.close()
     with suppress(BrokenPipeError):
         _of(process.stdin).close()

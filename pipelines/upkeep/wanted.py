@@ -44,7 +44,7 @@ from storage_core.write.ingest.progress import versions
 LATE_SECONDS = 3600
 """Work that has waited this many seconds gets the priority of fresh data."""
 
-# The cost of a start of a run, as the number of bytes that a run reads in the same time.
+# The cost of a run's start, as the number of bytes that a run reads in the same time.
 _START_BYTES = 64 * 2**20
 
 
