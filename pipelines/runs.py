@@ -395,7 +395,7 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
-    """Return each partition for which the last run of one of the assets failed or was cancelled.
+    """Return each partition that was not made, because the last run of one of the assets failed or was cancelled.
 
     Cost: three queries per asset, independent of the number of partitions. Five queries for each run of `tidemark
         backfill` on these assets that did not succeed.
