@@ -3,8 +3,8 @@
 The peers are delta-rs, DuckLake, and Delta Lake on Spark in a warm session. delta-rs rewrites the files. DuckLake
 writes delete files. Delta Lake uses deletion vectors. All have tables of the same rows in the same number of files, and
 a new table for each statement. Queries run on our unchanged table and on tables with deleted rows. The deleted rows are
-scattered, or are one run of rows per split. The queries take turns, and the unit is processor time. `python -m
-benchmarks.deletes --rows 1000000` uses another number of rows.
+scattered, or are one run of rows per split. The queries take turns, and the unit is processor time.
+`python -m benchmarks.deletes --rows 1000000` uses another number of rows.
 """
 
 from __future__ import annotations
