@@ -166,7 +166,7 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 def _failed(
     declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
-    """Return the windows of these chunks whose last run did not make one of the assets.
+    """Return the windows of these chunks if their last run did not make one of the assets.
 
     Adjacent windows form one chunk.
     """

@@ -337,9 +337,9 @@ FAULTS = (
     Fault(
         "spec 9",
         "windows before 1970 are rounded down",
-        "window_start",
-        "return seconds - seconds % duration",
-        "return int(seconds / duration) * duration",
+        "window_starts",
+        "np.floor_divide(ticks.fill_null(0).to_numpy(), ticks_per_window)",
+        "np.trunc(ticks.fill_null(0).to_numpy() / ticks_per_window).astype(np.int64)",
         ("tests/unit/test_rows_windows.py::test_a_window_starts_at_the_multiple_not_above_the_time",),
     ),
     Fault(
