@@ -784,8 +784,8 @@ FAULTS = (
         "guarantee 13",
         "a landed file with the rows is named",
         "_holds",
-        "if block.rows.num_rows and judge.rows(block.rows).any():",
-        "if block.rows.num_rows and judge.rows(block.rows).all():",
+        "if block.rows.num_rows and judge.arrived(block.rows).any():",
+        "if block.rows.num_rows and judge.arrived(block.rows).all():",
         (
             "tests/integration/test_forget_command.py::test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_damaged",
         ),
