@@ -5,7 +5,7 @@ files again. After a compaction, the checks read only the files of this compacti
 the files of the whole table.
 """
 
-# Without `from __future__ import annotations`: Dagster rejects a context whose annotation is text.
+# This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -218,7 +218,7 @@ def _open(declaration: TableDeclaration) -> Table | None:
 
 
 def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
-    """Return the specification of the check, which Dagster shows before the first run."""
+    """Return the specification of the check. Dagster shows it before the first run."""
     description = (
         "Every landed line is a valid row. Other lines stay in quarantine until someone removes them. The check is an "
         "error if the last 24 hours rejected more than `landing.max_rejected`, and otherwise a warning."
@@ -229,8 +229,8 @@ def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
 def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: Clock | None = None) -> AssetCheckResult:
     """Return the result of the check after an ingest. It examines the whole quarantine.
 
-    If the check examined only the lines of this run, the next run would turn the check green. Above the limit of the
-    table for 24 hours, the result is an error. Otherwise, it is a warning.
+    If the check examined only the lines of this run, the next run would turn the check green. If the rejected rows of
+    24 hours exceed the limit of the table, the result is an error. Otherwise, it is a warning.
     """
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():

@@ -4,7 +4,7 @@ An asset submits one job to the launcher and records the report of the job. The 
 Every asset can therefore be materialized at any time, in any order, and again. A job that finds no work reports this.
 """
 
-# Without `from __future__ import annotations`: Dagster rejects a context whose annotation is text.
+# This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
 
 import warnings
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def build_table_assets(
     file: str | None = None,
     clock: Clock | None = None,
     distributed: Sequence[AssetKey] = (),
-    project: Project = Project(),  # noqa: B008  # nothing in it changes
+    project: Project = Project(),  # noqa: B008  # the default is immutable
 ) -> list[AssetsDefinition]:
     """Return the assets of a table in the order of their dependencies. They need the resource `launcher`.
 
@@ -65,7 +65,7 @@ def build_table_assets(
         file: The path of the declaration. The ingest job reads this file, so a change of the landing location takes
             effect at once.
         clock: The clock that decides which windows are partitions.
-        distributed: The assets that distribute the raw logs which feed the table. The merge of a keyed table runs after
+        distributed: The assets that distribute the raw logs of the table. The merge of a keyed table runs after
             these assets. In any other table, the compaction runs after these assets.
         project: The properties of the project that assets show.
     """
@@ -201,7 +201,7 @@ def _debt_left(table: Table, mode: Mode) -> int:
 def freshness_policy(declaration: TableDeclaration, step: str) -> FreshnessPolicy | None:
     """Return the freshness policy of the asset of this step, or None if the asset has no policy.
 
-    If the declaration has a freshness, the asset whose step adds rows has the policy. This is `ingested` for a table
+    If the declaration has a freshness, the asset that adds rows has the policy. This is `ingested` for a table
     with a landing location, and `merged` for a keyed table. No step adds rows to other tables.
     """
     brings = "ingested" if declaration.landing else "merged"

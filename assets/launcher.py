@@ -63,7 +63,7 @@ _KILLED = f"ended without a report, mostly because memory ran out. Its output is
 
 
 class Launcher(Protocol):
-    """Runs one step to its end. Implementations differ only in the process in which the step runs."""
+    """Runs one step to its end. Implementations differ only in the process of the step."""
 
     def submit(self, context: Context, options: RunOptions) -> Report:
         """Return the job's report as plain data (the fields of `JobReport`).
@@ -89,8 +89,8 @@ class PartlyDone(Failure):
 class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothing but itself
     """Runs `python -m jobs STEP` in a subprocess. This is the default launcher.
 
-    The job starts Spark unless its work is small. `root` is the working directory of the job, to which relative
-    locations are relative. The default is the working directory of this process. The launcher passes the range of
+    The job starts Spark unless its work is small. `root` is the working directory of the job. Relative locations are
+    relative to this directory. The default is the working directory of this process. The launcher passes the range of
     windows as arguments, because Pipes drops the partition range of a run.
     """
 
@@ -377,7 +377,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[str], answers: IO[str]) -> None:
-    """Close the input of the process, so that it ends by itself. Kill the process if it does not end."""
+    """Close the input of the process. The process then ends by itself. Kill the process if it does not end."""
     answers.close()
     with suppress(BrokenPipeError):
         _of(process.stdin).close()

@@ -63,13 +63,13 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
     """Return the metadata of a materialization.
 
     The keys are those of `METADATA`. The key `debt_left` is missing if its value is None. If the job predicts its work,
-    there are also the keys of `PREDICTED`, and those keys of `PREDICTED_BYTES` whose numbers are known. Sizes are in
+    there are also the keys of `PREDICTED`, and the keys of `PREDICTED_BYTES` with known numbers. Sizes are in
     bytes, times in seconds, and prices in the currency of `Prices`.
 
     Args:
         report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all
             entries.
-        debt_left: The number of windows in which a compaction would have work. None for a raw log.
+        debt_left: The number of windows with work for a compaction. None for a raw log.
     """
     requests = {kind: _whole(mapping(report["requests"]).get(kind, 0)) for kind in _REQUESTS}
     return {
@@ -119,8 +119,8 @@ def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[st
 
     For a compaction with predictions per window, they also include `PREDICTED_OF_PARTITION`. Each number counts only
     this window. The number is 0 if nothing was committed to the window. For an ingest, `rows_in` is the number of
-    ingested rows, and `bytes_in` is 0, because a file is read for several windows. A window that begins between two
-    partitions, as older windows may, belongs to the earlier partition.
+    ingested rows, and `bytes_in` is 0, because a file is read for several windows. An older window may begin between
+    two partitions. It belongs to the earlier partition.
     """
     details, names = mapping(report["details"]), sorted(partitions)
     done = _by_partition(entries_in(details, "by_window"), names)

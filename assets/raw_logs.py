@@ -98,7 +98,7 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute)
                 raise Failure(partly.description, shown, partly.allow_retries) from partly
             yield _distributed(report)
             held = _held(report)
-            if gaps_of(held) - known:  # the run fails once per gap, so that one alert goes out
+            if gaps_of(held) - known:  # the run fails once per gap, so one alert is sent
                 error = missing_chunks(name, held)
                 raise Failure(**shown_failure(error.kind, str(error)))
 

@@ -4,9 +4,9 @@ A run without work records an observation, so that zeros do not replace the metr
 exception. If an asset or partition was never materialized, a run without work materializes it to show that it is empty.
 Plots over time and over partitions therefore show only work.
 
-Dagster's own backfills treat partitions that their runs do not materialize as failed. Their runs therefore repeat the
-materialization of earlier work with its metrics. The metadata contains the id of the run that did the work (decision
-0038).
+If a run of one of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed.
+Runs of these backfills therefore repeat the materialization of earlier work with its metrics. The metadata contains the
+id of the run that did the work (decision 0038).
 
 A step without work gets no run, so no run materializes its asset. The upkeep sensor reports such assets by events
 without a run (decision 0038), so that the UI does not show them as missing. An asset without partitions gets at most
@@ -93,7 +93,7 @@ def recorded(
 def record_part(
     context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int, *, span: Span | None
 ) -> Failure:
-    """Record the finished partitions, and return a failure whose message lists the failed partitions.
+    """Record the finished partitions, and return a failure with a list of the failed partitions.
 
     A step fails as a whole. The finished partitions are recorded before the step fails. Only the partitions of
     failed windows then count as failed in the UI and in backfills.
@@ -123,7 +123,7 @@ def materialize_partitions(
 ) -> None:
     """Record the partitions with work, and the requested partitions that are empty.
 
-    Each partition gets one event, which is one row in Dagster's storage. It contains the commit of its own window.
+    Each partition gets one event. An event is one row in Dagster's storage. It contains the commit of its own window.
     Partitions in `failed` get no event. If the run belongs to one of Dagster's own backfills, all other requested
     partitions get an event too.
     """
@@ -209,7 +209,7 @@ def report_up_to_date(
     """Report the assets and windows of the table that have no work left and were never materialized.
 
     Args:
-        instance: The instance whose storage gets the events.
+        instance: The instance. Its storage gets the events.
         declaration: The declaration of the table.
         table: The table at the version that the events contain.
         look: Returns the inputs that show which steps have work. The function is called only if an asset or a window

@@ -39,7 +39,7 @@ PARTITION = "dagster/partition"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
 
-BACKFILL_TAG = "dagster/backfill"  # of runs of backfills that the UI launches
+BACKFILL_TAG = "dagster/backfill"  # for runs of a backfill from the UI
 PRIORITY = "dagster/priority"
 SENSOR = "dagster/sensor_name"
 WILL_RETRY = "dagster/will_retry"
@@ -51,7 +51,7 @@ def bytes_tag(granted: Mapping[str, int]) -> dict[str, str]:
 
 
 def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
-    """Return the bytes that a run was granted, by table. An invalid tag is ignored."""
+    """Return the granted bytes of a run by table. An invalid tag is ignored."""
     try:
         found = json.loads(tags.get(BYTES_TAG, "{}"))
         return {str(name): int(size) for name, size in found.items()}
@@ -60,5 +60,5 @@ def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def identifier(table: str) -> str:
-    """Return the table's name for Dagster, which does not allow dashes."""
+    """Return the table's name for Dagster. Dagster does not allow dashes."""
     return table.replace("-", "_")

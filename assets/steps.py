@@ -17,7 +17,7 @@ from assets.run_tags import ALL_WINDOWS, WINDOWS_TAG
 from storage_core.base.clock import Clock, SystemClock
 from storage_core.change.declaration import TableDeclaration
 from storage_core.change.declaration_parts import MOST_PARTITIONS, PARTITION_FORMAT
-from storage_core.data.rows.windows import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.steps import STEPS, TABLE_STEPS, RunOptions, Step, options_for
 
 

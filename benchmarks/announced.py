@@ -1,4 +1,4 @@
-"""Announced files: ingest of many small files that a queue announces.
+"""Ingest of many small files that are announced by a queue.
 
 Each file has one line. A tenth of the messages comes twice, all messages are out of order, and one file in a hundred is
 never announced. The last run lists the location and finds these files. At the end, each file must be in the table
@@ -69,7 +69,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         _require_each_once(table, announced)
         yield Metric(name=f"{announced:,} announced files in {len(seconds)} runs", value=sum(seconds), unit="s")
         yield Metric(name="a run, the first", value=seconds[0], unit="s")
-        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last one has fewer messages
+        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last run has fewer messages
         yield Metric(
             name="a run, the last full one", value=last, unit="s", against="the first", ratio=seconds[0] / last
         )
@@ -168,7 +168,7 @@ def _event(number: int) -> str:
 
 @dataclass(slots=True)
 class _State:
-    """The number of files, the files whose messages wait, and the requests by kind."""
+    """The number of files, the files with waiting messages, and the requests by kind."""
 
     files: int = 0
     waiting: list[int] = field(default_factory=list)

@@ -1,6 +1,6 @@
 """Compaction: the kernel, the job, the sizes of files, planning, and a large window.
 
-Each part describes in its module what it measures, and against which peer. `compaction_questions` compares ways of
+The module of each part describes its measurements and its peers. `compaction_questions` compares ways of
 merging.
 """
 

@@ -1,10 +1,10 @@
-"""The job `compact` against Spark and Delta Lake: all make one sorted file of a table of sorted splits.
+"""The job `compact`, compared to Spark and Delta Lake. Each side makes one sorted file from a table of sorted splits.
 
 The whole job is measured, in one warm Spark session of two cores with the settings of Tidemark's jobs. Our job plans,
 merges in a task, checks and commits. The peers get the same files. Spark reads, sorts and writes them. Delta runs
 `OPTIMIZE`, and `OPTIMIZE ZORDER BY` with the columns of our order, on tables made of these files. All write zstd level
 3. Ratios compare processor seconds of the session's JVM, its Python workers and this process. The wall time is printed,
-too. A tenth of the rows is run first as a warm-up.
+too. A warm-up processes a tenth of the rows first.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""One merge of sorted splits against its alternatives: a copy, sorts, and the merges of other systems.
+"""One merge of sorted splits, compared to its alternatives: a copy, sorts, and the merges of other systems.
 
 All sides read the same files in one run and write zstd level 3. `sorters` and `programs.ducklake_merge` describe each
-side. The unit is processor seconds on one thread. Each side has its own process, which has already merged small files,
-so the time includes no start. The sides take turns. DuckLake needs another Python and is last. The cases are 8 columns,
-60 columns, and four times as many splits.
+side. The unit is processor seconds on one thread. Each side has its own process. This process has already merged small
+files, so the time does not include its start. The sides take turns. DuckLake needs another Python and is last. The
+cases are 8 columns, 60 columns, and four times as many splits.
 
 The memory is the growth of a fresh process during its first merge, without mapped files, for 8 and for 60 columns. The
 aim is that memory does not depend on the number of columns.
@@ -106,7 +106,7 @@ def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str |
 
 
 def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Metric]:
-    """Return the metrics against a peer, or against the reason why the peer was not measured."""
+    """Return the metrics compared to a peer. If the peer was not measured, they contain the reason."""
     seconds = median(own.seconds)
     if isinstance(found, str):
         against, faster, smaller = f"{peer} (not measured: {found})", 0.0, 0.0
@@ -119,7 +119,7 @@ def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[
 
 
 def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> dict[str, Taken]:
-    """Run all sides, each in its own process, one merge of each in turn.
+    """Run each side in its own process. The sides merge in turns.
 
     Other load on the machine then affects all sides equally.
     """

@@ -1,4 +1,4 @@
-"""Planning a compaction of very many splits: time and memory of the plan, and of `tidemark debt`.
+"""Time and memory of the plan for a compaction of very many splits, and of `tidemark debt`.
 
 A plan starts from an open snapshot. The reading of its state is measured separately. Every case is opened from a
 checkpoint in its own process. Each step has two times: the wall-clock time, and the processor time of all threads,
@@ -61,7 +61,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _write(folder: str, splits: int, windows: int, partitions: int) -> None:
-    """Make a table whose checkpoint lists the splits. None of the splits was committed separately."""
+    """Make a table with a checkpoint that lists the splits. None of the splits was committed separately."""
     log = TransactionLog(LocalStore(Path(folder)))
     many = snapshot_of_many(splits, windows, partitions=partitions)
     head = log.create(many.metadata)
@@ -98,7 +98,7 @@ def _cost(work: Callable[[], object]) -> Cost:
 
 
 def _process() -> ProcessPoolExecutor:
-    """Return a process of its own, whose memory contains only what it was sent."""
+    """Return a new process. Its memory contains only the data that was sent to it."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 

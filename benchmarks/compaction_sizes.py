@@ -1,11 +1,11 @@
-"""Real rows as they arrived and as sorted splits: the bytes of their files, and the bytes of pages that queries read.
+"""Sizes of files with real rows, in the order of arrival and as sorted splits, and the bytes of pages for queries.
 
 The data are the flights and the weather of a year, and the access log of a web server. Each is measured in windows and
 as a whole. The terms are:
 
 - "Arrival": the order in which the rows arrived (the weather by hour).
 - Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. They have Arrow's
-  default encodings, or encodings that were chosen on a sample, as splits choose them.
+  default encodings, or encodings that are chosen on a sample, as for splits.
 - "Bare": such files without page indexes and without checksums.
 - "Splits": the splits after a compaction, one per window or one for all rows.
 - "Sorted and chosen": files of the peers in the order of splits.
@@ -13,8 +13,9 @@ as a whole. The terms are:
 - "Joined": splits of windows that were joined (`compaction.coarsen_to`): days to weeks, or hours to days.
 - "Pages": the bytes without footers, indexes and metadata. In windows of a hundred rows, these are most of a file.
 
-For reads, the same rows are in 32 splits as they arrived, each sorted, and in the one split of their merge. Neither has
-windows, which would serve queries for a time range.
+Reads are measured on two tables of the same rows. One table has 32 sorted splits in the order of arrival. The other
+table has the one split of their merge. The tables have no windows, because windows would speed up queries for a time
+range.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
         for number in range(MADE_BY_A_RUN):
             metrics: dict[str, Any] = {f"metric_{each}": each for each in range(20)}
             context.log_event(AssetMaterialization("written", partition=str(number), metadata=metrics))
-        said = len(instance.all_logs(context.run.run_id)) + 5  # they follow
+        said = len(instance.all_logs(context.run.run_id)) + 5  # the other events follow
         for number in range(A_RUN - said):
             context.log.info("line %d of what a job says while it works", number)
 

@@ -1,10 +1,10 @@
 """A delete and an update of one row in a hundred, scattered over every split, and the cost of later reads.
 
-The peers are delta-rs, which rewrites the files, DuckLake, which writes delete files, and Delta Lake on Spark with
-deletion vectors, in a warm session. All have tables of the same rows in the same number of files, and a new table for
-each statement. Queries run on our table as it was, and on tables with deleted rows, both scattered and in one run of
-rows per split. They take turns, and the unit is processor time. `python -m benchmarks.deletes --rows 1000000` uses
-another number of rows.
+The peers are delta-rs, DuckLake, and Delta Lake on Spark in a warm session. delta-rs rewrites the files. DuckLake
+writes delete files. Delta Lake uses deletion vectors. All have tables of the same rows in the same number of files, and
+a new table for each statement. Queries run on our unchanged table and on tables with deleted rows. The deleted rows are
+scattered, or are one run of rows per split. The queries take turns, and the unit is processor time.
+`python -m benchmarks.deletes --rows 1000000` uses another number of rows.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ A timed append begins with rows as an Arrow table, and ends when the call return
 append the same rows to their own tables on the same disk, with default settings. deltalake and DuckLake do not fsync
 their files.
 
-A bare write writes the bytes of our log entry to a new file and calls fsync. "Under a name" adds what any store needs
-so that readers see only whole objects: write, fsync, link, and fsync of the folder.
+A bare write writes the bytes of our log entry to a new file and calls fsync. "Under a name" also ensures that readers
+see only whole objects: write, fsync, link, and fsync of the folder.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def _durable(root: Path, batches: Sequence[pa.Table]) -> tuple[Taken, Taken, Tak
     """Measure our append, the bare write and the write under a name in turns.
 
     Other load on the machine then affects all equally. The peers without fsync are measured separately, because an
-    fsync would also pay for data that they left unwritten.
+    fsync would also write the unwritten data of these peers.
     """
     table = Table.create(str(root / "ours"), SCHEMA, primary_key=[KEY])
     with table.writer() as writer, _Files(root / "files") as files:
@@ -109,7 +109,7 @@ def _delta(root: Path, batches: Sequence[pa.Table]) -> Taken:
 
 
 class _Files:
-    """A folder whose files are written with the least work that makes them durable."""
+    """A folder. Its files are written with the minimum work for durability."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

@@ -4,7 +4,7 @@ The data are fifty news documents with judgements of the similarity of each pair
 (2005), "An Empirical Evaluation of Models of Text Document Similarity", and come from the test data of a package. Each
 document is a query for similar documents, with its rarest words and with the mean of the GloVe embeddings of its words.
 The metric is nDCG@10 of the graded judgements. Judgements below "somewhat alike" count as nothing. With 50 queries,
-differences of a few hundredths are chance.
+differences of a few hundredths are due to chance.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cost of indexes when rows only move: in a compaction of a completely indexed table, and in a merge.
 
-Neither may index a row again, move a watermark back or change an answer. Otherwise the benchmark fails. The data that
-they write for indexes records where the rows moved. Its size is compared to the segments.
+The benchmark fails if one of them indexes a row again, moves a watermark back or changes an answer. For indexes, both
+write only the new positions of rows. The size of this data is compared to the segments.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""The cost of current indexes while a table grows: appends, a catch-up after each append, and compactions in between.
+"""The cost of up-to-date indexes while a table grows: appends, a catch-up after each append, and some compactions.
 
-Bytes are everything that was ever written for indexes, including translations, because nothing is collected meanwhile.
-Processor time is that of catch-ups. For comparison, "rebuilding" has the same appends and compactions, and builds every
+Bytes are all bytes that were written for indexes, including translations. Nothing is collected meanwhile. The processor
+time is the time of the catch-ups. For comparison, "rebuilding" has the same appends and compactions, and builds every
 segment again after each compaction. Lance appends the same rows, runs `optimize_indices` after each append, and
 `compact_files` as often as we compact.
 """

@@ -1,6 +1,6 @@
 """Ingestion: durable appends, their memory, distribution and merging, and reads of unmerged rows.
 
-Each part describes in its module what it measures, and against which peer: `durable_appends`, `writer_memory`,
+The module of each part describes its measurements and its peers: `durable_appends`, `writer_memory`,
 `merging`, `unmerged`.
 """
 

@@ -2,7 +2,7 @@
 
 - Cold: with its own Spark. The first job also creates files on disk that later jobs find.
 - Warm: on the Spark that `tidemark spark up` started.
-- Through a Connect server that any other user would name.
+- Through a Connect server with a given address.
 - In the process of the job.
 
 Each run compacts a copy of the same table, and ratios are those of this run. The last lines of `make demo` contain the

@@ -1,17 +1,17 @@
-"""Landed files: ingest of many small files, compared to DuckDB with delta-rs and to plain Spark.
+"""Ingest of many small landed files, compared to DuckDB with delta-rs and to plain Spark.
 
 The input has one file per producer and hour. Of the rows, 0.3 percent arrive up to a day late, in the file of another
 hour. The table has windows of a day. Each side reads the same files and commits once:
 
-- Tidemark on the driver, in this process, beside DuckDB, which reads the files, and delta-rs, which writes the rows
-- Tidemark on the warm Spark of its jobs, beside a warm session of plain Spark that writes Delta
-- Tidemark in a new process with a Spark of its own, beside a new process of plain Spark
+- Tidemark on the driver, in this process. The peer reads the files with DuckDB and writes the rows with delta-rs.
+- Tidemark on the warm Spark of its jobs. The peer is a warm session of plain Spark that writes Delta.
+- Tidemark in a new process with its own Spark. The peer is a new process of plain Spark.
 
 The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers skip them.
-Tidemark quarantines each with its reason. The sides take turns. With the smaller input, a value is the median of three
-runs. The larger input and new processes run once. On Spark, the larger input is NDJSON, and new processes read the
-smaller clean NDJSON. The machine may have other load, so only ratios of processor time have aims. Processor time
-includes the processes that a side starts.
+Tidemark quarantines each with its reason. The sides take turns. For the smaller input, a value is the median of three
+runs. Runs with the larger input, and runs in new processes, are done once. On Spark, the larger input is NDJSON, and
+new processes read the smaller clean NDJSON. The machine may have other load, so only ratios of processor time have
+aims. Processor time includes the processes that a side starts.
 """
 
 from __future__ import annotations
@@ -156,7 +156,7 @@ class _Pair:
 
 def _counts(name: str, report: JobReport) -> Iterator[Metric]:
     windows = len(cast("list[int]", report.details["windows"]))
-    splits, puts = report.metrics.splits_out, report.requests["put"] - 1  # one creates the table
+    splits, puts = report.metrics.splits_out, report.requests["put"] - 1  # one PUT creates the table
     yield Metric(
         name=f"{name}, splits", value=splits, unit="splits", against="windows", ratio=windows / splits, aim=1 / 1.2
     )
@@ -290,7 +290,7 @@ class _Peer:
         """Write the input as a Delta table."""
         stdin, stdout = self._process.stdin, self._process.stdout
         if stdin is None or stdout is None:
-            raise AssertionError(self._process.args)  # both are pipes
+            raise AssertionError(self._process.args)  # stdin and stdout are pipes
         columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS.items())
         stdin.write(json.dumps([str(given.landing), given.kind, columns, str(folder)]) + "\n")
         stdin.flush()

@@ -2,7 +2,7 @@
 
 Readings of a fleet arrive in splits that all have the same series, in one window. The job `compact` merges them into
 one run, on Spark with two cores. Each merge reads at most an eighth of the rows. The benchmark observes the calls of
-the job to Spark to find what the merges read. The memory is the peak of any Python worker, each of which runs one task
+the job to Spark to find what the merges read. The memory is the largest peak of a Python worker. A worker runs one task
 at a time. DuckDB counts rows, their checksum and the order of the files, from the files alone.
 """
 

@@ -1,8 +1,8 @@
 """The log of a table with many files: opening, pruning, committing and checkpointing, compared to delta-rs and JSON.
 
-Every side lists the same files with the same statistics. Each is opened from its own newest checkpoint, in its own
-process, which has already imported its libraries. "Open" ends when a query can be planned. "Look at all" ends when all
-files are in columns, including statistics.
+Every side lists the same files with the same statistics. Each log is opened from its own newest checkpoint. Each side
+has its own process with imported libraries. "Open" ends when a query can be planned. "Look at all" ends when all files
+are in columns, including statistics.
 """
 
 from __future__ import annotations

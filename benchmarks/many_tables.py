@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 FULL, SMALL = 500, 20
 IN_DEBT = (20, 100)
-PROCESSES_OF_A_RUN = 2  # its own memory, and that of its jobs
+PROCESSES_OF_A_RUN = 2  # the process of the run, and the process of its jobs
 LOAD_AIM = 10.0
 REPOSITORY = Path(__file__).resolve().parents[1]
 
@@ -63,7 +63,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             with build_sensor_context(instance) as context:
                 return len(upkeep.tick(context).run_requests or [])
 
-        tick()  # looks at all of them
+        tick()  # this tick checks all tables
         yield from _ticked(f"{count} tables, a tick with nothing to do", upkeep, tick)
         landing = [each for each in tables if each.landing]
         for in_debt in sorted({min(each, len(landing)) for each in IN_DEBT}):

@@ -24,8 +24,8 @@ class Metric:
         value: The value, in `unit`.
         unit: The unit.
         against: The peer.
-        ratio: How many times better than the peer the value is. Above 1 is better. None without a peer.
-        aim: The ratio that is aimed at, or None.
+        ratio: The factor by which the value is better than that of the peer. Above 1 is better. None without a peer.
+        aim: The target for the ratio, or None.
     """
 
     name: str

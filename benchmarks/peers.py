@@ -1,7 +1,7 @@
-"""Systems that are compared and cannot be installed into `.venv/`. Each is installed once, into its own folder.
+"""Peers that cannot be installed into `.venv/`. Each peer is installed once, into its own folder.
 
-DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. A judged collection
-of documents is in a package. If a peer cannot be installed, its metric contains the reason and counts as missed.
+DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. The judged
+documents are in a package. If a peer cannot be installed, its metric contains the reason and counts as missed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The cost of the state for exactly-once ingestion: after ten and after 100,000 files and writers.
 
-Opening a table should not become slower. It is measured in processor time, both tables in turns, in one process. The
-other metrics are the costs of steps that use this state. These steps are an ingest that looks up ingested files, a
+Opening a table should not become slower. The unit is processor time. Both tables are opened in turns, in one process.
+The other metrics are the costs of steps that use this state. These steps are an ingest that looks up ingested files, a
 commit with its own transaction, and a checkpoint of new entries.
 """
 

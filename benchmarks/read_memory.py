@@ -1,6 +1,6 @@
 """The memory of reads from remote storage: a scan, a scan of unmerged rows with a filter, and a `group by`.
 
-The table is one split under many names, of which only the first is on disk. The store creates the other copies when
+The table consists of copies of one split. Only the first copy is on disk. The store creates the other copies when
 they are read. It has no local paths, so the table is read like a table in a bucket. Each read has its own process. The
 metric is the peak memory of this process and of its query process.
 """

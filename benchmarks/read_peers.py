@@ -1,4 +1,4 @@
-"""Table formats and indexes that reads are compared to, over the same files or rows, with their own logs.
+"""Peers of reads: table formats and indexes with their own logs, over the same files or rows.
 
 DuckLake and Lance run in their own processes, in the same run.
 """

@@ -83,7 +83,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Written:
-    """A table that still gets commits, which bypass the slow server."""
+    """A table that still gets commits. The commits bypass the slow server."""
 
     def __init__(self, place: Place, rows: pa.Table, time_column: str | None = None) -> None:
         daily = time_column is not None

@@ -59,7 +59,7 @@ def _searches(root: Path, rows: int, aim_ms: float, *, is_timed: bool, small: bo
 
 
 def _written(root: Path, rows: int, *, is_timed: bool) -> tuple[tm.Table, tantivy.Index]:
-    """Make a table whose lines are indexed, and an index of the same lines in memory."""
+    """Make a table with indexed lines, and an index of the same lines in memory."""
     words = IndexDefinition(name="words", kind="fulltext", columns=("line",))
     at = {"at": pa.timestamp("us", "UTC")} if is_timed else {}
     schema = pa.schema([*at.items(), ("line", pa.string())])

@@ -73,7 +73,7 @@ def polars_sort(given: Given, folder: Path) -> None:
 
 
 def polars_merge(given: Given, folder: Path) -> None:
-    """Merge the sorted files with Polars, whose keys must ascend."""
+    """Merge the sorted files with Polars. The keys must be ascending."""
     import polars as pl  # import it after the number of threads is set
 
     *what, when = KEY

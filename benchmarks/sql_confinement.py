@@ -33,7 +33,7 @@ ROWS = 1_000
 
 def answer(folder: str) -> None:
     """Answer the queries that arrive one per line, each with the milliseconds that it took."""
-    from storage_core.table import Table  # from the release that is measured
+    from storage_core.table import Table  # import from the measured release
 
     tables = {}
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("s", pa.string())])

@@ -25,7 +25,7 @@ from benchmarks.metrics import Metric, command
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
 
-# Seconds that are aimed at on a machine without other load.
+# Target seconds on a machine without other load.
 IMPORT_AIM = 0.4
 COMMAND_AIM = 0.7
 BARE = "bare Python"

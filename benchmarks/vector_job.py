@@ -1,8 +1,8 @@
 """The memory of the job of a vector index, and its recovery after a kill: 1,000,000 × 256 on Spark.
 
 The job is a separate process, as Dagster starts it. The benchmark kills the job and its tasks when the first segment is
-stored. It starts the job again until the lease of the killed job is over, and then to its end. Memory is the peak of
-any Python process of a task (`VmHWM`), on Linux.
+stored. It then starts the job again and again until the lease of the killed job has ended. The last job runs to its
+end. Memory is the peak of any Python process of a task (`VmHWM`), on Linux.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The cost and recall of vector searches: 400,000 words of GloVe, and 100,000 generated embeddings of 1,536 dimensions.
 
 The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy, which compares all rows.
-Lance has √rows partitions, probes 20 of them, and ranks four times the rows exactly. No row has the embedding of a
-query. Warm queries run on open tables on a local disk. Cold queries run over an S3 API that answers after 20 ms, with
-empty caches.
+Lance has √rows partitions, probes 20 of them, and ranks four times the rows exactly. The embedding of a query is never
+the embedding of a row. Warm queries run on open tables on a local disk. Cold queries run over an S3 API that answers
+after 20 ms, with empty caches.
 """
 
 from __future__ import annotations

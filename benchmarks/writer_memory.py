@@ -1,4 +1,4 @@
-"""The memory of a region writer whose callers are faster than its store, compared to the bounds that its options state.
+"""The memory of a region writer, compared to the limits in its options. Its callers are faster than its store.
 
 Sixteen threads append without pauses to a store whose puts take 20 ms, in a separate process. "Held" is the peak memory
 of Arrow, including the batches of the callers. The process grows by more than this: by the work of a flush, and by
@@ -77,7 +77,7 @@ def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
             try:
                 writer.put(rows)
             except Overloaded:
-                continue  # as a caller that comes back later
+                continue  # like a caller that returns later
             given[thread] += rows.nbytes
             number += _THREADS
 

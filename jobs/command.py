@@ -28,7 +28,7 @@ from jobs.process import ending_with_parent, heard_once, report_to_dagster
 from jobs.spark.spark import SPARK, SmallWork, Spark, SparkUse
 from storage_core.base.errors import Interrupted, TidemarkError, as_tidemark_error
 from storage_core.base.text import log_to_stderr, printable
-from storage_core.data.rows.windows import WindowRange, to_argv, window_range
+from storage_core.data.rows.window_range import WindowRange, to_argv, window_range
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import STEPS, Described, RunOptions, Step, described
 from storage_core.log.job_run import report_of, run
@@ -64,7 +64,7 @@ def parse(step: Step, arguments: argparse.Namespace) -> RunOptions:
 
 
 def from_arguments(step: str, argv: Sequence[str]) -> RunOptions:
-    """Return the options of the step of this name for these arguments. Raises the errors of `parse`."""
+    """Return the options of the named step for these arguments. Raises the errors of `parse`."""
     return parse(STEPS[step], parser(STEPS[step]).parse_args(argv))
 
 
@@ -148,7 +148,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         stopped = Interrupted("stopped by a signal. Run the same command again.")
         return _failed(job, stopped, as_json=parsed.json)
-    except Exception as error:  # noqa: BLE001  # the end of the process: the caller is told, whatever it was
+    except Exception as error:  # noqa: BLE001  # the caller gets a report of any error
         sys.stderr.write(printable(traceback.format_exc()))
         return _failed(job, as_tidemark_error(error), as_json=parsed.json)
     sys.stdout.write((report.to_json() if parsed.json else printable(report.to_text())) + "\n")

@@ -2,7 +2,8 @@
 
 Each commit also stores the last ingested version. Tasks write splits of an append table, or parts for the regions of a
 keyed table. If a task is retried, the files of its first try become orphans. If a run ends early, the table contains
-only whole groups. The run may leave files that no commit refers to. The next run continues after the last group.
+only whole groups. The run may leave files without a reference in any commit. The next run continues after the last
+group.
 """
 
 from __future__ import annotations
@@ -316,7 +317,7 @@ def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
 
 
 def put_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
-    """Write one part per region: a put for each inserted row, and a delete for each key that only removed rows have.
+    """Write one part per region: a put for each inserted row, and a delete for each key without an inserted row.
 
     The batches must contain all rows of each of their keys.
 

@@ -26,7 +26,7 @@ from storage_core.write.ingest.landing import LandedFile, discover
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInputs:
-    """The state of one table from which its due runs are derived.
+    """The state of one table. Its due runs are derived from this state.
 
     Attributes:
         declaration: The declaration of the table.

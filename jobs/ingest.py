@@ -17,7 +17,8 @@ from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
 from storage_core.change.creation import GrownTable, as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
-from storage_core.data.rows.windows import EVERY_WINDOW, LateMetrics, WindowRange, by_start
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.windows import LateMetrics, by_start
 from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.actions import Action, Add, Txn
 from storage_core.log.job_run import (

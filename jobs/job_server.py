@@ -90,11 +90,11 @@ def _job(line: str, spark: Spark, answers: Answers) -> TidemarkError | None:
         return _failed(job, error, answers)
     except KeyboardInterrupt:
         return _failed(job, Interrupted("stopped by a signal. Run the job again."), answers)
-    except Exception as error:  # noqa: BLE001  # of this job: the next one is of another table
+    except Exception as error:  # noqa: BLE001  # any error concerns only this job
         sys.stderr.write(printable(traceback.format_exc()))
         return _failed(job, as_tidemark_error(error), answers)
     text = report.to_json()
-    print(text, flush=True)  # noqa: T201  # as the command of the job does
+    print(text, flush=True)  # noqa: T201  # the command of a job prints in the same way
     answers.send({ENDED: json.loads(text)})
     return None
 
@@ -118,7 +118,7 @@ def main(argv: Sequence[str]) -> int:
     where, idle_seconds = argv
     with suppress(BrokenPipeError), os.fdopen(int(where), "w", encoding="utf-8") as lines:
         # A child such as Spark must not keep the pipe open, because its end marks the end of this process.
-        os.set_inheritable(lines.fileno(), False)  # noqa: FBT003  # takes no name
+        os.set_inheritable(lines.fileno(), False)  # noqa: FBT003  # the function accepts no keyword
         log_to_stderr(logging.INFO)
         answers = Answers(lines)
         logging.getLogger().addHandler(answers)

@@ -44,8 +44,8 @@ class KeyedIngest:
     """One run of ingest of landed files into a keyed table.
 
     `read` executes the tasks of some files on a version of the table. `describe` returns the details of a report about
-    results, and `about` has the details about the landing location. `record` returns the record of a listing, which is
-    committed after the last round.
+    results, and `about` has the details about the landing location. `record` returns the record of a listing. This
+    record is committed after the last round.
     """
 
     job: JobRun[Ingest]

@@ -82,7 +82,8 @@ def as_parent() -> dict[str, str]:
 def ending_with_parent(environment: Mapping[str, str]) -> Iterator[None]:
     """Inside the block, the end of the process in `environment` sends SIGTERM to this process.
 
-    Without the variable, nothing happens. Call this function in the main thread, which receives signals.
+    Without the variable, nothing happens. Call this function in the main thread, because only this thread receives
+    signals.
     """
     if not (parent := environment.get(PARENT)):
         yield

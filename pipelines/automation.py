@@ -3,10 +3,10 @@
 Each table has one switch (decision 0037): `automation: on` or `off` in its file. The default for all tables is in
 `automation.yaml`.
 
-- If the switch of any table is on, the sensor and the schedules start by themselves. They then maintain only the
-  tables whose switch is on.
-- If no switch is on, a person must start the sensor and the schedules. They then maintain all tables whose switch is
-  not off.
+- If the switch of any table is on, the sensor and the schedules start by themselves. They then maintain a table only if
+  its switch is on.
+- If no switch is on, a person must start the sensor and the schedules. They then maintain all tables, except tables
+  with the switch off.
 
 The other sensors and schedules, such as those for alerts and for the purge, start in the same way (decision 0037). This
 module imports Dagster only to return the status of sensors and schedules.
@@ -82,7 +82,7 @@ class Automation:
     def looks_after(self, each: TableDeclaration | RawLogDeclaration) -> bool:
         """Return whether the sensor and the schedules request runs of this table or raw log.
 
-        A raw log is maintained if a table that it feeds is maintained.
+        A raw log is maintained if one of its tables is maintained.
         """
         if isinstance(each, TableDeclaration):
             return self.of(each) != "off"

@@ -23,7 +23,7 @@ from pipelines.runs import end_dead_runs, process_tags, range_tags, unfinished
 from pipelines.tables import DeclaredTable, DeclaredTables, tables_folder
 from storage_core.base.errors import Interrupted, InvalidInput
 from storage_core.change.declaration import TableDeclaration
-from storage_core.data.rows.windows import parse_window
+from storage_core.data.rows.window_range import parse_window
 from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")
@@ -166,7 +166,7 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 def _failed(
     declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
-    """Return the windows of these chunks whose last run did not make one of the assets.
+    """Return the windows of these chunks if their last run did not make one of the assets.
 
     Adjacent windows form one chunk.
     """

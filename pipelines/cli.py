@@ -76,7 +76,7 @@ def usage_error(error: typer.TyperException, arguments: Sequence[str], commands:
 
 
 def _message(error: Any, arguments: Sequence[str], commands: Sequence[str], context: Any) -> str:
-    """Return the fault and the next act. The classes of errors are those of Typer's parser."""
+    """Return the fault and the remedy. The classes of errors are those of Typer's parser."""
     match type(error).__name__:
         case "NoSuchOption":
             return _unknown_option(error.option_name, arguments, context)
@@ -368,7 +368,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (output.OutputClosedError, BrokenPipeError):
         _drop_output()
         return 0
-    except Exception as error:  # noqa: BLE001  # the edge of the process: programs get their contract, people a traceback
+    except Exception as error:  # noqa: BLE001  # programs get an object, and people get a traceback
         traceback.print_exception(error)
         return _failed(as_tidemark_error(error), as_json=as_json)
 

@@ -55,4 +55,4 @@ def _opened(schema: Any, models: Mapping[str, Any]) -> JsonSchemaValue:
 
 
 if __name__ == "__main__":
-    print(schema_text(), end="")  # noqa: T201  # what it is for
+    print(schema_text(), end="")  # noqa: T201  # the program prints the schema

@@ -76,7 +76,7 @@ def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
 def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
     """Return the failed step of this run for each table.
 
-    If no step failed, return the job as the failed step of each table whose steps did not succeed.
+    If no step failed, return the job as the failed step of each unfinished table.
     """
     from dagster import DagsterEventType
 
@@ -116,7 +116,7 @@ def _failed_by(
 
 
 def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[AssetKey], at: float) -> bool:
-    """Return whether the assets that a failure left unfinished were made later.
+    """Return whether all unfinished assets of a failure were made later.
 
     For checks, return whether the checks ran again.
     """

@@ -30,7 +30,7 @@ def problems_of_all(root: Path) -> Iterator[Problem]:
 
 
 def unset_variables(root: Path) -> Iterator[str]:
-    """Yield a warning for each receiver of alerts whose environment variable is not set in this process."""
+    """Yield a warning for each receiver of alerts if its environment variable is not set in this process."""
     try:
         receivers = read_alerts(root).receivers
     except TidemarkError:  # `problems_of_all` reports the file

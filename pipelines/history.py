@@ -23,7 +23,7 @@ def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> P
 
 
 def is_in_postgres(settings: Path) -> bool:
-    """Return whether this settings file of Dagster selects the database that `TIDEMARK_DAGSTER_POSTGRES` names."""
+    """Return whether this settings file of Dagster selects the database in `TIDEMARK_DAGSTER_POSTGRES`."""
     return settings.is_file() and bool(_IN_POSTGRES.search(settings.read_text(encoding="utf-8")))
 
 
@@ -39,7 +39,7 @@ def require_database(folder: Path, environment: Mapping[str, str] = os.environ) 
 
 
 def describe_move(folder: Path, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning if the folder has a history in files and the environment names a database. Otherwise, None."""
+    """Return a warning if the folder has a history in files, but the environment has a database. Otherwise, None."""
     settings = folder / "dagster.yaml"
     if not environment.get(POSTGRES) or not (folder / "history").is_dir():
         return None

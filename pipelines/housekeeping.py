@@ -1,10 +1,10 @@
 """Dagster definitions that do not belong to a single table.
 
 These are the purge of old runs, the sensor for dead runs, and the assets `report/written` and `catalog/refreshed`. The
-module also contains the check whether the distribution of a raw log has work, which the schedule of the raw log uses.
+module also contains a check for the schedule of a raw log: whether a distribution has work.
 """
 
-# Without `from __future__ import annotations`: Dagster rejects a context whose annotation is text.
+# This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -89,7 +89,7 @@ def build_housekeeping(automation: Automation) -> Definitions:
 
 
 def build_purge_job(prefix: str = "") -> JobDefinition:
-    """Return the job `purge_history`, which deletes old runs of its own instance."""
+    """Return the job `purge_history`. It deletes old runs of its own instance."""
 
     @op(
         name=f"{prefix}purge_runs",
@@ -227,7 +227,8 @@ def build_raw_log_assets(raw_log: DeclaredRawLog) -> list[AssetsDefinition]:
 def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> str | SkipReason:
     """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
 
-    If no chunk waits, but the check `nothing_is_missing` shows other gaps than the stores have, a run evaluates it.
+    If no chunk waits, a run may still evaluate the check `nothing_is_missing`. This run is needed if the check shows
+    other gaps than the stores have.
     """
     with Spark() as spark:  # a dry run has no Spark work, so Spark does not start
         planned = run(raw_log.options(Distribute, dry_run=True), spark)

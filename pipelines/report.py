@@ -122,7 +122,7 @@ def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, 
         commits = tuple(islice(written(table.store, table.version), most_commits))
         vectors = [each.name for each in table.config.indexes if recall and each.kind == "vector"]
         recalls = {name: table.recall(name).recall for name in vectors}
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+    except Exception as error:  # noqa: BLE001  # any error concerns only this table
         return Content(looked=_failed(place, as_tidemark_error(error), clock))
     return Content(looked=looked, windows=_windows(about), commits=commits, recalls=recalls)
 

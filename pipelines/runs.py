@@ -3,7 +3,7 @@
 - `AtWork`: the runs that wait or work.
 - `spent_bytes`: the number of bytes that runs may have read within the last hour.
 - `end_dead_runs`: mark a run as failed if its process has died.
-- `unfinished`: the partitions whose last run did not make them.
+- `unfinished`: the partitions that were not made by their last run.
 - `purge`: delete old runs.
 
 A tag of a run contains the process of the run. This module therefore finds dead runs without Dagster's health check.
@@ -262,7 +262,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
 
 
 def _shown_by_assets(instance: DagsterInstance, before: float) -> set[str]:
-    """Return the runs before the time `before` whose result an asset or a partition still shows."""
+    """Return the runs before the time `before` if an asset or a partition still shows their result."""
     return {run_id for key in instance.all_asset_keys() for run_id in _shown_by(instance, key, before)}
 
 
@@ -347,7 +347,7 @@ MOST_RUNS: Final = 20_000
 
 
 def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = HOUR) -> Mapping[str, int]:
-    """Return for each table the bytes that were granted to runs that wait, work, or ended within the last hour.
+    """Return the granted bytes of each table, over the runs that wait, work, or ended within the last hour.
 
     Runs therefore never read more within one hour than the bytes that count for this hour. A run that ended before it
     started counts as 0 bytes. An unfinished run that was created more than a day ago is ignored.
@@ -395,7 +395,7 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
-    """Return each partition that the last run of one of the assets did not make, because it failed or was cancelled.
+    """Return each partition that was not made, because the last run of one of the assets failed or was cancelled.
 
     Cost: three queries per asset, independent of the number of partitions. Five queries for each run of `tidemark
         backfill` on these assets that did not succeed.
@@ -420,7 +420,7 @@ def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Itera
 
 
 def _unplanned(instance: DagsterInstance, key: AssetKey, names: Collection[str]) -> dict[str, DagsterRun]:
-    """Return the partitions in the tags of backfill runs for which Dagster has recorded nothing since the run began.
+    """Return the partitions in the tags of backfill runs, if Dagster has recorded nothing for them since the run began.
 
     Dagster records the partitions of a run one by one. If the run is killed meanwhile, only its tags contain all
     partitions.

@@ -5,8 +5,8 @@ Each step that the upkeep sensor does not request has one schedule. It has the c
 When a cron line is due, the schedule requests runs for the tables with this cron line, unless such a run waits or
 works. Schedules do not catch up on missed ticks, because the next tick requests the work again.
 
-All schedules are stopped until a person starts them in the UI, so that opening the UI changes nothing. Only if the
-automation of a table is on, the schedules start by themselves (`pipelines.automation`).
+All schedules are stopped until a person starts them in the UI, so that opening the UI changes nothing. The schedules
+start by themselves only if the automation of a table is on (`pipelines.automation`).
 """
 
 from __future__ import annotations

@@ -190,7 +190,7 @@ class ExternalLook:
         return {name: table.version - (-1 if version is None else version) for name, version in shown.items()}
 
     def _noted(self, table: Table) -> Owed | None:
-        """Return the garbage that the last collection noted and the next one deletes if no version uses it again."""
+        """Return the noted garbage. The next collection deletes it unless a version uses it again."""
         from storage_core.maintain.collect import Horizon, long_noted
 
         own = table.config.gc_horizon_ms
@@ -321,7 +321,7 @@ class Looked:
 
     @property
     def drifts(self) -> int:
-        """The number of changes of columns by landed files, as `Rejections.drifts` counts them."""
+        """The number of changes of columns by landed files (`Rejections.drifts`)."""
         found = self.status and self.status.rejections
         return found.drifts if found else 0
 
@@ -365,11 +365,11 @@ def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
     except NotFound as error:
         if not place.is_declared:
             return Looked(place=place, error=error, requests=none)
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+    except Exception as error:  # noqa: BLE001  # any error concerns only this table
         return Looked(place=place, error=as_tidemark_error(error), requests=none)
     try:
         return look_before(place, clock) if table is None else look_into(table, place, clock, with_held=with_held)
-    except Exception as error:  # noqa: BLE001  # as above
+    except Exception as error:  # noqa: BLE001  # any error concerns only this table
         requests = none if table is None else table.store.requests
         return Looked(place=place, error=as_tidemark_error(error), requests=requests)
 
@@ -457,7 +457,7 @@ def _sensor_is_on(root: Path, automation: Automation) -> bool:
 def _limited(
     found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
 ) -> str | None:
-    """Return the used-up budget for which the next compaction of the table waits, or None."""
+    """Return the used-up budget that delays the next compaction of the table, or None."""
     name, owed = found.place.name, found.status.next_run.read_bytes if found.status else 0
     counts = ((name, own.bytes_per_hour, spent.get(name, 0)), (ALL, of_all.bytes_per_hour, sum(spent.values())))
     limits = (Limit(of, most, used) for of, most, used in counts if most is not None)

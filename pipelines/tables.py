@@ -110,7 +110,7 @@ class _Locations:
             self.within.setdefault(each, name)
 
     def overlapping(self, location: Sequence[str]) -> str | None:
-        """Return the name of a table whose location overlaps this one, or None."""
+        """Return the name of a table with a location that overlaps this location, or None."""
         here, *_ = location
         if here in self.within:
             return self.within[here]

@@ -152,13 +152,13 @@ def _result(ours: Read, theirs: Sequence[Read]) -> tuple[str, str]:
         rows = ours()
     except TidemarkError as error:
         return REFUSED, f"{error.kind}: {error}"
-    except Exception as error:  # noqa: BLE001  # the program looks for exactly these
+    except Exception as error:  # noqa: BLE001  # the program looks for untyped errors
         return UNTYPED, f"{type(error).__name__}: {error}"
     why = (UNCHECKED, "")
     for read in theirs:
         try:
             expected = read()
-        except Exception as error:  # noqa: BLE001  # of the other library, whose limits are not ours
+        except Exception as error:  # noqa: BLE001  # the other library has other limits
             why = (why[0], why[1] or f"{type(error).__name__}: {error}")
             continue
         if equal_rows(rows, expected):

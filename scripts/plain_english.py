@@ -160,7 +160,7 @@ def _of_markdown(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def files(paths: list[str], root: Path = ROOT) -> list[Path]:
-    """Return the Python files and pages that Git knows below these paths, without generated code."""
+    """Return the Python files and pages below these paths that Git tracks, without generated code."""
     command = ["git", "ls-files", "-z", "--", *(paths or ["*.py", "*.md"])]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     found = (root / name for name in filter(None, listed.split("\0")) if name.endswith((".py", ".md")))

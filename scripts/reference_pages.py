@@ -83,14 +83,14 @@ def documented() -> set[str]:
 
 def _names(page: str) -> str:
     title, names = _GROUPS[page]
-    homes = tidemark._HOMES  # noqa: SLF001  # where the public names are
+    homes = tidemark._HOMES  # noqa: SLF001  # this attribute contains the public names
     named = [_directive(f"tm.{name}", f"{homes[name]}.{name}") for name in names]
     returned = [_directive(shown, path) for shown, path in _RETURNED.get(page, ())]
     return "\n".join([f"# {title}\n\nImport the library as `import tidemark as tm`.\n", *named, *returned])
 
 
 def _dagster() -> str:
-    homes = tidemark.dagster._HOMES  # noqa: SLF001  # as above
+    homes = tidemark.dagster._HOMES  # noqa: SLF001  # this attribute contains the public names
     parts = ["# Dagster\n\nImport these names from `tidemark.dagster`.\n"]
     return "\n".join([*parts, *(_directive(name, f"{homes[name]}.{name}") for name in tidemark.dagster.__all__)])
 

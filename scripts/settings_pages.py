@@ -54,7 +54,7 @@ def with_rows(page: str) -> str:
 
 
 def with_new_rows(page: str, listed: Collection[str]) -> str:
-    """Return the page with a row for each setting that no page lists, below the row of the setting before it."""
+    """Return the page with the missing rows of settings. Each row is below the row of the setting before it."""
     for before, name in pairwise(SETTINGS):
         if name not in listed and SETTINGS[name].change is not Change.WINDOW:
             page = re.sub(rf"(?m)^\| `{re.escape(before)}` \|.*\n", rf"\g<0>| `{name}` | – | – |\n", page)

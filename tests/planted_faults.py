@@ -337,9 +337,9 @@ FAULTS = (
     Fault(
         "spec 9",
         "windows before 1970 are rounded down",
-        "window_start",
-        "return seconds - seconds % duration",
-        "return int(seconds / duration) * duration",
+        "window_starts",
+        "np.floor_divide(ticks.fill_null(0).to_numpy(), ticks_per_window)",
+        "np.trunc(ticks.fill_null(0).to_numpy() / ticks_per_window).astype(np.int64)",
         ("tests/unit/test_rows_windows.py::test_a_window_starts_at_the_multiple_not_above_the_time",),
     ),
     Fault(
@@ -784,8 +784,8 @@ FAULTS = (
         "guarantee 13",
         "a landed file with the rows is named",
         "_holds",
-        "if block.rows.num_rows and judge.rows(block.rows).any():",
-        "if block.rows.num_rows and judge.rows(block.rows).all():",
+        "if block.rows.num_rows and judge.arrived(block.rows).any():",
+        "if block.rows.num_rows and judge.arrived(block.rows).all():",
         (
             "tests/integration/test_forget_command.py::test_a_landed_file_with_the_rows_is_named_for_them_also_if_a_later_block_is_damaged",
         ),

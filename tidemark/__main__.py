@@ -25,7 +25,7 @@ The default is 700. With it, imports cause many collections.
 
 
 class _Ours:
-    """Import finder that is asked before all other finders and loads Tidemark's packages from this installation."""
+    """Import finder that loads Tidemark's packages from this installation. It runs before all other finders."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         return PathFinder.find_spec(fullname, [str(ROOT)]) if fullname in OURS else None
@@ -49,7 +49,7 @@ def main() -> int:
 
 def _end(code: int) -> NoReturn:
     """End the process as Python does, but without tearing down the loaded modules first."""
-    atexit._run_exitfuncs()  # noqa: SLF001  # no public function ends a process so
+    atexit._run_exitfuncs()  # noqa: SLF001  # no public function does this
     for each in filter(None, (sys.stdout, sys.stderr)):  # None if the process started without the stream
         each.flush()
     os._exit(code)

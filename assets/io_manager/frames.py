@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def pandas_frame_of(rows: pa.Table) -> pd.DataFrame:
-    """Return the rows as a data frame whose columns keep their Arrow types (`pandas.ArrowDtype`).
+    """Return the rows as a data frame. Its columns keep their Arrow types (`pandas.ArrowDtype`).
 
     With these types, a column of integers with a null stays a column of integers, and NaN is not a null. Lists, structs
     and maps keep their values. NumPy's types support none of this. Raises `Unavailable` without pandas.
@@ -157,7 +157,7 @@ def _name(kind: type) -> str:
 
 
 def required_form(kind: object) -> Form:
-    """Return the form that an annotation names. Raises `InvalidInput` for any other annotation."""
+    """Return the form for an annotation. Raises `InvalidInput` for an unknown annotation."""
     form = form_of(kind)
     if form is None:
         shown = _name(kind) if isinstance(kind, type) else str(kind)

@@ -81,7 +81,7 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSettings:
-    """The settings of a stored asset. None selects the default, which depends on the table."""
+    """The settings of a stored asset. None selects the default. The default depends on the table."""
 
     uri: str | None = None
     mode: WriteMode | None = None
@@ -244,7 +244,7 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
 def _grouped(
     parts: Sequence[Mapping[str, str]], plain: Sequence[str], timed: Sequence[str]
 ) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Return groups of time keys, each with the values that occur at every time key of the group.
+    """Return groups of time keys. A group has the values that occur at each of its time keys.
 
     The values are those of the other dimensions. A range of times and values is then one condition.
     """
@@ -287,7 +287,7 @@ def _column(table: Shape, dimension: str, columns: Columns, *, timed: bool) -> s
 
 def _spans(definition: Partitions, keys: Iterable[str]) -> list[_Span]:
     """Return the windows of the keys in order. Adjacent windows are joined."""
-    assert isinstance(definition, TimeWindowPartitionsDefinition)  # noqa: S101  # as its caller found
+    assert isinstance(definition, TimeWindowPartitionsDefinition)  # noqa: S101  # the caller has checked it
     windows = [definition.time_window_for_partition_key(key) for key in keys]
     spans: list[_Span] = []
     for start, end in sorted(((each.start, each.end) for each in windows), key=lambda span: span[0].timestamp()):
@@ -433,7 +433,7 @@ def _store(
 
 
 def _work_of(context: OutputContext) -> str:
-    """Return a name that only this store step and its retries have. The name contains the id of the first run."""
+    """Return a unique name for this store step and its retries. The name contains the id of the first run."""
     run = context.step_context.dagster_run
     keys = context.asset_partition_key_range if context.has_asset_partitions else None
     what = [context.step_key, context.name, context.mapping_key, *([] if keys is None else [keys.start, keys.end])]

@@ -1,8 +1,8 @@
 """Times of queries of a DuckLake. A program for the Python that `peers.ducklake_python` returns.
 
 python -m benchmarks.programs.ducklake_reads FOLDER RUNS QUERIES_AS_JSON FILE... registers the files in a new lake as
-its table `t`. It runs each query once and then RUNS times, and prints the median milliseconds of each, in their order,
-as JSON.
+its table `t`. It runs each query once and then RUNS times, and prints the median milliseconds of each as JSON, in the
+order of the queries.
 """
 
 import json

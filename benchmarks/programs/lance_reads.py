@@ -4,7 +4,7 @@ A program for the Python that `peers.lance_python` returns.
 
 python -m benchmarks.programs.lance_reads FOLDER ROWS_AS_PARQUET COLUMN REQUESTS_AS_JSON writes the rows into a dataset
 with an index on the column: an inverted index for text, and a B-tree for anything else. It looks up each key, or ten
-rows of each text. It prints the milliseconds of each request, in their order, as JSON.
+rows of each text. It prints the milliseconds of each request as JSON, in the order of the requests.
 """
 
 import json

@@ -52,7 +52,7 @@ _LEFT_OUT: Final = (
 _SETTINGS: Final = {
     _EXTENSIONS: _EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",  # the default of 50 is for many files
+    "spark.databricks.delta.snapshotPartitions": "2",  # the default of 50 suits many files
 }
 
 
@@ -111,7 +111,7 @@ def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Pa
 
     The function writes Delta logs that list the files of the group to `folder`. The tasks must be able to read this
     folder, and it must exist until all rows are read. If rows were removed, the data frame contains each distinct row
-    once, with the column `COUNT`. Rows whose count is 0 are left out.
+    once, with the column `COUNT`. Rows with the count 0 are omitted.
     """
     from pyspark.sql import functions as f
 
@@ -151,7 +151,7 @@ def _excerpt(reader: DataFrameReader, folder: Path, schema: DeltaSchema, files: 
 
 
 def _path(uri: str) -> str:
-    """Return the URI as a Hadoop path, which is not percent-encoded."""
+    """Return the URI as a Hadoop path without percent-encoding."""
     return unquote(uri)
 
 

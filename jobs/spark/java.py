@@ -40,7 +40,7 @@ _PACKAGES = ("jobs", "storage_core")
 
 
 def first_on_path(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return environment variables with which Python imports Tidemark's packages, and not others with the same names.
+    """Return environment variables that make Python import Tidemark's packages first.
 
     A user's project may have its own folder `jobs`. By default, `python -m` searches the working directory first, and
     `PYTHONPATH` before the installed packages.
@@ -131,7 +131,7 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_settings() -> Path:
-    """Return a folder for `SPARK_CONF_DIR` with which an archive matches.
+    """Return a folder for `SPARK_CONF_DIR`. With this folder, an archive matches.
 
     Raises `Unavailable` if others may write to it.
     """

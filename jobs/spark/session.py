@@ -125,7 +125,7 @@ def _require_server(server: str, wait_seconds: float) -> None:
 
 
 def _is_ready(channel: Any, wait_seconds: float) -> bool:
-    import grpc  # type: ignore[import-untyped]  # it has no types; it is there once PySpark's client is
+    import grpc  # type: ignore[import-untyped]  # it has no types. PySpark requires it
 
     try:
         grpc.channel_ready_future(channel).result(timeout=wait_seconds)
@@ -221,8 +221,8 @@ def cause(error: Exception) -> str:
 
 # Filter for the standard error of Spark's Java.
 #
-# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`, which a user cannot act on. All
-# other output is passed on at once, including a progress bar without a line end.
+# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`. A user can do nothing about
+# these warnings. All other output is passed on at once, including a progress bar without a line end.
 
 
 WARNING = b"WARNING: "
@@ -334,7 +334,7 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
 
 
 @functools.cache
-def _local_files(process: int) -> Path:  # noqa: ARG001  # once per process: its Java keeps to the first folder
+def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one folder per process
     """Return the folder for files of tasks of this process.
 
     If this process is killed, the next process removes the folder.

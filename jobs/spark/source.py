@@ -259,7 +259,7 @@ def spare_collections() -> None:
 
 
 @cache
-def _freeze(modules: int) -> None:  # noqa: ARG001  # again once there are more
+def _freeze(modules: int) -> None:  # noqa: ARG001  # more modules freeze again
     gc.freeze()
 
 
@@ -368,8 +368,8 @@ def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_ro
 class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The rows of a table as a stream: the rows at `version`, and then all later rows.
 
-    If changes are requested, the stream has only the changes after `version`. Spark creates one object on the driver,
-    which lives as long as the query. Tasks call `read` of another object.
+    If changes are requested, the stream has only the changes after `version`. Spark creates one object on the driver.
+    This object lives as long as the query. Tasks call `read` of another object.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, version: int, batch_rows: int) -> None:
@@ -609,7 +609,7 @@ class TableSource(DataSource):
         options.require_stream()
         return TableStream(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
-    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # as Spark calls it
+    def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # Spark defines the signature
         """Return a writer of a batch."""
         return TableWriter(write_options(self.options), schema, overwrite=overwrite)
 

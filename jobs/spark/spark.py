@@ -1,8 +1,8 @@
 """Spark for jobs: a session that starts only when there is work for it, with one task per work item.
 
-Work that costs less than the start of a session is executed in this process, item by item (decision 0039). A work item
-and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are used.
-A local Spark, a cluster and a Spark Connect server are therefore used in the same way
+If work costs less than the start of a session, this process executes the work, item by item (decision 0039). A work
+item and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are
+used. A local Spark, a cluster and a Spark Connect server are therefore used in the same way
 (docs/architecture/orchestration.md, "Spark", and decision 0039).
 """
 
@@ -60,7 +60,7 @@ class SparkUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWork:
-    """The largest total work that a job executes in its own process: bytes of input, and items.
+    """The maximum of total work in the process of a job: bytes of input, and items.
 
     If one of the limits is 0, the job executes no work in its own process.
     """
@@ -152,7 +152,7 @@ class Progress:
         self._tell()
 
     def look(self, under_way: Mapping[object, int]) -> None:
-        """Set the number of finished items in each part of the work that has not ended."""
+        """Set the number of finished items in each unfinished part of the work."""
         with self._lock:
             self._under_way = under_way
         self._tell()
@@ -167,7 +167,7 @@ class Progress:
         ):  # a Connect server reports progress itself, with each answer
             operations: dict[object, int] = {}
 
-            def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's
+            def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's signature
                 del inflight_tasks
                 operations[operation_id] = 0 if done else sum(each.num_completed_tasks for each in stages or ())
                 self.look(dict(operations))
@@ -467,7 +467,7 @@ class Spark:
 
 
 def _tell(doing: str) -> None:
-    """Print on a terminal the name of an activity that takes some time. Spark's own progress bar shows the tasks."""
+    """Print the name of a slow activity on a terminal. Spark's own progress bar shows the tasks."""
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")
 

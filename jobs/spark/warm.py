@@ -42,7 +42,7 @@ SESSIONS = 8
 LOG = logging.getLogger(__name__)
 
 _HOST = "127.0.0.1"  # a name may resolve to [::1], where another user may listen at this port
-_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable by which PySpark asks for TLS
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable with which PySpark requests TLS
 _ANSWER_SECONDS = 5.0
 # Prefixes of the environment variables that tasks read. Tasks run with the environment of the server.
 _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
@@ -112,7 +112,7 @@ class WarmSession:
         try:
             self.session: SparkSession = connect(server.address(name), settings)
             session: Any = self.session
-            few_tries(session)  # a server on this machine that does not answer has ended
+            few_tries(session)  # a local server that does not answer has ended
             session.interruptAll()  # ends work of a killed job
         except Exception as error:
             self._close()

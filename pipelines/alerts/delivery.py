@@ -111,7 +111,7 @@ def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str
             _mail(receiver.email, alert, seconds)
     except TidemarkError as error:
         return shortened(without_locations(str(error)))
-    except Exception as error:  # noqa: BLE001  # whatever a receiver does, the others and the sensor go on
+    except Exception as error:  # noqa: BLE001  # a broken receiver must not stop the others
         if (fault := _certificate_fault(error)) is not None:
             return f"the certificate of the {'mail' if receiver.email else 'web'} server {fault}"
         return shortened(without_locations(f"{type(error).__name__}: {error}"))
@@ -147,7 +147,7 @@ def _post(url: str, alert: Alert, seconds: float) -> None:
         name, password = unquote(parts.username), unquote(parts.password or "")
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-    asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # http or https: check_url
+    asked = urllib.request.Request(url, data=alert.to_json().encode(), headers=headers, method="POST")  # noqa: S310  # checked by `check_url`
     certified = urllib.request.HTTPSHandler(context=ssl.create_default_context())
     direct = [urllib.request.ProxyHandler({})] if on_loopback(url) else []  # a remote proxy would see the secrets
     with urllib.request.build_opener(_NoRedirect, certified, *direct).open(asked, timeout=seconds) as answer:

@@ -19,7 +19,7 @@ from storage_core.change.declaration_file import load_optional
 from storage_core.change.declaration_parts import Closed, Milliseconds
 
 ALERTS = "alerts.yaml"
-PASSWORD = "TIDEMARK_SMTP_PASSWORD"  # noqa: S105  # the name of the variable that holds it
+PASSWORD = "TIDEMARK_SMTP_PASSWORD"  # noqa: S105  # the name of a variable, not a secret
 _ADDRESS = re.compile(r"[^@\s<>]+@[^@\s<>]+")
 _LOOPBACK = ("localhost", "127.0.0.1", "::1")
 _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")

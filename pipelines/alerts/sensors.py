@@ -48,9 +48,9 @@ _SAID: Final = frozenset({*_BAD, BEHIND_AND_REJECTING})
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The tables that were reported as behind, rejecting or unreadable, by state, and the table that was read last.
+    """The reported tables by state (behind, rejecting or unreadable), and the last table that was read.
 
-    `drifts` has the number of changes of columns that were reported (`Rejections.drifts`).
+    `drifts` is the number of reported changes of columns (`Rejections.drifts`).
     """
 
     said: Mapping[str, str] = field(default_factory=dict)
@@ -161,7 +161,7 @@ def look_for_late(
 
     A table can become late, reject too many rows, become unreadable, or recover. Landed files can change its columns.
 
-    An alert that no receiver accepted is sent again when the table is read the next time. Cost: the requests of
+    If no receiver accepts an alert, it is sent again at the next read of the table. Cost: the requests of
     `status.look` per table.
     """
     now = clock or SystemClock()
@@ -199,7 +199,7 @@ def look_for_late(
 
 
 def _said(found: Looked) -> str:
-    """Return the state for the cursor. A late table that begins to reject rows has another state and so an alert."""
+    """Return the state for the cursor. If a late table begins to reject rows, its state changes and causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
 
 

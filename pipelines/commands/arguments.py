@@ -14,7 +14,7 @@ import typer
 
 from storage_core.base.errors import InvalidInput, NotFound
 from storage_core.base.text import did_you_mean, quoted
-from storage_core.data.rows.windows import WindowRange, window_range
+from storage_core.data.rows.window_range import WindowRange, window_range
 
 if TYPE_CHECKING:
     from pipelines.tables import DeclaredTables
@@ -158,8 +158,8 @@ def _existing(text: str, target: Target, at: str | None = None) -> Table:
 def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table | None:
     """Apply the declaration of a table, as the runs of Dagster do before each step, and return the table.
 
-    A change is printed on standard error. A dry run changes nothing, and returns the table as it will be. If the
-    location is not that of a declared table, return None. The working directory must be the root of the target.
+    A change is printed on standard error. A dry run changes nothing, and returns the table as it will be. If no
+    declared table has this location, return None. The working directory must be the root of the target.
 
     Raises:
         InvalidInput: The declaration differs from the table in a setting that cannot change.

@@ -267,7 +267,7 @@ def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
         from storage_core.write.raw_log.history import require_raw_log
 
         uris = [resolve(each).uri for each in stores]
-        for each in uris:  # a store without the raw log would be a false report that no row is left
+        for each in uris:  # without the raw log, the report would be incomplete
             require_raw_log([open_store(each)])
         return [RawTable(table, uris)]
     target = resolve(uri)

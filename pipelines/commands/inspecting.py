@@ -69,7 +69,7 @@ def _found(table: DeclaredTable) -> tuple[output.Record, TidemarkError | None]:
     about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
     try:
         return {**about, **_metrics_of(uri)}, None
-    except Exception as error:  # noqa: BLE001  # whatever it is, it is of this table alone
+    except Exception as error:  # noqa: BLE001  # any error concerns only this table
         typed = as_tidemark_error(error)
         about |= {**dict.fromkeys(_NOT_MADE), "error": typed.kind, "message": str(typed)}
         return about, typed

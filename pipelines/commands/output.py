@@ -344,7 +344,7 @@ def number(value: object) -> str:
 
 def window(value: object) -> str:
     """Return the start of a window, in seconds since the epoch, as the UTC time that options accept."""
-    from storage_core.data.rows.windows import window_name
+    from storage_core.data.rows.window_range import window_name
 
     return window_name(value if isinstance(value, int) else None)
 

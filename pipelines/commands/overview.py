@@ -234,7 +234,7 @@ def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
         output.warning(note)
     try:
         return last_failures(folder, [each.name for each in chosen.places])
-    except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs, whatever is wrong there
+    except Exception as error:  # noqa: BLE001  # the tables can be shown without their runs
         output.warning(_unread(folder, error))
         return {}
 
@@ -249,13 +249,13 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
         return held_back(found, tables, root, now_ms=SystemClock().now_ms())
     except InvalidInput:  # the errors of upkeep.yaml and automation.yaml are printed below the tables
         return {}
-    except Exception as error:  # noqa: BLE001  # as of the failures
+    except Exception as error:  # noqa: BLE001  # the tables can be shown without the reasons
         output.warning(f"cannot check why maintenance waits: {_unread(history_folder(root), error)}")
         return {}
 
 
 def _unread(folder: Path | None, error: Exception) -> str:
-    """Return the warning about a history that cannot be read. It has no text of a library."""
+    """Return the warning about an unreadable history. The warning contains no text of a library."""
     if isinstance(error, TidemarkError):
         return str(error)
     return f"the history of Dagster in {folder} cannot be read ({type(error).__name__}). See the log of Dagster"

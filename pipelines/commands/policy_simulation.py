@@ -36,7 +36,7 @@ class Ingestion:
             earlier.
         late_minutes: The lateness of the late splits in minutes.
         every_minutes: The time between two compactions in minutes.
-        plan_inputs: The approximate largest number of splits that one compaction replaces.
+        plan_inputs: The approximate maximum number of splits that one compaction replaces.
         settings: The settings of the policy.
     """
 
@@ -54,7 +54,7 @@ class Ingestion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Round:
-    """One compaction: its time, the live splits before and after it, its merges and the bytes that it wrote."""
+    """One compaction: its time, the live splits before and after it, its merges and its written bytes."""
 
     minute: int
     live_before: int
@@ -68,8 +68,8 @@ class Round:
 class Simulation:
     """All rounds of a simulation, until a round had no work.
 
-    The fields `…_per_window` have one element per window, in the order of the windows. `finalized_windows` counts the
-    windows whose sorted run contains almost all bytes. A window with a single split counts as finalized.
+    The fields `…_per_window` have one element per window, in the order of the windows. `finalized_windows` is the
+    number of windows with almost all bytes in their sorted run. A window with a single split counts as finalized.
     """
 
     rounds: tuple[Round, ...]

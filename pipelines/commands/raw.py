@@ -250,7 +250,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
 
 
 def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield numbered lines as they arrive. If a pipe pauses, the lines that it has delivered are yielded at once."""
+    """Yield numbered lines as they arrive. If a pipe pauses, its lines so far are yielded at once."""
     read = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
     while chunk := read(_READ_BYTES):

@@ -179,7 +179,7 @@ def serve(
         run_code_server(command, address, environment)
         return
     # Dagster replaces this process. A signal to this process therefore ends Dagster, and no child process is left.
-    os.execve(command[0], command, environment)  # noqa: S606  # no shell is wanted
+    os.execve(command[0], command, environment)  # noqa: S606  # a shell is not needed
 
 
 def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str, str]]:
@@ -214,7 +214,7 @@ def _require_free(port: int) -> None:
     Dagster's own message would be lost between the lines of other processes.
     """
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released counts as free
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is free
         try:
             probe.bind((_LOOPBACK, port))
         except OSError as error:

@@ -30,7 +30,7 @@ from pipelines.commands.arguments import (
 )
 from pipelines.commands.output import cell, number
 from storage_core.base.errors import InvalidInput
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import LOCAL_SPARK, STEPS, Described, RawLogOptions, Step, TableOptions, described
 
@@ -85,7 +85,7 @@ def command_of(step: Step, show: Show) -> Callable[..., None]:
 def _declaring(target: Target, chosen: dict[str, Any]) -> Iterator[None]:
     """Add the location of the table to the options, and its declaration if the step has this option.
 
-    The block runs in the folder to which the locations in the declaration are relative. If the options contain a
+    Locations in the declaration are relative to the working directory of the block. If the options contain a
     declaration file, this is the current folder. For a declared table, it is the folder of its project.
     """
     chosen["table_uri"], root = target.uri, Path()

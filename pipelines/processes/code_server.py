@@ -1,8 +1,8 @@
 """Start and supervision of the code server.
 
-Dagster's code server is a process that forwards requests to a second process, which has loaded the code. When the code
-is loaded again, the code server replaces the second process. If the second process dies, the code server still runs but
-cannot serve requests. Only a forwarded request shows this failure.
+Dagster's code server is a process that forwards requests to a second process. The second process has loaded the code.
+When the code is loaded again, the code server replaces the second process. If the second process dies, the code server
+still runs but cannot serve requests. Only a forwarded request shows this failure.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class Kept:
         LOG.warning("%s has ended with %d; it is started again in %.0f s", self._name, code, self._pause)
 
     def interrupt(self) -> None:
-        """Send the signal of Ctrl-C to the program and to all processes that it has started, also before a restart."""
+        """Send the signal of Ctrl-C to the program and its processes, including processes from before a restart."""
         for group in self._groups:
             _signal(group, signal.SIGINT)
 
@@ -109,7 +109,7 @@ def started(
     return subprocess.Popen(
         command,
         env=environment,
-        preexec_fn=asked,  # noqa: PLW1509  # no thread
+        preexec_fn=asked,  # noqa: PLW1509  # no other thread runs
         process_group=process_group,
         pass_fds=pass_fds,
     )

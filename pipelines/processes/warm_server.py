@@ -57,7 +57,7 @@ def down(file: Path) -> WarmServer | None:
 def keep(file: Path, environment: Mapping[str, str]) -> int:
     """Run a server until it ends, and return its exit code. When this process ends, the server ends too."""
     server, process = _kept_or_started(file, environment, detached=False)
-    while process is None:  # as long as another process keeps the server, wait
+    while process is None:  # wait while another process keeps the server
         time.sleep(1.0)
         server, process = _kept_or_started(file, environment, detached=False)
     try:
@@ -101,7 +101,7 @@ def _kept_or_started(
 
 def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tuple[subprocess.Popen[bytes], WarmServer]:
     with needs(CONNECT, "a warm Spark"):
-        import grpc  # type: ignore[import-untyped]  # noqa: F401  # it has no types; jobs will want it
+        import grpc  # type: ignore[import-untyped]  # noqa: F401  # it has no types, and jobs need it
     require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)

@@ -1,7 +1,7 @@
 """The selection of wanted runs that fit the budgets, most urgent first (decision 0037).
 
 Ingests and merges bring fresh data. Their known bytes count against the budgets, but these runs wait only for a free
-slot in the queue. Any other run waits during quiet hours, and until enough bytes of its budgets are left.
+slot in the queue. Any other run waits during quiet hours. It also waits until enough bytes of its budgets are left.
 
 A large compaction is split into pieces. A run gets the remaining bytes and processes as many pieces as fit. The run
 starts only if at least a quarter of the budget is left, unless it has waited for an hour. Two kinds of large pieces are
@@ -93,8 +93,8 @@ def choose(
         of_all: The budget of all tables.
         spent: The used bytes of each table (`runs.spent_bytes`).
         now_ms: The current time in milliseconds.
-        since_ms: For each table, the time since which it has a large piece for which the budget may be reserved. The
-            caller passes the same mapping to each call.
+        since_ms: For each table with a large piece, the time at which this piece began to wait. The caller passes the
+            same mapping to each call.
     """
     budgets = _Budgets(of_all, spent, now_ms, since_ms)
     chosen, deferred = list["Wanted"](), list[Deferred]()

@@ -132,7 +132,7 @@ class Upkeep:
         if gone := sorted(self._declarations.keys() - now.keys()):
             problems.append(f"{listed(gone)}: {_NOT_DECLARED}")
         names, done = [each for each in self._from(context.cursor) if each in now], 0
-        for done, name in enumerate(names, start=1):  # noqa: B007  # how many is asked below
+        for done, name in enumerate(names, start=1):  # noqa: B007  # `done` is used after the loop
             loaded = self._declarations[name]
             try:
                 is_alone = not has_same_assets(now[name], loaded)
@@ -193,7 +193,7 @@ class Upkeep:
         return [*names[place:], *names[:place]]
 
     def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
-        """Return the steps that the table needs and that no run does already.
+        """Return the steps that the table needs, without the steps of current runs.
 
         For an idle table, this costs only one request. If an asset was never materialized and needs no run, it is
         reported as up to date.
@@ -283,7 +283,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 
 def _requests_of(inputs: TableInputs) -> int:
-    """Return the number of requests that read the whole state: the check for the table, its requests, and listings."""
+    """Return the number of requests for the whole state: the check for the table, its requests, and listings."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0

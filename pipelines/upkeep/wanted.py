@@ -8,7 +8,8 @@
   request checks in turn the log, the landing location, or the regions.
 - `DeclaredNow`: the tables that files declare now. A run loads the files again, and cannot begin if one of its assets
   is no longer declared. If files change while a code server runs, the sensor therefore requests no run of a table that
-  is no longer declared. A table whose assets have changed shares no run, because the run would fail for all tables.
+  is no longer declared. If the assets of a table have changed, the table shares no run, because the run would fail for
+  all tables.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ from storage_core.write.ingest.progress import versions
 LATE_SECONDS = 3600
 """Work that has waited this many seconds gets the priority of fresh data."""
 
-# The cost of starting a run, expressed as the number of bytes that could be read in the same time.
+# The cost of a run's start, as the number of bytes that a run reads in the same time.
 _START_BYTES = 64 * 2**20
 
 

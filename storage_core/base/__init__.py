@@ -1,1 +1,1 @@
-"""The base of all folders, which imports no other folder: errors, text, time, the process, limits."""
+"""Modules that all folders use: errors, text, time, the process, limits. They import no other folder."""

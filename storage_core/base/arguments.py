@@ -45,11 +45,12 @@ _CLASSES: Final = frozenset(
     {"Expression", "Filter", "IndexDefinition", "LateData", "QueryLimits", "RawTable", "TableDeclaration"}
     | {"WriterOptions"}
 )
-"""Classes of Tidemark, recognized by their names. Importing the classes would load modules that a call may not need."""
+"""Names of Tidemark classes. The check compares names, because an import could load modules that the call does not
+need."""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a check of its arguments, which raises `InvalidInput` and names the argument."""
+    """Return the function with a check of its arguments. For a wrong argument, the check raises `InvalidInput`."""
     signature = inspect.signature(function)
     tests = {name: (test, wanted) for name, test, wanted in _tests(signature)}
     names = [*signature.parameters]
@@ -65,7 +66,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_fields(record: type[T]) -> type[T]:
-    """Return the dataclass with a check of its fields when an instance is created."""
+    """Return the dataclass. From now on, its constructor checks the types of the fields."""
     record.__init__ = checked(record.__init__)  # type: ignore[method-assign]
     return record
 

@@ -1,4 +1,4 @@
-"""Time, identifiers and jitter, as dependencies that a caller injects.
+"""Sources of time, identifiers and jitter. A caller injects them.
 
 Clocks serve leases, retention, windows and timestamps. No commit decision depends on a clock. A simulation injects a
 `Clock` and `Ids` made from a seed, so each run gives the same result.
@@ -51,7 +51,7 @@ class Ids(Protocol):
 
 
 def random_pause_ms(ids: Ids, failures: int, *, first_ms: int, longest_ms: int) -> float:
-    """Return a random pause in ms after a number of failures in a row.
+    """Return a random pause in ms after this number of consecutive failures.
 
     The upper limit is `first_ms` after the first failure. It doubles with each failure, up to `longest_ms`.
     """

@@ -1,4 +1,4 @@
-"""The errors that Tidemark raises, grouped by what the caller does next.
+"""The errors that Tidemark raises, grouped by the next action of the caller.
 
     TidemarkError
     ├── InvalidInput        correct the call or the data (also a ValueError)
@@ -48,7 +48,7 @@ SEE_FILE = "Write the file again, or leave it out"
 class TidemarkError(Exception):
     """The root of all errors.
 
-    `str(error)` states what happened, where, and what to do. `context` contains the same facts as fields.
+    `str(error)` describes the fault, its place and the remedy. `context` contains the same facts as fields.
     """
 
     kind: ClassVar[str] = "error"
@@ -60,13 +60,13 @@ class TidemarkError(Exception):
 
     @property
     def found(self) -> str:
-        """The message of a `Corrupt` without its advice. Callers that add their own advice use this text."""
+        """The message of a `Corrupt` error without the advice. Callers use this text to add their own advice."""
         return str(self.args[0])
 
     def reworded(self, found: str, **more: object) -> Self:
         """Return a copy of the error with another text.
 
-        The copy has the same class, advice and context, except for the context fields in `more`.
+        The copy has the same class and advice. The fields in `more` are added to the context, or replace fields.
         """
         said = copy(self)
         said.args, said.context = (found,), {**self.context, **more}
@@ -159,8 +159,8 @@ class NotWritten(Unavailable):
 class Corrupt(TidemarkError):
     """Stored bytes differ from what was written. Stop and inspect. No row was returned from these bytes.
 
-    `str(error)` is the finding, followed by the advice. A text that quotes another error uses `found` of that error, so
-    that the advice appears only once. `advice` is None if the finding already ends with advice.
+    `str(error)` is the finding, followed by the advice. To quote another error, use the `found` of that error. The
+    advice then appears only once. `advice` is None if the finding already ends with advice.
     """
 
     kind = "corrupt"
@@ -175,7 +175,7 @@ class Corrupt(TidemarkError):
 
 
 def unsound(found: str, **context: object) -> Corrupt:
-    """Return the error for a damaged file that a caller gives to a table and that Tidemark did not write."""
+    """Return the error for a damaged file that a caller gives to a table. Tidemark did not write the file."""
     return Corrupt(found, advice=SEE_FILE, **context)
 
 
@@ -206,7 +206,7 @@ def as_tidemark_error(error: Exception) -> TidemarkError:
 
 
 def error_of(kind: str, message: str) -> TidemarkError:
-    """Return an error of this kind with this text, which came from another process.
+    """Return an error with the kind and the text that another process sent.
 
     For an unknown kind, return a plain `TidemarkError`.
     """
@@ -238,7 +238,7 @@ POSTGRES = "postgres"
 
 @contextmanager
 def needs(extra: str, what: str) -> Iterator[None]:
-    """Raise `Unavailable`, which names the extra, if the block imports a package that is not installed."""
+    """Raise `Unavailable` with the name of the extra if the block imports a missing package."""
     try:
         yield
     except ImportError as error:
@@ -268,8 +268,8 @@ After any other error, for example a network error, the call may have taken effe
 """
 
 _OF_DUCKDB = "Out of Memory Error"
-# Texts of DataFusion and Rust, and of Python's threads and libraries. Their error classes do not contain the system's
-# error number.
+# Error texts of DataFusion, Rust, Python's threads and Python's libraries. These errors have no error number of the
+# system.
 _NUMBERED = re.compile(r"os error (\d{1,4})\b|code: (\d{1,4}), kind")
 _LACKS_MEMORY = re.compile(
     r"^(Resources exhausted|can't start new thread)|failed to spawn thread|memory allocation"
@@ -299,19 +299,19 @@ def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
 
 
 def of_the_system(error: BaseException) -> bool:
-    """Return True if the error means that the system refused something, and False if it means that bytes are invalid.
+    """Return True if the system refused something. Return False if the error is about invalid bytes.
 
-    The result is False for every error of Tidemark, whose class has its own meaning.
+    The result is False for every error of Tidemark, because its class already has a meaning.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return True
     if type(error) in _ONLY_TEXT or panicked(error):
         return refusal_in(str(error)) is not None
-    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it for a thread
+    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it without a thread
 
 
 def raise_refused(subject: str, error: BaseException) -> None:
-    """Raise `Unavailable`, which names `subject`, if the system refused something. Do nothing for any other error."""
+    """Raise `Unavailable` with the name `subject` if the system refused something. Do nothing for any other error."""
     if of_the_system(error):
         raise unavailable(subject, error) from error
 
@@ -325,7 +325,7 @@ def panicked(error: BaseException) -> bool:
 
 
 def refusal_in(text: str) -> OSError | None:
-    """Return what the system refused, according to the text of an error whose class does not show a refusal.
+    """Return what the system refused, read from the text of an error. The class of the error does not show the refusal.
 
     Return None if the text does not describe a refusal.
     """
@@ -336,11 +336,12 @@ def refusal_in(text: str) -> OSError | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if an error of Python, Arrow, DuckDB, the system, Rust or a thread means that memory was lacking.
+    """Return True if there was not enough memory. The error is from Python, Arrow, DuckDB, the system, Rust or a
+    thread.
 
     An error's text may quote a query or a value, so the class is checked first. The text is used only if the class of
-    the error has no other meaning. For an `OSError` without a number, only DuckDB's prefix counts, because Arrow
-    streams keep only text.
+    the error has no other meaning. An `OSError` without a number counts only if its text has DuckDB's prefix, because
+    Arrow streams keep only the text of an error.
     """
     match error:
         case MemoryError():
@@ -355,9 +356,9 @@ def out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
-    """Raise `Unavailable`, which names `subject`, if the system refuses something inside the block.
+    """Raise `Unavailable` with the name `subject` if the system refuses something inside the block.
 
-    A refused thread also counts.
+    A thread that the system refuses to start also counts.
 
     Args:
         subject: The name of the object that the block works on.
@@ -374,7 +375,7 @@ def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
 
 
 def named_file(error: Exception) -> str:
-    """Return the file that a system error names, as ` (file)`. Return an empty text if there is none."""
+    """Return the file name in a system error, as ` (file)`. Return an empty text if the error has no file name."""
     return f" ({error.filename})" if isinstance(error, OSError) and error.filename else ""
 
 

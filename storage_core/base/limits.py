@@ -1,6 +1,6 @@
 """The limits of one process: the bytes of its cache, and the time, memory and disk of a query.
 
-`CacheSettings` contains the folder and the size of the process's cache (decision 0026). The cache stores bytes of
+`CacheSettings` contains the folder and the size of the process's cache (decision 0026). The cache contains bytes of
 stores that are not on a local disk. `QueryLimits` limits one query: its time, its memory, and the disk space for data
 that does not fit into memory.
 """
@@ -75,17 +75,17 @@ SMALLEST_MEMORY_BYTES = 16 * 2**20
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueryLimits:
-    """The limits of one query. A query that exceeds a limit ends with `Unavailable`, which names the limit.
+    """The limits of one query. If a query exceeds a limit, the query ends with `Unavailable`.
 
     The process that answers the query is killed when the time is over. The process may use 1 GiB of memory in addition
     to `memory_bytes` (decision 0024).
 
     Attributes:
-        seconds: The time for the whole answer, which starts when the process has read the query. For a stream, the time
-            until the first rows arrive, and the time between two batches. An answer of `sql` becomes a stream after its
-            first 32 MiB.
-        memory_bytes: The maximum memory that DuckDB uses for the query, and the maximum size of an answer of `sql` that
-            is in memory as a whole.
+        seconds: The maximum time for the whole answer. It starts when the process has read the query. For a stream, the
+            maximum time until the first rows arrive, and between two batches. An answer of `sql` becomes a stream after
+            its first 32 MiB.
+        memory_bytes: The maximum memory that DuckDB uses for the query, and the maximum size of an `sql` answer that is
+            completely in memory.
         spill_bytes: The maximum disk space in a private folder for data that does not fit into memory. A scan does not
             spill.
     """

@@ -14,7 +14,7 @@
 The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. If the
 process belonged to this machine and namespace and no longer exists, the holder is dead. Other processes then do not
 wait for its lease to expire. Any other process cannot be checked, so its lease must expire first. If the check gives a
-wrong result, work is repeated but no row is lost, because the log fences a holder whose lease was taken over.
+wrong result, work is repeated but no row is lost, because the log fences a holder that lost its lease.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class OwnLock:
         _Forks.locks.add(self)
 
     def renew(self) -> None:
-        """Replace the lock by a free lock, even if a thread that no longer exists holds it."""
+        """Replace the lock with a free lock. The holder of the old lock may be a thread that no longer exists."""
         self._lock = threading.Lock()
 
     def __enter__(self) -> None:
@@ -102,7 +102,7 @@ class HomeProcess:
         return self.identity == _identity()
 
     def require(self, what: str, advice: str) -> None:
-        """Raise `CopiedProcess`, which names `what`, in a copy of the process that created this object."""
+        """Raise `CopiedProcess` with the name `what` in a copy of the process that created this object."""
         if not self.is_here:
             raise CopiedProcess(
                 f"{what} belongs to process {self.identity[0]}, and this is process {os.getpid()}, a copy of it by "
@@ -126,7 +126,7 @@ _SIZE = 256 * 2**20
 
 @contextmanager
 def require_headroom(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
-    """Raise `Unavailable` before native code runs, if the system would refuse what the code needs.
+    """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
     DuckDB, Arrow, DataFusion and tantivy end the process if they get no file, thread or address space. Therefore this
     function requests the files and the address space first and releases them immediately. It uses no page of the
@@ -172,7 +172,7 @@ def make_folders(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder. Create it if it is missing. Raises `Unavailable` as `require_private` does."""
+    """Return the folder. Create it if it is missing. Raises `Unavailable` like `require_private`."""
     try:
         make_folders(path)
     except OSError as error:
@@ -244,13 +244,13 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     try:
         yield path
     finally:
-        if home.is_here:  # do not remove it in a copy by fork()
+        if home.is_here:  # a copy by fork() does not remove it
             _remove(path)
         os.close(lock)
 
 
 def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Return a new folder, as `scratch_folder` makes it, and its lock.
+    """Return a new folder, like those of `scratch_folder`, and the lock of the folder.
 
     The lock is a descriptor. When every process that has the descriptor has ended, the next process removes the folder.
     """
@@ -293,7 +293,7 @@ def _remove_abandoned(folder: str) -> None:
 def _remove(path: Path) -> None:
     """Remove the folder, and try again if a library's thread created a file in it meanwhile.
 
-    After tantivy has opened an index, one of its threads reloads the index once, which creates a lock file.
+    After tantivy has opened an index, a thread of tantivy reloads the index once. The reload creates a lock file.
     """
     for _ in range(2):
         if path.exists():
@@ -323,13 +323,13 @@ def _lock(folder: Path) -> int | None:
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NAMESPACE = Path("/proc/self/ns/pid")
-_ENDED = "ZX"  # killed but not yet reaped by its parent, so it does nothing any more
+_ENDED = "ZX"  # killed, but its parent has not reaped it yet. It does no more work.
 
 
 def holder_of(run_id: str | None, process: int | None = None) -> str:
     """Return the text of a lease holder.
 
-    The text names the run, and this process or another process of this machine.
+    The text identifies the run and a process of this machine. By default, this is the current process.
     """
     number = os.getpid() if process is None else process
     return f"{run_id or 'by hand'}@{_place()}/{number}/{_start_of(number)}"

@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Final
 
 MOST_LISTED: Final = 20
-"""The number of names that an error lists. The report contains all names."""
+"""The maximum number of names in an error. The report contains all names."""
 
 
 def first_of(items: Sequence[object], most: int) -> list[object]:
@@ -26,7 +26,7 @@ def first_of(items: Sequence[object], most: int) -> list[object]:
 
 
 def capitalized(text: str) -> str:
-    """Return the text with its first letter as a capital, so that it can follow a sentence."""
+    """Return the text with a capital first letter, for use after a sentence."""
     return text[:1].upper() + text[1:]
 
 
@@ -36,7 +36,7 @@ def listed(names: Sequence[object]) -> str:
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`. `several` is the plural if it is not formed with an `s`."""
+    """Return a number with its noun: `1 row`, `2,000 rows`. `several` is an irregular plural."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
@@ -50,7 +50,7 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
     At most 1,000 names are compared.
     """
-    import difflib  # only where somebody mistyped a name
+    import difflib  # imported here because only an unknown name needs it
 
     by_folded = {each.casefold(): each for each in islice(known, _MOST_COMPARED)}
     close = difflib.get_close_matches(str(name)[:_LONGEST_NAME].casefold(), by_folded, 1, _LIKELY)
@@ -63,10 +63,10 @@ def names_of(names: Sequence[str]) -> str:
 
 
 def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, where: str = "") -> str:
-    """Return the message about names that a table does not have: its known names, and a likely spelling.
+    """Return the message about unknown names of a table. It contains the known names and a likely spelling.
 
     Args:
-        noun: What the names are: `column` or `index`.
+        noun: The kind of the names: `column` or `index`.
         names: The unknown names, at least one.
         known: All names of this kind that the table has.
         where: The setting or the argument that contains the names.
@@ -84,7 +84,7 @@ def alternatives(names: Iterable[object]) -> str:
 
 
 def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
-    """Return the message about a value that is not one of the choices, with a likely spelling.
+    """Return the message about an invalid choice. It contains a likely spelling.
 
     Args:
         subject: The option, argument or setting that has the value.
@@ -97,7 +97,7 @@ def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
 
 _TAB = 4
 
-# Parts of Tidemark's own texts that must not be removed: examples in advice, and locations that are already removed.
+# These parts of Tidemark's own texts must stay: examples in advice, and locations that are already removed.
 _OURS = r"/{0,2}(?:bucket/prefix|…@?…?[).,:;]*)?(?:[\s'\"]|$)"
 _LOCATION = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"
@@ -163,7 +163,7 @@ class PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int) -> None:
-    """Log messages of this level and above to standard error, as commands and jobs do."""
+    """Log messages of this level and above to standard error. Commands and jobs call this function."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])

@@ -26,7 +26,8 @@ from storage_core.compact.execute import Sample, divide, is_too_large, require_w
 from storage_core.compact.planner import Expiry
 from storage_core.compact.rewindow import RewindowTask
 from storage_core.compact.work import LASTING, OPERATION, CompactionTask, skips_of
-from storage_core.data.rows.windows import EVERY_WINDOW, NULL_WINDOW, WindowRange, by_start, window_name
+from storage_core.data.rows.window_range import EVERY_WINDOW, NULL_WINDOW, WindowRange, window_name
+from storage_core.data.rows.windows import by_start
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import STEPS, Compact, Expire
 from storage_core.log.actions import Action

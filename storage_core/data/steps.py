@@ -8,7 +8,7 @@ no library.
 To add a step:
 
 1. Write a dataclass of its options and its entry here. An entry with a `command` becomes a command of `tidemark`.
-2. Write `run_<name>(job)` in the module that the entry names as `home`. This module is in the folder that contains the
+2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the
    work. `job.carry_out` is the loop (`storage_core.log.job_run`). Its arguments are functions that plan, predict, and
    do the work.
 3. Put larger work into a function of a location and a work item, marked with `as_task`. `job.map` runs it in this
@@ -26,7 +26,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields
 from typing import Annotated, Any, Final, Protocol, get_type_hints
 
-from storage_core.data.rows.windows import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.settings.layout import Mode
 
 LOCAL_SPARK: Final = "local[*]"
@@ -42,7 +42,7 @@ class Option:
         metavar: The placeholder of the value in the help.
         command: The name of the command's option, if it differs from the name of the field. Empty: only jobs have the
             option.
-        has_all: The command has an option --all, which means that this option is not given.
+        has_all: The command has an option --all. It has the same meaning as the absence of this option.
         is_duration: The command takes a duration such as 10m, and the job takes a number of milliseconds.
         choices: For a `Mode`, the help of each mode that has an option of its own.
     """
@@ -185,7 +185,7 @@ class CatchUp(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeSegments(LeasedOptions):
-    """The indexes whose small segments are merged."""
+    """The indexes in which small segments are merged."""
 
     index: Annotated[str | None, Option(help="Only this index.", metavar="NAME")] = None
 
@@ -271,7 +271,7 @@ class HealRaw(RawLogOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectRaw(RawLogOptions):
-    """The time for which a chunk is in the collector's plan before the chunk is deleted."""
+    """The time between the entry of a chunk in the collector's plan and the deletion of the chunk."""
 
     horizon_ms: Annotated[
         int | None,
@@ -314,7 +314,7 @@ class Publication(Protocol):
 
 
 class Declared(Protocol):
-    """The part of a declaration that decides which steps a table has."""
+    """The part of a declaration that determines the steps of a table."""
 
     @property
     def landing(self) -> Landing | None:
@@ -364,7 +364,7 @@ class Step:
         asset: The name of the step's asset. Empty if the step has no asset. `{index}` is replaced by the name of an
             index.
         promise: What the asset guarantees.
-        follows: The steps whose assets its asset depends on, if the table has these steps.
+        follows: The steps before this step, if the table has them. The asset of this step depends on their assets.
         is_of: A function that returns whether a table with this declaration has the step.
         is_windowed: Returns whether the asset of a table has one partition per window.
         kinds: The engine of the work and the format of its result, as Dagster shows them.
@@ -566,7 +566,7 @@ TABLE_STEPS: Final = (
         cron="30 3 * * *",
     ),
 )
-"""The steps that the assets of a table run, in the order of their dependencies."""
+"""The steps of the assets of a table, in the order of their dependencies."""
 
 OTHER_STEPS: Final = (
     Step(
@@ -646,7 +646,7 @@ OTHER_STEPS: Final = (
 
 STEPS: Final[Mapping[str, Step]] = {each.name: each for each in (*TABLE_STEPS, *OTHER_STEPS)}
 OBSERVABLE: Final = frozenset(each.name for each in TABLE_STEPS if each.is_observable)
-"""The steps whose pending work the storage shows. Collections and checks run on schedules instead."""
+"""The steps with pending work that the storage shows. Collections and checks run on schedules instead."""
 
 STEP_OF: Final[Mapping[type[RunOptions], Step]] = {each.options: each for each in STEPS.values()}
 

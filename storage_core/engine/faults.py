@@ -1,6 +1,6 @@
-"""The faults that DuckDB finds in a statement, in Tidemark's words.
+"""Tidemark's own error texts for the faults that DuckDB finds in a statement.
 
-The text of the library never reaches a message. `fault_of` translates the errors that users meet. For every other
+Messages never contain DuckDB's own text. `fault_of` translates the errors that users meet. For every other
 error, it returns a general sentence with the place in the statement, if the error contains the place. The library's
 error remains the cause of the raised error.
 """
@@ -31,13 +31,13 @@ _SQL_TYPES: Final = {
     "INTEGER_LITERAL": "INTEGER",
     "STRING_LITERAL": "VARCHAR",
 }
-"""The names that DuckDB uses in its errors for types, with the names in SQL."""
+"""The names of types in DuckDB's errors, with the names in SQL."""
 
 _TRY = "Use try_cast to get null, or correct the text"
 
 
 def syntax_fault(text: str) -> str:
-    """Return where a statement is not valid SQL, from the parser's error: ` near 'x'`, or an empty text."""
+    """Return the place or the kind of a syntax error, such as ` near 'x'`. Return an empty text if both are unknown."""
     near = re.search(r'near "(.*)"', text, re.DOTALL)
     if near is not None:
         return f" near {quoted(near[1])}"
@@ -89,7 +89,8 @@ _GENERAL: Final = {
 def _place(mark: re.Match[str] | None) -> str:
     """Return the marked part of the statement, or an empty text.
 
-    DuckDB cuts a long line and writes dots at the cut. A mark without a line below it has no place.
+    DuckDB cuts a long line and writes dots at the cut. If DuckDB writes no line to which the mark belongs, there is no
+    place.
     """
     if mark is None:
         return ""
@@ -123,7 +124,7 @@ _OPERATORS: Final = {
     "__postfix": "!",
     "->>": "->>",
 }
-"""The names that DuckDB uses in its errors for operators, with the words in SQL."""
+"""The names of operators in DuckDB's errors, with the words in SQL."""
 
 
 def _call(found: re.Match[str]) -> str:

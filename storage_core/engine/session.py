@@ -7,7 +7,7 @@ the working directory.) External access is off and the configuration locked befo
 DuckDB, the permission to read a file includes the permission to write it (decision 0024). Therefore `statement` checks
 the text, and `sandbox` runs it.
 
-`reject_lossy_types` refuses the types of DuckDB whose values Arrow data does not keep. `UHUGEINT` becomes a signed
+`reject_lossy_types` refuses DuckDB types that Arrow data cannot represent exactly. `UHUGEINT` becomes a signed
 number, `TIMETZ` loses its zone, and `BIT`, `BIGNUM` and `VARIANT` become internal bytes. The Arrow data does not show
 which type a column had, so DuckDB's own types are checked.
 """
@@ -46,7 +46,7 @@ _NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
 
 
 def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
-    """Raise `InvalidInput` for a column with a type, at any depth, whose values Arrow data does not keep."""
+    """Raise `InvalidInput` for a column with a type that Arrow data cannot represent exactly, at any depth."""
     for name, type_ in zip(answer.columns, answer.types, strict=True):
         for each in _all(type_):
             if each.id in _CHANGED:
@@ -63,7 +63,7 @@ def _all(type_: duckdb.sqltypes.DuckDBPyType) -> Iterator[duckdb.sqltypes.DuckDB
     yield type_
     if type_.id in _NESTED:
         for _, child in type_.children:
-            if not isinstance(child, int | list):  # the size of an array
+            if not isinstance(child, int | list):  # an integer is the size of an array
                 yield from _all(child)
 
 
@@ -104,7 +104,7 @@ def session(
     threads: int = 2,
     most_nested: int = 1000,
 ) -> duckdb.DuckDBPyConnection:
-    """Return a confined in-memory DuckDB in UTC. It may open `files` and cannot be given any other file.
+    """Return a confined in-memory DuckDB in UTC. It can open only `files`.
 
     Without `limits`, the defaults of DuckDB for time and memory apply. Without `folder`, the session does not spill.
     """
@@ -149,7 +149,8 @@ def literally(path: Path) -> str:
 
 
 def of_the_caller(database: Path | None, *, folder: Path, memory_bytes: int) -> duckdb.DuckDBPyConnection:
-    """Return a DuckDB session with the rights of the caller, for a query that the caller wrote over their own files.
+    """Return a DuckDB session with the rights of the caller. It runs the caller's own query over the caller's own
+    files.
 
     Raises DuckDB's own error for a database that cannot be opened. Extensions that the query installs are not
     checked, and the settings of the caller's own DuckDB are not read.

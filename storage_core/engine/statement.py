@@ -1,6 +1,6 @@
 """The check of SQL from outside: which statements and functions may run.
 
-**Statements.** A text runs only if it is one SELECT whose parts are all known. DuckDB's own parser returns the tree.
+**Statements.** A text runs only if it is one SELECT and all its parts are known. DuckDB's own parser returns the tree.
 This module must know everything in the tree: the kinds of queries, tables and expressions, every field of every node,
 every function and type. So it refuses language features that a newer DuckDB adds. It also refuses statements that the
 parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested too deeply never
@@ -145,12 +145,12 @@ TYPES = words("""
     TIME_NS TINYINT TUPLE UBIGINT UHUGEINT UINT128 UINT16 UINT32 UINT64 UINT8 UINTEGER UNION USMALLINT UTINYINT
     UUID VARBINARY VARCHAR VARINT
 """) | {"TIME WITH TIME ZONE", "TIMESTAMP WITH TIME ZONE"}
-"""The types that a value may be cast to."""
+"""The valid target types of a cast."""
 
 NESTED_TYPES = words("""
     ARRAY ENUM JSON LIST MAP ROW STRUCT TUPLE UNION
 """)
-"""Types that contain other values. Their text is longer than the text of the contents, which is quoted in it."""
+"""Types that contain other values. The text of such a value quotes the contents, so it is longer than the contents."""
 
 OF_ONE_ROW = words("""
     != !~~ !~~* % & && * ** + - ->> / // < << <= = > >= >> ^ ^@ __between abs acos acosh add ascii asin asinh
@@ -173,15 +173,15 @@ OF_ONE_ROW = words("""
     translate trim trunc try_strptime ucase unbin unhex unicode upper url_decode url_encode week weekday
     weekofyear xor year yearweek | || ~ ~~ ~~* ~~~
 """)
-"""Functions that always return the same value for a row, and whose result length follows from the query text."""
+"""Functions that always return the same value for a row. The query text limits the length of the result."""
 
 
-# The tree that DuckDB's parser makes of a text, and the error for a text that is refused.
+# The tree of DuckDB's parser for a text, and the error for a refused text.
 
 Node = Mapping[str, Any]
 _NESTED = (dict, list)  # the types of nested JSON values
 _SCHEMAS = (["main"], ["system", "main"])
-"""The schemas that DuckDB searches for a function before it searches for a column with that name."""
+"""The schemas in which DuckDB searches for a function first. After that, it searches for a column with that name."""
 
 
 def nodes_of(tree: Any) -> Iterator[Node]:
@@ -197,7 +197,7 @@ def nodes_of(tree: Any) -> Iterator[Node]:
 
 
 def called_on(call: Node) -> list[str]:
-    """Return the names before a function, such as the column in `s.repeat(3)`, which the parser treats as a schema."""
+    """Return the names before a function. For example, the parser treats the column in `s.repeat(3)` as a schema."""
     before = [str(each) for each in call["qualified_name"]["path"][:-1]]
     return [] if before in _SCHEMAS else before
 
@@ -227,19 +227,19 @@ MOST_WORDS = 20_000
 MOST_NESTED = 100
 """The maximum nesting of brackets and of operators. A flat list of conditions is one level."""
 MOST_PARTS = 1_000
-"""The maximum number of SELECTs and tables. Each is counted as often as it is named.
+"""The maximum number of SELECTs and tables. Each use is counted.
 
 DuckDB's planning time grows faster than linearly.
 """
 MOST_JOINS = 100
 MOST_NAMES = 32
-"""The maximum number of names, separated by dots, that denote one column or a field of it.
+"""The maximum number of names in a reference to a column or a field of a column, such as `a.b.c`.
 
 As with joins, DuckDB's planning time grows faster than linearly with their number. Because of this limit, a query that
 would use up its time is refused immediately.
 """
 MOST_COPIES = 8
-"""The maximum nesting of macros of `COPYING`."""
+"""The maximum nesting of the macros in `COPYING`."""
 
 _QUERIES = frozenset({"SELECT_NODE", "SET_OPERATION_NODE", "RECURSIVE_CTE_NODE"})
 _TABLES = frozenset(
@@ -284,7 +284,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
     Args:
         text: The statement.
         what: A description of the statement, for errors.
-        given: The text that errors quote, if the caller has made `text` from another text.
+        given: The text for quotes in errors, if the caller has made `text` from another text.
     """
     if not isinstance(text, str):
         raise InvalidInput(f"a {what} is text, found {text!r}. Give a text", query=text)
@@ -315,7 +315,7 @@ def parse(text: object, what: str = "query", *, given: str | None = None) -> Nod
 
 
 def _several(what: str, found: str, text: str) -> InvalidInput:
-    """Return the error for a text that is several statements, or a statement that is not a SELECT."""
+    """Return the error for several statements in one text, or for a statement that is not a SELECT."""
     if what == "query":
         form = "one SELECT statement"
         advice = "To change rows, use append, upsert, update, overwrite or delete"
@@ -334,15 +334,15 @@ def text_of(expression: Node) -> str:
 
 
 def parser() -> duckdb.DuckDBPyConnection:
-    """Return a cursor of this process's confined session, which parses SQL and has the engine's own lists."""
+    """Return a cursor of this process's confined session, for the parser and the engine's own lists."""
     return _parser(os.getpid()).cursor()
 
 
 def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query", given: str | None = None) -> None:
-    """Raise `InvalidInput` unless every part of the tree is known and it reads only valid tables.
+    """Raise `InvalidInput` unless every part of the tree is known and the query reads only valid tables.
 
-    The valid tables are `tables` and the query's own common tables. Errors quote `given` in place of `text`, as the
-    errors of `parse` do.
+    The valid tables are `tables` and the query's own common tables. Errors quote `given` in place of `text`, like the
+    errors of `parse`.
     """
     text = text if given is None else given
     nodes = list(nodes_of(tree))
@@ -454,7 +454,7 @@ def _from_type(pivot: Node) -> bool:
 
 
 def _part(name: str) -> str:
-    """Return the objection to a part of SQL that is not known. `name` is the parser's name of the part."""
+    """Return the objection to an unknown part of SQL. `name` is the parser's name of the part."""
     return f"it contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
 
 
@@ -546,7 +546,7 @@ _DEFINED = "SELECT function_name, parameters, macro_definition FROM duckdb_funct
 def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
     """Raise `InvalidInput` unless an expression over a table's columns always has the same value for a row.
 
-    The error uses `what` as the name of the text, and names the function whose value may change.
+    The error contains `what`, which is the name of the text, and the function with the unstable value.
     """
     found = _first(parse(f"SELECT {text}", what), {name.lower() for name in columns}, unstable())
     if found is not None:
@@ -563,7 +563,7 @@ def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
 def unstable() -> frozenset[str]:
     """Return the lower-case names of functions and macros that may return another value for the same arguments.
 
-    `age` with one argument is not among them.
+    The result does not contain `age` with one argument.
     """
     listed = parser().execute(_LISTED).fetchall()
     found = LISTED_AS_CONSISTENT | {str(name).lower() for (name,) in listed}
@@ -578,7 +578,7 @@ def unstable() -> frozenset[str]:
 
 
 def _first(tree: Node, columns: Collection[str], functions: Collection[str]) -> str | None:
-    """Return the first function or word whose value may change with time, or None if there is none."""
+    """Return the first function or word with a value that may change with time, or None."""
     for node in nodes_of(tree):
         if "function_name" in node:
             name = str(node["function_name"]).lower()
@@ -598,7 +598,7 @@ def _has_value_without_table(name: str) -> bool:
 
     quoted = name.replace('"', '""')
     try:
-        parser().execute(f'SELECT "{quoted}"')  # one identifier
+        parser().execute(f'SELECT "{quoted}"')  # the quotes make the word one identifier
     except duckdb.Error:
         return False
     return True
@@ -612,7 +612,7 @@ _MOST_BITS = 4096
 
 
 def constant(value: object, what: str) -> duckdb.Expression:
-    """Return the value as an expression. Raises `InvalidInput`, whose message begins with `what`."""
+    """Return the value as an expression. Raises `InvalidInput` with a message that begins with `what`."""
     import duckdb
 
     with _refused(value, what):
@@ -623,9 +623,9 @@ def constant(value: object, what: str) -> duckdb.Expression:
 
 
 def literal(value: object, what: str) -> str:
-    """Return the value as text of SQL. Raises `InvalidInput`, whose message begins with `what`."""
+    """Return the value as text of SQL. Raises `InvalidInput` with a message that begins with `what`."""
     with _refused(value, what):
-        return str(constant(value, what)).encode().decode()  # fails for lone surrogates
+        return str(constant(value, what)).encode().decode()  # raises an error for lone surrogates
 
 
 @contextmanager
@@ -643,7 +643,7 @@ def _refused(value: object, what: str) -> Iterator[None]:
 
 
 def _described(value: object) -> str:
-    """Return the value that DuckDB has no literal for, and what to give instead."""
+    """Return a description of a value without a DuckDB literal, and what to give instead."""
     match value:
         case int():
             return f"{quoted(value)}. Give one of at most 127 bits"

@@ -1,4 +1,4 @@
-"""Bitmap segments: for every value of a column, the set of row numbers of one split that have the value.
+"""Bitmap segments: for every value of a column, the set of the row numbers with this value in one split.
 
 Column `i` has two files. `bitmaps-<i>.bin` has the bitmaps one after the other, in the portable Roaring format.
 `values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value it has the position and the
@@ -31,7 +31,7 @@ from storage_core.data.rows.vectors import type_text
 from storage_core.data.settings.index import IndexDefinition
 from storage_core.index.damage import damaged
 
-_DAYS = 10**8  # no date of a condition has more days than this, and its microseconds would overflow
+_DAYS = 10**8  # A date in a condition has fewer days. The microseconds of a later date would overflow.
 _COLUMNS = ["value", "offset", "length"]
 _MAGIC_BYTES = 8  # the magic number of an Arrow file with the padding after it
 
@@ -104,7 +104,7 @@ class ColumnBitmaps:
         return np.append(chosen, np.full(len(values.lengths) - len(chosen), with_nulls))
 
     def nulls(self, count: Callable[[], int | None]) -> BitMap | None:
-        """Return the rows without a value. None if the number of rows is needed for that and `count` returns None."""
+        """Return the rows without a value. Return None if the number of rows is needed and `count` returns None."""
         chosen = np.zeros(len(self.values.keys), np.bool_)
         if self.values.checksums is not None:
             return self.rows(self.places(chosen, with_nulls=True))
@@ -187,7 +187,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
 
 
 def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: str) -> ColumnBitmaps:
-    """Return the bitmaps of a column whose file is in memory."""
+    """Return the bitmaps of a column. Its file is in memory."""
     offsets, lengths, data = values.offsets, values.lengths, memoryview(bitmaps)
 
     def read(places: Positions) -> Sequence[memoryview]:

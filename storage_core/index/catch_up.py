@@ -1,4 +1,4 @@
-"""Catch-up: builds segments for the rows of live splits without one, in one commit (docs/architecture/indexes.md).
+"""Catch-up: builds missing segments for the rows of live splits, in one commit (docs/architecture/indexes.md).
 
 The driver plans and commits, and each task executes one work item. Items are sent as JSON. If a run fails before its
 commit, its segments are not referenced, and the collector removes them. A run without work plans nothing.
@@ -114,7 +114,7 @@ def actions_of(
     merged: Iterable[MergedSegments] = (),
     idle: Iterable[str] = (),
 ) -> list[Action]:
-    """Return the actions of the commit that ends a run, given the segments that its tasks built and merged.
+    """Return the actions of a run's last commit. The arguments are the segments that its tasks built and merged.
 
     If a segment was built or merged and then merged into a larger segment in the same run, the actions do not contain
     it. `idle` are translations that no index needs after the commit.
@@ -175,7 +175,7 @@ def merge_all(
 
 
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
-    """Return the work that has to be done so that `index` covers every live split of the snapshot.
+    """Return the work that is needed until `index` covers every live split of the snapshot.
 
     Makes no request. The same snapshot gives the same plan. Segments to rebuild are replaced, and translations that no
     index needs afterwards are removed. With `retrain`, all segments of embeddings are trained again. Without it, a
@@ -263,7 +263,7 @@ def _part(store: ObjectStore, work: CatchUpWork) -> Part:
 
 
 def watermark(snapshot: Snapshot, index: str) -> int:
-    """Return the version up to which the index covers every split that is live in the snapshot.
+    """Return the version up to which the index covers every live split of the snapshot.
 
     If all live splits are covered, it is the version of the snapshot. Otherwise it is the version directly before the
     one that added the oldest uncovered split. The watermark is computed and never stored, so it always agrees with the
@@ -289,8 +289,8 @@ class IndexDebt:
         uncovered_bytes: The approximate bytes of these rows. A partly covered split counts by its share of rows.
         index_bytes: The bytes of the segments in use.
         merges_due: The number of small segments that wait for a merge.
-        dead_share: The share of the rows of all segments that are in no live split.
-        translation_depth: The most times that rows moved since their segment was written.
+        dead_share: The share of segment rows that are in no live split.
+        translation_depth: The maximum number of moves of a row since its segment was written.
         imbalance: The imbalance of the segment with the most unequal clusters, or None if the index has no embeddings.
     """
 

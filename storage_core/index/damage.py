@@ -1,4 +1,4 @@
-"""Damaged segments, and failures of tantivy, as typed errors whose message contains a remedy."""
+"""Typed errors for damaged segments and failures of tantivy. Their messages contain a remedy."""
 
 from __future__ import annotations
 

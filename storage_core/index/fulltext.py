@@ -5,7 +5,7 @@ links the files of all its segments into one directory with one `meta.json`. The
 statistics of the whole corpus. Scores therefore do not depend on how the documents are divided into segments, and are
 equal to the scores of a single index. Tantivy orders equal scores by segment, then by document.
 
-A snippet is the fragment of a found text that contains most of the searched words, with these words marked. It depends
+A snippet is the fragment of a found text with most of the searched words. These words are marked. A snippet depends
 only on the text and the query, and not on the frequency of a word in the index. Snippets are therefore the same
 regardless of which rows the index covers, and on every page of a result.
 """
@@ -41,7 +41,7 @@ LENIENT, STRICT = "lenient", "strict"
 SYNTAXES = (LENIENT, STRICT)
 
 # One writer holds at most this much text. The limit is far below the writer's heap, so a writer never flushes early.
-# Every index that is built here is then one tantivy segment whose documents are in row order.
+# Every index that is built here is then one tantivy segment, with its documents in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive
@@ -135,9 +135,9 @@ class TextQuery:
         """Yield all matching documents, best first, in growing pages. Each page comes with the lowest score that it
         reached.
 
-        Each page is a search for the best documents up to its size, without the documents of earlier pages. Which of
-        several documents with equal scores tantivy returns depends on the size. A search with an offset would therefore
-        miss some documents and return others twice.
+        Each page is a search for the best documents up to its size, without the documents of earlier pages. If several
+        documents have equal scores, the size determines which of them tantivy returns. A search with an offset would
+        therefore miss some documents and return others twice.
         """
         seen = [BitMap() for _ in searcher.composed.rows]
         count = searcher.tantivy.num_docs
@@ -178,9 +178,9 @@ def parse(
 
     `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match the words that differ by at most one or
     two changes (`text_queries`). `NOT` and `-` exclude rows from their group. If the group has no other clause, they
-    exclude rows from all rows, and the rows that remain have the score 0.
+    exclude rows from the whole table. The remaining rows have the score 0.
 
-    A text that is not a valid query is read as a query for any of its words. A text is not valid in these cases:
+    An invalid text is read as a query for any of its words. A text is invalid in these cases:
 
     - It cannot be parsed, or names a column that the index does not have.
     - It exceeds a limit of `text_queries`.
@@ -237,7 +237,7 @@ def _read(query: TextQuery, boosts: Mapping[str, float], *, is_strict: bool) -> 
 
 
 def _read_words(query: TextQuery, boosts: Mapping[str, float]) -> TextQuery:
-    """Return a query that any of the words of the text meets."""
+    """Return a query for any of the words of the text."""
     text = query.text.encode("utf-8", "replace").decode()
     return _built(query, text_queries.words(text), boosts, is_strict=False)
 
@@ -389,10 +389,10 @@ def _bitmap(rows: Sequence[object], count: int, query: TextQuery) -> BitMap:
 
 
 MOST_BYTES: Final = 150
-"""The most bytes of a fragment in UTF-8. A longer word is a fragment by itself."""
+"""The maximum size of a fragment in bytes of UTF-8. A longer word is a fragment by itself."""
 
 _SIGMAS = "σς"
-_SNIPPET_HEAP_BYTES = 15_000_000  # the smallest heap that a writer accepts, and it grows with the input
+_SNIPPET_HEAP_BYTES = 15_000_000  # the smallest heap that a writer accepts. The heap grows with the input.
 _SNIPPET_ROOM_PER_TEXT = 8
 
 
@@ -473,7 +473,7 @@ class _Words:
         return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
-        """Return a query for each word that the given query looks for."""
+        """Return a query for each word for which the given query searches."""
         import tantivy
 
         leaves = [*_looked_for(query.tree)]

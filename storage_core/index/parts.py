@@ -53,7 +53,7 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues
 
 _AT_ONCE: Final = 4
 _FOLLOWING: Final = Lock()
-"""A lock for following rows through translations. Following takes about 30 bytes of memory per row of a segment."""
+"""A lock for the translation of row numbers. The translation takes about 30 bytes of memory per row of a segment."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ class Moves:
 
         Args:
             matching: For each segment, by path, its matching rows, or None if all of its rows match.
-            part_of: A function that returns the rows over which a segment over a part of a split was built.
+            part_of: A function that returns the covered rows of a segment over a part of a split.
 
         Raises:
             Corrupt: A translation is damaged.
@@ -169,7 +169,7 @@ GAP_BYTES: Final = 128 * 2**10
 """If the gap between two wanted bitmaps has at most this many bytes, the gap is fetched as well."""
 
 KEPT_BYTES: Final = 64 * 2**20
-"""The most bytes of values and bitmaps that are cached per table. The most recently used are kept."""
+"""The maximum size of the cached values and bitmaps of a table, in bytes. The most recently used are kept."""
 
 
 _Name = tuple[object, ...]
@@ -201,7 +201,7 @@ class Reading:
     _tail: Fetched = NOTHING_FETCHED
 
     def columns(self, names: Collection[str], *, most_bytes: int | None = None) -> Mapping[str, ColumnBitmaps] | None:
-        """Return these columns. None if the values that are not in the tail take more than `most_bytes`.
+        """Return these columns. Return None if the values outside the tail take more than `most_bytes`.
 
         Raises:
             Corrupt: The object differs from what was written.
@@ -312,7 +312,7 @@ class BitmapParts:
         self._answering: dict[str, tuple[Snapshot, IndexDefinition, AnsweringOf]] = {}
 
     def for_planning(self) -> BitmapParts:
-        """Return a copy with the cached parts. It counts what a read would fetch, and adds nothing to this cache."""
+        """Return a copy with the cached parts. It counts the cost of a read, and adds nothing to this cache."""
         found = BitmapParts(NOT_CACHED)
         found._kept, found._answering = self._kept.copy(), self._answering
         return found
@@ -495,7 +495,7 @@ class KeyReading:
 def candidate_rows(
     reading: KeyReading, hashes: Hashes, is_dear: Callable[[KeyReading], bool]
 ) -> tuple[Positions | None, str]:
-    """Return the only positions at which a row may have one of the keys, ascending, or None and the reason.
+    """Return the ascending positions of all rows that may have one of the keys, or None and the reason.
 
     Makes the requests of `KeyReading.places`, unless they cost too much. Logs a warning if a segment is damaged or does
     not exist.

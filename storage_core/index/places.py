@@ -2,8 +2,8 @@
 
 A segment numbers the rows of the split over which it was built. When rows move, a translation records the new
 positions, and the segment is not rewritten. `Ways` follows the translations from a segment to the live splits. A row
-has no position in three cases (decision 0019). A translation dropped the row, its split left the table, or another
-segment that is nearer to the live split covers the row.
+has no position in three cases (decision 0019): a translation dropped the row, the split of the row left the table, or
+another segment nearer to the live split covers the row.
 
 `store_translation` stores a translation. `SegmentCache` keeps the unpacked files of segments.
 """
@@ -49,7 +49,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[Held], BitMap]
-"""A function that returns the rows over which a segment over a part was built. Raises the errors of `segments.load`."""
+"""A function that returns the covered rows of a segment over a part. Raises the errors of `segments.load`."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -285,8 +285,8 @@ class SegmentCache:
         *,
         rows: BitMap | None = None,
     ) -> Path:
-        """Return the directory with the files that a segment over the split `add`, or over some of its rows, would
-        have.
+        """Return the directory with the files of a possible segment over the split `add`, or over some rows of the
+        split.
 
         If the files are not cached, the builder of segments builds them from the rows, with one GET of the split.
         """
@@ -328,7 +328,7 @@ class SegmentCache:
             return found
         filled = self.passing(files())
         if self._kept is not None:
-            with suppress(OSError):  # this search has the files in any case
+            with suppress(OSError):  # this search can use the files even without the cache
                 self._keep(filled, name, self._kept)
         return filled
 
@@ -363,7 +363,7 @@ class SegmentCache:
             (again / _CHECKSUMS).write_text(json.dumps(contents))
             begin_unused(again)
             target = kept.path / name
-            if os.path.lexists(target):  # the entry is damaged, and a rename does not replace it
+            if os.path.lexists(target):  # The entry is damaged. A rename would not replace it.
                 target.rename(self._new())
             again.rename(target)
 

@@ -30,7 +30,7 @@ BLOCK_KEYS: Final = 1024
 """The approximate number of keys per block. A block has 12 KiB, which add little to the time of a request."""
 
 MOST_ROOM: Final = 2
-"""The most space of blocks of equal length, as a multiple of the keys. If more is needed, one block has all keys."""
+"""The maximum space of blocks of equal length, as a multiple of the keys. If more is needed, one block has all keys."""
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES: Final = _HEAD.size
@@ -148,7 +148,7 @@ def _files(keys: HashedRows) -> dict[str, bytes]:
 def _hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
     """Return one hash per row.
 
-    A key with a null has the hash 0. Only other writers store such a key, and no lookup asks for it.
+    A key with a null has the hash 0. Only other writers store such a key, and no lookup searches for it.
     """
     is_key: Mask = np.ones(rows.num_rows, np.bool_)
     for name in key:

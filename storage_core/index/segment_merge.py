@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     import tantivy
 
 
-_HEAP_BYTES = 1_000_000_000  # an upper bound, as in `fulltext`: if a writer filled it, there would be two segments
+_HEAP_BYTES = 1_000_000_000  # an upper bound, like in `fulltext`. A full writer would make two segments.
 _DOCUMENTS_AT_ONCE = 100_000
 
 
@@ -54,7 +54,7 @@ def merge_text(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict
     and leaves the other segments separate.
 
     Raises:
-        Corrupt: A document has a row number that its part does not contain, or that another document also has.
+        Corrupt: Two documents have the same row number, or a row number is not in the part of its document.
 
     Cost:
         Memory is twice the size of the files, and 40 bytes per row of one part. Scratch files take the same space on
@@ -98,7 +98,7 @@ def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexD
         _write_rows(scratch, rows[numbers], definition)
         (written,) = scratch.glob("*.fast")
         linked = target / next(name for name in text_files.names_of(segment) if name.endswith(".fast"))
-        linked.unlink()  # it is a link, and writing to it would change the part
+        linked.unlink()  # The file is a link. Writing to the file would change the part.
         shutil.move(written, linked)
         shutil.rmtree(scratch)
 
@@ -209,10 +209,10 @@ def _decoded(
 
 
 FACTOR = 8
-"""The least number of segments of a tier that are merged into one segment of the next tier."""
+"""The minimum number of segments of a tier that are merged into one segment of the next tier."""
 
 MOST_BYTES = 256 * 2**20
-"""The most bytes of segments that one merge takes, because a task has them in memory.
+"""The maximum size of the segments in one merge, in bytes. A task has these segments in memory.
 
 A segment of more than half of this size is not merged.
 """
@@ -296,8 +296,8 @@ def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
 def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[SegmentMerge, ...]:
     """Return one work item for each segment of embeddings that is to be trained again. Makes no request.
 
-    With `every`, all segments are trained again. Otherwise only segments that were trained only once and whose
-    imbalance is above `retrain_imbalance_threshold`.
+    With `every`, all segments are trained again. Otherwise, a segment is trained again only if it was trained once and
+    its imbalance is above `retrain_imbalance_threshold`.
     """
     if covered.definition.kind != "vector":
         return ()
@@ -320,7 +320,7 @@ def _is_unlike(segment: IndexSegment, most: float | None) -> bool:
 def _bytes(segment: IndexSegment, definition: IndexDefinition, snapshot: Snapshot) -> int:
     """Return the memory that a segment takes while it is merged.
 
-    Embeddings are encoded again from those of the table.
+    Embeddings are read from the table and encoded again.
     """
     kinds = [snapshot.schema.field(column).type for column in definition.columns]
     numbers = sum(int(kind.list_size) for kind in kinds if is_vector(kind))
@@ -340,7 +340,7 @@ def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[l
 
 
 def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
-    """Return the segments whose rows can be distinguished from all other rows by their origins.
+    """Return the segments with rows that their origins distinguish from all other rows.
 
     A part of a split is identified by the splits from which its rows came. If another segment, or no segment, covers
     some rows of such a split, these rows would be mistaken for rows of the part.
@@ -475,7 +475,7 @@ class _Merging:
         return found
 
     def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
-        """Return the count of rows in no split, and the result of `numbered` where these rows have the last numbers."""
+        """Return the number of rows in no split, and the result of `numbered` with the last numbers for these rows."""
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
         for _, numbers in found:

@@ -1,9 +1,9 @@
 """Segments of indexes, and the live splits that each segment covers.
 
-A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. It is
-a bundle whose identity is the id of the segment. The action in the log contains the splits that the segment covers, and
-the index definition that was used to build it. If this definition differs from the table's current definition, the
-segment is not used.
+A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. The
+object is a bundle. Its identity is the id of the segment. The action in the log contains the splits that the segment
+covers, and the index definition that was used to build it. If this definition differs from the table's current
+definition, the segment is not used.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from storage_core.store.contract import ObjectStore, create_once
 
 
 Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
-"""The files of a segment, and for each of its rows the row number in the segment into which it is merged."""
+"""The files of a segment, and for each of its rows the new row number in the merged segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a split, ascending, that no segment covers, and the splits from which these rows came."""
+    """The uncovered rows of a split, ascending, and the splits from which these rows came."""
 
     rows: BitMap
     origins: tuple[str, ...]
@@ -71,7 +71,7 @@ _logger = logging.getLogger(__name__)
 DEFINITION = "definition"
 
 ROWS = rows_file()
-"""The file, in a segment over a part of a split, with the rows of this part."""
+"""The file with the covered rows, in a segment over a part of a split."""
 
 
 def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
@@ -108,7 +108,7 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:
-    """Return a text that is equal for two definitions if a segment has the same content under both of them."""
+    """Return a text for a definition. If segments have the same content under two definitions, the texts are equal."""
     options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
     described: dict[str, object] = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
     if definition.kind == "fulltext" and (revision := text_files.revision_of(definition)) is not None:
@@ -141,12 +141,12 @@ def build(
 def indexed_rows(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> pa.Table:
-    """Return the index's columns of one split, or of some rows of it, as `build` reads them."""
+    """Return the index's columns of one split, or of some rows of it, read like in `build`."""
     # Read the whole file, even for few columns. Only the file's checksum may detect damage, and a segment must not keep
     # it.
     from storage_core.split.read import (
         conform_split,
-        read_split,  # it imports Parquet, which computing the coverage does not need
+        read_split,  # This import loads Parquet. The coverage needs no Parquet.
     )
 
     found = read_split(store, add.as_written, verify=True)
@@ -196,7 +196,7 @@ def write(
         store: The store of the table.
         files: The files of the segment.
         definition: The definition of the index.
-        covers: The split that the segment covers. Or the generation, if the segment covers the whole rows of a
+        covers: The split that the segment covers, or the generation if the segment covers the whole rows of a
             generation.
         rows: The number of rows of `covers`.
         ids: The source of ids.
@@ -225,7 +225,7 @@ def write_merged(
     covered: Sequence[Covered],
     ids: Ids,
 ) -> IndexSegment:
-    """Store the files of a segment over these splits, one after the other, as `write` does. Makes one PUT."""
+    """Store the files of a segment over these splits in sequence, like `write`. Makes one PUT."""
     if len(covered) == 1:
         [one] = covered
         return write(store, files, definition=definition, covers=one.split, rows=one.rows, ids=ids, part=one.part)
@@ -296,7 +296,7 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
 
 
 def expected_of(segment: IndexSegment) -> bundle.Expected:
-    """Return the properties that the log contains about the object of a segment. Raises the errors of `segment_id`."""
+    """Return the properties of a segment's object, read from the log. Raises the errors of `segment_id`."""
     return bundle.Expected(
         where=segment.path,
         identity=segment_id(segment),
@@ -399,7 +399,7 @@ class Coverage:
         segments: The segments in use, by path.
         answers: The paths of the segments of each live split.
         missing: The live splits with rows that no segment covers.
-        origins: For each missing split, the splits that its uncovered rows came from.
+        origins: For each missing split, the splits from which its uncovered rows came.
         translations: The translations that lead to the live splits, both from the segments and from the origins of
             parts. The parts may exist or be missing.
         stale: The segments that no search of the snapshot uses.
@@ -408,7 +408,7 @@ class Coverage:
         atoms: For each pair of live split and segment, the splits over which the segment was built for these rows. For
             a part, the splits from which the rows of the part came.
         live_rows: The approximate number of live rows of each segment.
-        moves: The most times that the rows of each segment moved.
+        moves: The maximum number of moves of the rows of each segment.
         missing_rows: The approximate number of uncovered rows of each live split.
     """
 
@@ -465,7 +465,7 @@ def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collec
 
 @dataclass(frozen=True, slots=True)
 class Answering:
-    """The segments that cover rows of a live split, and the translations that lead from these segments to the split."""
+    """The segments that cover rows of a live split, and the translations from these segments to the split."""
 
     segments: tuple[IndexSegment, ...]
     translations: tuple[Translation, ...] = ()
@@ -481,7 +481,7 @@ AnsweringOf = Callable[[Add], Answering | None]
 
 
 def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-    """Return a function that returns the segments of an index that cover a split, with the same result as `coverage`.
+    """Return a function that finds the segments that cover a split. Its result is the same as in `coverage`.
 
     Makes no request and reads no manifest.
     """
@@ -528,7 +528,7 @@ class Nearest:
 
     @staticmethod
     def of(segments: Collection[IndexSegment]) -> Nearest:
-        """Return the segments that cover each split. If two cover the same rows, use the one whose path sorts first."""
+        """Return the segments that cover each split. If two cover the same rows, use the first by path."""
         whole: dict[str, Held] = {}
         parts: dict[str, list[Held]] = defaultdict(list)
         for each in sorted(segments, key=lambda each: each.path):
@@ -550,7 +550,7 @@ def is_usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) 
     )
 
 
-_MOST_DEPTH = 64  # a limit in case somebody forged the log
+_MOST_DEPTH = 64  # this limit protects against a forged log
 _NONE: frozenset[str] = frozenset()
 
 

@@ -72,15 +72,15 @@ LANGUAGES: Final[Mapping[str, str]] = {
 MOST_GRAM: Final = 10
 
 MOST_BYTES: Final = 65_530
-"""The most bytes of a word. Tantivy does not index a longer word (decision 0023)."""
+"""The maximum size of a word in bytes. Tantivy does not index a longer word (decision 0023)."""
 
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
-"""The tokenizers of tantivy, whose words have never changed."""
+"""The tokenizers of tantivy. Their words have never changed."""
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_USUAL_GRAM = 3  # preferred if the index allows it: shorter sequences are in most rows, longer ones too many
+_USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer ones are too many.
 
 # In tantivy's syntax of regular expressions. A combining character is part of the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"
@@ -143,8 +143,8 @@ def folded(definition: IndexDefinition, column: str, text: str) -> str:
 
 
 def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
-    """Return the rows with each text as `folded` returns it."""
-    import pyarrow.compute as pc  # opening a table does not need this import
+    """Return the rows with `folded` applied to each text."""
+    import pyarrow.compute as pc  # imported here because opening a table does not need it
 
     for column in definition.columns:
         if tokenizer_of(definition, column) not in _UNCHANGED:

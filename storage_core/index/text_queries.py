@@ -41,8 +41,8 @@ MAX_DEPTH = 100
 MAX_CLAUSES = 2_048
 MAX_BOOST = 1e9
 MAX_SLOP = 65_536
-MAX_ARRANGEMENTS = 2_048  # arrangements of the words of a phrase with slop, each of which becomes one phrase query
-MAX_MOVES = 2**18  # moves of words to try when searching arrangements (a long phrase may need many per arrangement)
+MAX_ARRANGEMENTS = 2_048  # the arrangements of a phrase with slop. Each arrangement becomes one phrase query.
+MAX_MOVES = 2**18  # the moves of words that a search tries. A long phrase may need many per arrangement.
 
 _WORD = re.compile(r"[^\W_]+")
 
@@ -65,7 +65,7 @@ def check_text(text: str) -> None:
 
 
 def check_tree(tree: Node) -> None:
-    """Raise `ValueError` if a tree is not safe to walk and to search with.
+    """Raise `ValueError` if walking the tree, or a search with the tree, is not safe.
 
     The message contains the limit and a remedy.
     """
@@ -78,7 +78,7 @@ def check_tree(tree: Node) -> None:
             raise ValueError(
                 f"it has more than {MAX_CLAUSES:,} words and clauses. Search for fewer, or in several queries"
             )
-        if not boost <= MAX_BOOST:  # also true for 0 times infinity, which is not a number
+        if not boost <= MAX_BOOST:  # also true for NaN, the result of 0 times infinity
             raise ValueError(
                 f"it boosts more than {MAX_BOOST:.0f} times, so scores would be infinite. Use a smaller boost"
             )
@@ -125,7 +125,7 @@ def _clauses(node: Node) -> int:
 def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
     """Yield the positions that the words of a sloppy phrase may have. Each set of positions is yielded once.
 
-    A word that moves by d positions is d positions after its position in the phrase. The moves of all words differ by
+    If a word moves by d, it is d positions after its position in the phrase. The moves of all words differ by
     at most `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
     """
     for count, moves in enumerate(_moves(words, slop), 1):
@@ -193,10 +193,11 @@ def _too_many(words: Sequence[str], slop: int) -> ValueError:
 
 
 MOST_CHANGES: Final = 2
-"""The most changes of letters. A change adds, removes or replaces a letter, or swaps two adjacent letters."""
+"""The maximum number of changes of letters. A change adds, removes or replaces a letter, or swaps two adjacent
+letters."""
 
 SHORTEST_PREFIX: Final = 2
-"""The least number of characters before the star."""
+"""The minimum number of characters before the star."""
 
 _ESCAPED_WORD = r"((?:[^\\]|\\.)+)"  # a backslash escapes the next character
 _PREFIX = re.compile(rf"{_ESCAPED_WORD}\*", re.DOTALL)
@@ -243,7 +244,7 @@ _META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other character: `\<` is th
 _ANYTHING = "(?s:.)*"
 _ESCAPED_SIGN = re.compile(r"\\([*~\\])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
-_LONGEST_PREFIX = 900  # the most bytes, because tantivy refuses regular expressions with more than 1,000 states
+_LONGEST_PREFIX = 900  # the maximum in bytes. Tantivy refuses regular expressions with more than 1,000 states.
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,7 +272,7 @@ class QueryBuilder:
         return _any(self._of(tree)) or tantivy.Query.empty_query()
 
     def _of(self, node: Node) -> list[tantivy.Query]:
-        """Return queries for a node. A row is found if it meets any of the queries.
+        """Return queries for a node. A row is found if it matches any of the queries.
 
         The list is empty if the node contains no word. A group then ignores the node.
         """
@@ -284,7 +285,7 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
-            case "prefix":  # it comes from a text that is read as words
+            case "prefix":  # this node comes from a text that is read as words
                 return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
@@ -496,7 +497,7 @@ class QueryBuilder:
         self._warn(f"{reason}. {instead}")
 
     def _warn(self, what: str) -> None:
-        if not self.marking:  # the search has already logged it
+        if not self.marking:  # the search has already logged the warning
             _logger.warning("full-text query on index %s: %s", self.definition.name, shortened(what, 300))
 
     def _not_a_word(self, column: str, term: Term) -> ValueError:
@@ -553,7 +554,7 @@ def _high(limit: Node) -> str:
 
 _DISTANCE = re.compile("~[0-9]*$")
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
-_STAND_INS = range(0xF0000, 0x110000)  # private characters, which are more than a text may have
+_STAND_INS = range(0xF0000, 0x110000)  # private characters. They are more than the maximum length of a text.
 
 
 def read(text: str) -> Node:

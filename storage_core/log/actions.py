@@ -1,12 +1,12 @@
 """The actions of the transaction log as records, and their conversion from and to JSON objects.
 
 See the IndexTables protocol, "Actions" and appendix A. A version file is a sequence of actions, one JSON object per
-line. Each object has one top-level key, which names the action. Work items and their results contain actions in the
+line. Each object has one top-level key: the name of the action. Work items and their results contain actions in the
 same form. This module does no I/O.
 
-On reading, unknown fields are ignored. An unknown action is an error, and so is a known field whose value has the wrong
-type. The rules for the fields are derived once per record from the record's annotations. Reading is the hot path of
-opening a log, so a valid field costs only a lookup and a comparison of types.
+On reading, unknown fields are ignored. An unknown action is an error. A known field with a value of the wrong type is
+also an error. The rules for the fields are derived once per record from the record's annotations. Reading is the hot
+path of opening a log, so a valid field costs only a lookup and a comparison of types.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -
 
 
 def _json_object(value: dict[str, Any]) -> dict[str, Any]:
-    """Check free-form JSON against limits that later code relies on."""
+    """Check free-form JSON against limits. Later code relies on these limits."""
     level: list[object] = [value]
     for _ in range(MAX_DEPTH):
         nested: list[object] = []
@@ -223,7 +223,8 @@ class CommitInfo:
 
     Attributes:
         timestamp: In ms, max(now, previous + 1), so that it never decreases.
-        version: The number in the file's name. It exposes a file that is stored under another file's name.
+        version: The number in the file's name. With this number, readers detect a file that is stored under the name of
+            another file.
     """
 
     NAME: ClassVar[str] = "commitInfo"
@@ -346,7 +347,7 @@ class Add:
 class Remove:
     """The action that removes a split from the table.
 
-    The file of the split stays until the collector finds that nothing retained refers to it.
+    The file of the split stays while a retained object refers to the file. After that, the collector deletes the file.
     """
 
     NAME: ClassVar[str] = "remove"
@@ -372,7 +373,7 @@ class MergeSkip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """The action that makes a batch job idempotent: a commit that repeats a recorded (appId, version) is a no-op."""
+    """The action that makes a batch job idempotent. A commit with a recorded (appId, version) does nothing."""
 
     NAME: ClassVar[str] = "txn"
     appId: str
@@ -382,7 +383,7 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTxn:
-    """The action that prunes a transaction that is no longer needed to prevent repeated work. Decision 0008."""
+    """The action that prunes a transaction, if it is no longer needed to prevent repeated work. Decision 0008."""
 
     NAME: ClassVar[str] = "removeTxn"
     appId: str
@@ -485,7 +486,7 @@ class Translation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTranslation:
-    """The action that removes a translation that no segment needs any more from the table."""
+    """The action that removes a translation from the table. No segment needs the translation any more."""
 
     NAME: ClassVar[str] = "removeTranslation"
     path: str
@@ -568,7 +569,7 @@ def write_actions(actions: Iterable[Action]) -> list[dict[str, Any]]:
 
 
 def read_actions(lines: Iterable[Mapping[str, Any]], kind: type[Kind], where: str) -> tuple[Kind, ...]:
-    """Return the actions that `write_actions` wrote, which must all be of one kind.
+    """Return the actions that `write_actions` wrote. All actions must be of one kind.
 
     Args:
         where: The name of the file or message that contains the actions, for error messages.
@@ -581,7 +582,7 @@ def read_actions(lines: Iterable[Mapping[str, Any]], kind: type[Kind], where: st
 
 
 def read_action(line: Mapping[str, Any], kind: type[Kind], where: str) -> Kind:
-    """Return the one action of this kind that `to_json_object` wrote. Raises the errors of `read_actions`."""
+    """Return the single action of this kind that `to_json_object` wrote. Raises the errors of `read_actions`."""
     action = from_json_object(line, where)
     if not isinstance(action, kind):
         raise Corrupt(f"{where}: expected an action {kind.NAME!r}, found {action.NAME!r}", where=where)

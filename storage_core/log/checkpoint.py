@@ -84,8 +84,8 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, Piece
 class Recovery:
     """Fallbacks for unreadable objects of a state.
 
-    Each function gets the error of the failed read. The function either returns the same content from another source,
-    which is slower, or raises that error. None stands for a missing fallback.
+    Each function gets the error of the failed read. The function returns the same content from a slower source, or
+    raises that error. None stands for a missing fallback.
     """
 
     splits: Recover | None = None
@@ -232,7 +232,7 @@ class Listing:
 
     Attributes:
         manifests: The manifests that list the splits.
-        tombstones: The paths that the manifests contain but that are no longer live.
+        tombstones: The paths in the manifests that are no longer live.
         files: The number of live splits.
         bytes: The total size of the live splits.
         progress: The objects of transactions. If empty, the transactions are lines of the root.
@@ -359,7 +359,7 @@ def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: b
 
 
 def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
-    """Return the snapshot in the JSON checkpoint of `version`, written by Tidemark or other software.
+    """Return the snapshot in the JSON checkpoint of `version`. Tidemark or other software wrote the checkpoint.
 
     Raises:
         NotFound: There is no JSON checkpoint of this version.
@@ -382,8 +382,8 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
 def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
     """Return the keys of the parts that a JSON checkpoint lists, or None if it contains the actions itself.
 
-    The checkpoint may be compressed with gzip. Raises `Corrupt` if the list is damaged. Also raises it unless the list
-    contains exactly the parts of one checkpoint of the key's version, in order.
+    The checkpoint may be compressed with gzip. Raises `Corrupt` if the list is damaged. The list must contain exactly
+    the parts of one checkpoint of the key's version, in order.
     """
     listed = _list_of_parts(data, key)
     if listed is None:
@@ -513,7 +513,7 @@ def metadata_of(state: StateManifest, where: str) -> Metadata | None:
 
 
 class MetadataSearch:
-    """The search for the metadata of states that contain none, which only other writers create.
+    """The search for the metadata of states without metadata. Only other writers create such states.
 
     The metadata is taken from the newest older state that contains metadata, else from version 0. Results are
     remembered. So opening a table costs at most one GET per older state, even if several states are tried. A damaged

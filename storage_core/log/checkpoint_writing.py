@@ -4,10 +4,9 @@ See docs/architecture/transaction-log.md, "Checkpoints". A state is derived from
 writers write a state of the same version, the first written state is valid. The manifests are written first, then the
 state that lists them, then the hint. After a crash at any point, a reader uses the newest complete state (lesson 47).
 
-A new state shares manifests with the previous state. `layout` decides which manifests stay, which are rewritten, and
-which are new. `transactions_layout` decides the same for the objects of transactions. If a table has few transactions,
-they are lines of the state's root instead. The only requests of both functions are the reads of the objects that they
-decide to rewrite.
+A new state shares manifests with the previous state. `layout` determines the manifests to keep, to rewrite and to add.
+`transactions_layout` decides the same for the objects of transactions. If a table has few transactions, they are lines
+of the state's root instead. Both functions read the objects that they decide to rewrite, and send no other requests.
 
 The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only if
 its manifest is small and is joined with other manifests, or if more than a tenth of all entries are dead. New
@@ -128,7 +127,7 @@ class Layout:
     Attributes:
         kept: The parts that stay unchanged.
         tombstones: The paths in `kept` that are dead.
-        entries: The entries to write, in their order.
+        entries: The entries to write. They are in order.
         manifest_entries: The maximum number of entries per manifest.
     """
 
@@ -183,7 +182,7 @@ def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Lay
 
 
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
-    """Return all listed paths whose entries are dead, and the subset of these paths that a later addition made live."""
+    """Return all listed paths with dead entries, and the paths among them that a later addition made live."""
     replaced = {path for path in files.replacing if listed.find(path) is not None}
     removed = files.removed if files.certain else {path for path in files.removed if listed.find(path) is not None}
     dead = listed.tombstones | removed | replaced
@@ -259,7 +258,7 @@ def _all_transactions_anew(txns: Transactions) -> TransactionsLayout:
 
 
 def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> TransactionsLayout:
-    """Merge `joined` into the sorted parts whose ranges contain the appIds. The other parts stay."""
+    """Merge `joined` into the sorted parts that have the appIds in their ranges. The other parts stay."""
     starts = [part.info.least for part in sorted_parts]
     of_part: dict[int, dict[str, Txn | None]] = {}
     for app_id, txn in joined.items():
@@ -317,7 +316,7 @@ def write_checkpoint(
     compact: bool = False,
     recovery: Recovery = NOWHERE,
 ) -> CheckpointResult:
-    """Ensure that a complete state of the snapshot's version exists, and that the hint is at least as new.
+    """Ensure that the snapshot's version has a complete state, and that the hint is not older.
 
     Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state from which
         the snapshot was loaded, unless the layout joins old manifests. The caller ensures that the earlier state still
@@ -433,7 +432,7 @@ def _write_transactions(
 
 
 def _with_references(entries: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
-    """Return the entries with each `docMappingRef` that is a key of `renamed` replaced by its value there."""
+    """Return the entries. Each `docMappingRef` that is a key of `renamed` is replaced with the value of this key."""
     found = entries.column("docMappingRef")
     position = pc.index_in(found, value_set=pa.array(list(renamed)))
     column = pc.coalesce(pa.array(list(renamed.values())).take(position.combine_chunks()), found.combine_chunks())

@@ -101,7 +101,7 @@ def registry(configuration: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str]) -> dict[str, str]:
-    """Return `configuration` plus the schemas that a state stores separately, whose keys may be bare or prefixed."""
+    """Return `configuration` plus the schemas that a state stores separately. Their keys may be bare or prefixed."""
     found = dict(configuration)
     for key, value in registered.items():
         found.setdefault(PREFIX + key.removeprefix(PREFIX), value)
@@ -111,9 +111,9 @@ def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str
 def renames(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the new hash for each registered hash that a checkpoint replaces.
 
-    A hash is replaced if it is not the hash of its own schema. Schemas whose JSON differs only in the order of its
-    entries then become one schema. The result is empty if at most five schemas are registered, because rewriting all
-    entries would cost more than it saves.
+    A hash is replaced if it is not the hash of its own schema. If the JSON of two schemas differs only in the order of
+    entries, both then become one schema. The result is empty if at most five schemas are registered, because rewriting
+    all entries would cost more than it saves.
     """
     registered = registry(configuration)
     if len(registered) <= RENORMALIZE_ABOVE:
@@ -230,7 +230,7 @@ def decode_line(line: str, where: str) -> Action:
         raise Corrupt(f"{where}: not JSON", key=where) from error
     except UnicodeError as error:
         raise Corrupt(f"{where}: a text has half a character (a lone surrogate)", key=where) from error
-    except ValueError as error:  # raised by the hooks of the decoder
+    except ValueError as error:  # the hooks of the decoder raise it
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)
@@ -269,7 +269,7 @@ def _require_rows(add: Add, where: str) -> None:
 
 
 def _require_moves(translation: Translation, where: str) -> None:
-    """Check that the counts match the inputs and outputs, and that no more rows leave an input than it has."""
+    """Check that the counts match the inputs and outputs. An input must not lose more rows than it has."""
     inputs, outputs = len(translation.inputs), len(translation.outputs)
     if len(translation.inputRows) != inputs or len(translation.movedRows) != inputs * outputs:
         counts = f"{len(translation.inputRows)} and {len(translation.movedRows)} counts"
@@ -333,7 +333,7 @@ def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def expanded(data: bytes, where: str) -> Iterator[bytes]:
-    """Yield the content of a file in any supported form, in pieces whose sizes add up to at most `MAX_EXPANDED_BYTES`.
+    """Yield the content of a file in any supported form, in pieces. Their total size is at most `MAX_EXPANDED_BYTES`.
 
     Raises `Corrupt` if the gzip data is damaged or incomplete, or if the content exceeds the limit.
     """

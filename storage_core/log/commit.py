@@ -1,8 +1,8 @@
 """Commits: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
 The version file is the commit. A commit becomes at most one version. After a failed attempt, the committer first reads
-which commit became that version. Only then does it try the next version. So the committer resolves an unknown outcome
-by reading the log, and never undoes a write.
+the log to find the commit of that version. After that, it tries the next version. So the committer resolves an unknown
+outcome by reading the log, and never undoes a write.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BASE_DELAY_MS = 100
 MAX_DELAY_MS = 5_000
 _BELIEVED_MS = 5_000
 CLOCK_TOLERANCE_MS = 60_000
-"""The time by which the timestamp of a version may be ahead of this machine's clock before a commit logs a warning."""
+"""A commit logs a warning if a version's timestamp is ahead of this machine's clock by more than this time."""
 
 _logger = logging.getLogger(__name__)
 
@@ -194,7 +194,8 @@ class Committer:
             )  # fmt: skip
 
     def _settled(self, plan: Plan, head: Snapshot) -> tuple[Snapshot, tuple[Action, ...] | None]:
-        """Return the snapshot that the commit follows, and the actions that `settle` returns for the plan on it.
+        """Return the snapshot that the commit follows, and the actions that `settle` returns for the plan on this
+        snapshot.
 
         A conflict is reported only if the plan also fails on the newest version.
         """

@@ -1,18 +1,18 @@
-"""The conflict rules: which actions may be committed on which head.
+"""The conflict rules. They decide whether actions may be committed on a head.
 
 Every attempt of a commit checks its actions against the head that the commit would follow
 (docs/architecture/transaction-log.md). Put-if-absent of the next version succeeds only while that head is the newest
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
-**Splits.** A removed split must be live, with the deletion vector that the plan or its rebase has seen. So a compaction
-never restores rows that were deleted concurrently (lesson 26). An add that changes the deletion vector of a live split
-requires that the split has not changed since the plan. Any other add is a new file.
+**Splits.** A removed split must be live. Its deletion vector must be the one that the plan, or the rebase of the plan,
+has seen. So a compaction never restores rows that were deleted concurrently (lesson 26). An add that changes the
+deletion vector of a live split requires that the split has not changed since the plan. Any other add is a new file.
 
 A new file is not looked up among all live splits. On a table of a million files, that check would read every manifest
 for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a path can
 already be live only if the same file was committed before. The log recognizes a repeated commit by its commit id or its
-`txn`. If the commit has neither, it is checked against the newest commits, which needs no request. `fsck` reports a
+`txn`. A commit without both is checked against the newest commits, which needs no request. `fsck` reports a
 path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
@@ -67,17 +67,17 @@ from storage_core.log.sharing import with_features
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
-"""The fence whose token is the version of the last restore. A merge planned before the restore must not commit."""
+"""The fence of restores. Its token is the version of the last restore. A merge planned before it must not commit."""
 
 PRUNING = "tidemark:prune"
-"""The fence whose token is the version that last pruned transactions.
+"""The fence of prunings. Its token is the last version that pruned transactions.
 
-A commit that was planned before that version must not record transactions. Since the plan, another commit may have done
-the same work, and the transaction that records this may have been pruned. The plan would then repeat the work.
+A commit with an earlier plan must not record transactions. Since the plan, another commit may have done
+the same work, and the transaction of this commit may have been pruned. The plan would then repeat the work.
 """
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
-"""The fences whose tokens are versions. Such a token has no meaning in a log with a new numbering of versions."""
+"""The fences that use versions as tokens. Such a token has no meaning in a log with a new numbering of versions."""
 
 
 FORGOTTEN: Final = "tidemark:forgotten"
@@ -90,7 +90,7 @@ A clone and a repaired table start a new numbering of versions, so these transac
 
 
 def records_a_version(action: Action) -> bool:
-    """Return True if the action records or removes a version, which has no meaning in a log with a new numbering."""
+    """Return True if the action records or removes a version. A log with a new numbering cannot use it."""
     match action:
         case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
             return name in {*OF_VERSIONS, *VERSION_APPS}
@@ -108,13 +108,13 @@ def next_recorded_version(app_id: str, planned: Snapshot) -> int:
 
 
 def pruning(planned: Snapshot) -> Fence:
-    """Return the fence of a commit that prunes transactions and directly follows the snapshot of its plan."""
+    """Return the fence of a commit that prunes transactions. The commit must directly follow the snapshot `planned`."""
     return Fence(resource=PRUNING, token=planned.version + 1)
 
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """The last merged generation of the region must be `after`, which is 0 if no generation was merged.
+    """The last merged generation of the region must be `after`. 0 means that no generation was merged.
 
     The requirement ensures that no generation is merged twice or out of order. A commit that merges several generations
     of a region states the start of its range with this requirement. Without the requirement, the range of a commit is
@@ -148,7 +148,7 @@ class SameMerges:
     merged: Mapping[str, int]
 
     def check(self, head: Snapshot) -> None:
-        """Raise `CommitConflict`, which names the regions that another merge has advanced."""
+        """Raise `CommitConflict` if another merge has advanced a region. The error contains these regions."""
         found = head.merged_generations
         changed = sorted(each for each in {*self.merged, *found} if self.merged.get(each) != found.get(each))
         if changed:
@@ -201,10 +201,10 @@ class TokenUnused:
 
 @dataclass(frozen=True, slots=True)
 class TxnProgress:
-    """The last recorded version of `app_id` must be `after`, where the work of the commit starts. 0 means no version.
+    """The last recorded version of `app_id` must be `after`. The work of the commit starts there. 0 means no version.
 
     A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work, that
-    is, two commits whose plans have the same start and different ends.
+    is, two commits with the same start and different ends.
     """
 
     app_id: str
@@ -225,7 +225,7 @@ class TxnProgress:
 
 @dataclass(frozen=True, slots=True)
 class SameRetention:
-    """The table's retention must still be `retention_ms`, with which the plan selected the objects to remove."""
+    """The table's retention must still be `retention_ms`. The plan used it to select the objects to remove."""
 
     retention_ms: int | None
 
@@ -248,10 +248,10 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
     These actions are omitted:
 
-    - A segment whose rows are in no live split, even after they were moved. No search could use the segment.
+    - A segment without a row in a live split, even after moves of its rows. No search could use the segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
     - A translation, if the head has no indexes.
-    - The removal of a translation that was already removed, or that a segment added since the plan needs.
+    - The removal of a translation, if it was already removed or a segment added since the plan needs it.
 
     Raises `CommitConflict` if no action is left.
     """
@@ -330,7 +330,7 @@ def _without_stale(actions: Sequence[Action], head: Snapshot) -> list[Action]:
 
 
 def _needed_since(planned: Snapshot, head: Snapshot) -> frozenset[str]:
-    """Return the translations that are needed by segments that were added since the plan."""
+    """Return the translations for the segments that were added since the plan."""
     joined = [each for path, each in head.segments.items() if path not in planned.segments]
     moved = by_input(head.translations.values()) if joined else {}
     return leads_to([split for each in joined for split in each.covers], (), moved)[1]
@@ -344,7 +344,7 @@ def check_segments(actions: Sequence[Action], planned: Snapshot, head: Snapshot)
     - A segment to remove is no longer live.
     - An index, or a column of an index, was changed or dropped.
     - Another segment of the index now covers the same rows of a split.
-    - An index that the commit drops has a new segment that the commit does not remove.
+    - The commit drops an index but does not remove a new segment of the index.
     """
     removed = {action.path for action in actions if isinstance(action, RemoveIndexSegment)}
     deleted = sorted(removed - head.segments.keys())
@@ -481,7 +481,7 @@ def check_splits(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """The splits that the actions name: `live` contains their state in the head, `seen` their state at the plan."""
+    """The splits in the actions: `live` contains their state in the head, `seen` their state at the plan."""
 
     live: Mapping[str, Add]
     seen: Mapping[str, Add]
@@ -490,7 +490,7 @@ class _Found:
 
     @property
     def between(self) -> str:
-        """The text for messages that names the two versions between which a change happened."""
+        """The text for messages about a change: the versions before and after the change."""
         return f"between version {self.planned.version} and {self.head.version}"
 
 
@@ -531,7 +531,7 @@ def _check_vector(action: Add, found: _Found) -> None:
 
 
 Rebase = Callable[[Sequence[Action], Snapshot], Sequence[Action]]
-"""A function that adapts the planned actions to a newer head, and compares its splits with those of the plan.
+"""A function that adapts the planned actions to a newer head. It compares the splits of the head and of the plan.
 
 The function does not change the log. For the same head, it always returns the same actions. It raises `CommitConflict`
 if a new plan is necessary.
@@ -595,7 +595,7 @@ def _require_openable(metadata: Metadata) -> None:
 def settle(plan: Plan, head: Snapshot) -> tuple[Action, ...] | None:
     """Return the actions to write after `head`, or None if the head already contains this work.
 
-    Index segments whose rows are all deleted are omitted, and useless translations are removed. If the actions use a
+    Index segments without a remaining row are omitted, and useless translations are removed. If the actions use a
     feature that the table's protocol lacks, the feature is added to the protocol. Releases without that feature then
     refuse the table.
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from storage_core.log.actions import IndexSegment, Translation
 
 GONE = "gone"
-"""The suffix of a name in `covers` that does not name a split.
+"""The suffix of a name in `covers` that is not the name of a split.
 
 A name with this suffix stands for rows of a merged segment that were already deleted when the segment was written.
 """
@@ -105,7 +105,7 @@ def outputs_with(translation: Translation, split: str) -> list[int]:
 def leads_to(
     splits: Iterable[str], live: Collection[str] | Mapping[str, object], moved: Mapping[str, Sequence[Translation]]
 ) -> tuple[bool, frozenset[str]]:
-    """Return whether a live split contains rows of these splits, and the paths of all translations that follow them.
+    """Return whether a live split contains rows of these splits, and the paths of all later translations of the rows.
 
     Args:
         moved: The result of `by_input`.

@@ -2,8 +2,9 @@
 
 **Deletion vectors.** A deletion vector lists the rows of a split that are deleted or superseded, as part of the split's
 `add`. Rows are counted from 0 in file order. The bytes are a 32-bit Roaring bitmap in its portable format. The bytes
-are either in the action itself as base64 (`inline`), or in an object that the action names (`key`). A deletion vector
-from a log is not trusted until `rows_of` has compared its bytes with the size, checksum and cardinality in its entry.
+are either in the action itself as base64 (`inline`), or in an object (`key`). The action then contains the key of the
+object. A deletion vector from a log is not trusted until `rows_of` has compared its bytes with the size, checksum and
+cardinality in its entry.
 
 **Paths.** A path in a log entry is a key inside the table, spelled so that every reader interprets it in the same way.
 An unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
@@ -126,7 +127,7 @@ def inline(rows: Iterable[int]) -> DeletionVector:
 
 
 def stored(path: str, data: bytes) -> DeletionVector:
-    """Return a deletion vector whose bytes are stored in the object at `path`. The bytes must be made by `encode`.
+    """Return a deletion vector for bytes in the object at `path`. `encode` must have made the bytes.
 
     Raises the errors of `rows_of`.
     """

@@ -31,7 +31,7 @@ import pyarrow as pa
 from storage_core.base.clock import Clock, Ids, SystemClock, SystemIds
 from storage_core.base.errors import CommitConflict, Held, InvalidInput, TidemarkError, error_of
 from storage_core.base.process import holder_of, is_dead
-from storage_core.data.rows.windows import EVERY_WINDOW
+from storage_core.data.rows.window_range import EVERY_WINDOW
 from storage_core.data.settings.table import TableConfig
 from storage_core.data.steps import RunOptions, step_of
 from storage_core.log.actions import Action, Add, Remove
@@ -94,9 +94,9 @@ class TaskResult(Protocol):
 class Metrics:
     """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
 
-    `rows_rejected` counts the rejected rows that no earlier commit counted. New fields of landed files are counted in
-    four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new fields),
-    `columns_added` and `columns_widened`.
+    `rows_rejected` is the number of rejected rows that no earlier commit has counted. New fields of landed files are
+    counted in four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new
+    fields), `columns_added` and `columns_widened`.
     """
 
     rows_in: int = 0
@@ -334,7 +334,7 @@ class Outlook:
 
 
 class Inputs(Protocol):
-    """The inputs that determine which run a table needs: its newest version, its declared settings and the time."""
+    """The inputs that determine the needed run: the table's newest version, its declared settings and the time."""
 
     @property
     def store(self) -> ObjectStore:
@@ -444,7 +444,7 @@ class Place:
 
 
 class Task(Protocol):
-    """A task, which `as_task` returns.
+    """A task. `as_task` returns tasks.
 
     Executors call the task with an item. `Here` instead calls the inner function with its own place.
     """
@@ -570,8 +570,8 @@ def run(options: RunOptions, executor: Executor, table: OpenTable | None = None)
 def run_here(options: RunOptions, table: OpenTable) -> JobReport:
     """Run the step in this process on an open table, without a lease. Raises the errors of `run`.
 
-    A lease only avoids that two runs do the same work. Even without a lease, the log refuses the second commit of the
-    same work.
+    A lease only prevents two runs from doing the same work. Even without a lease, the log refuses the second commit of
+    the same work.
     """
     return _run(JobRun(options, Here(table.log), table, takes_leases=False))
 
@@ -827,7 +827,7 @@ class JobRun(Generic[Options]):
         return self._head or self.before
 
     def look_again(self) -> None:
-        """Set `before`, on which the next commit is planned, to the newest snapshot. Costs as much as `log.refresh`."""
+        """Set `before` to the newest snapshot, for the next commit. Costs as much as `log.refresh`."""
         self.before, self._head = self.log.refresh(self.head), None
 
     def map_groups(
@@ -835,7 +835,7 @@ class JobRun(Generic[Options]):
     ) -> Generator[tuple[int, list[Answer] | TidemarkError]]:
         """Execute one task per item. Yield the number and the answers of a group as soon as all tasks of the group end.
 
-        Groups start in their order. The number of active groups is the number of task slots plus one, so that a long
+        Groups start in item order. The number of active groups is the number of task slots plus one, so that a long
         task does not delay other groups. If Spark could not run a group, the error is the answer of that group, and the
         other groups continue.
 
@@ -961,7 +961,7 @@ def _reports_windows(options: RunOptions) -> bool:
 def as_completed(
     calls: Sequence[Callable[[], Brought]], at_once: int
 ) -> Generator[tuple[int, Brought | TidemarkError]]:
-    """Yield the number and the outcome of each call as soon as the call ends. Calls start in their order.
+    """Yield the number and the outcome of each call as soon as the call ends. Calls start in the given order.
 
     At most `at_once` calls run concurrently. If several calls end before the caller takes the next outcome, their order
     is undefined. A `TidemarkError` is the outcome of its call and stops no other call. Any other error is raised. If

@@ -147,7 +147,7 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
 
 TTL_MS = 300_000
 BEYOND_LOST = 1_000_000
-"""The difference between the recorded token and the next token if the lease object with the last token is lost.
+"""If the lease object is lost, the next token is the recorded token plus this number.
 
 Between two commits for a resource, fewer leases are acquired than this number. So no two holders get the same token.
 """
@@ -159,7 +159,7 @@ IsDead = Callable[[str], bool]
 
 
 class Lease:
-    """A resource that this process holds, or held until another process took it over.
+    """A resource that this process holds or held. Another process may have taken it over.
 
     One thread may work under the lease while another thread renews the lease. A token is valid for one commit, and
     `advance` takes the next token. After a fork(), the child process does not hold the lease. In the child process,

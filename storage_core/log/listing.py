@@ -48,7 +48,7 @@ def decode_boundary(data: bytes) -> int:
 
 
 def first_version(store: ObjectStore) -> int:
-    """Return the first version that may exist, which is 0 before any collection. One GET.
+    """Return the first version that may exist. It is 0 before any collection. One GET.
 
     Raises `Corrupt` if the boundary cannot be parsed. Unlike the hint, the boundary cannot be replaced: it is the only
     record of the deletions.
@@ -124,7 +124,7 @@ def read_hint(store: ObjectStore) -> Checkpointed | None:
 def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
     """Point the hint at a newer state. Return True if this call moved the hint.
 
-    A hint that is at least as new is not changed, unless its state does not exist. If other processes win every
+    A newer or equal hint is not changed, unless its state does not exist. If other processes win every
     attempt, that is not an error, because their hint is usable. Without any hint, opening the table only takes longer.
 
     Cost:
@@ -153,7 +153,8 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 
 
 SPAN = 1_000
-"""The number of versions whose keys differ only in the last three digits. Such versions count as near each other."""
+"""This number of versions have keys that differ only in the last three digits. Such versions count as near each
+other."""
 CLOSE = 100
 """A state counts as close if it is at most this number of versions older.
 
@@ -228,7 +229,8 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return the checkpoints up to `at` in the thousand versions that contain `at`, else in the thousand before.
+    """Return the checkpoints up to `at` in the thousand versions that contain `at`. If there are none, use the thousand
+    before.
 
     Keys are listed by prefixes of digits, because a store need not list in order.
 
@@ -297,7 +299,7 @@ def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[
 
 
 def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
-    """Return the last page of version files and of keys that sort among them, and the version at which the page starts.
+    """Return the last page of version files, including other keys that sort between them, and its first version.
 
     The function finds the page by an exponential search, then by a binary search, and lists one page per step. If the
     page has keys, it becomes the lower end of the search. If the page is empty, it becomes the upper end.
@@ -368,11 +370,11 @@ MOST_LEVELS = 16
 def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     """Raise `InvalidInput` if the location is inside another table's folder, or has another table inside its own.
 
-    If `is_new` is True, the location also must not have splits. They belong to a table whose log is lost, and the log
+    If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log
     of a new table would hide the loss.
 
-    The error names the other table. A parent folder that this process may not list counts as a folder without a table.
-    The same applies to a table that is being created at this moment.
+    The error names the other table. If this process may not list a parent folder, the folder counts as a folder without
+    a table. The same applies to a table that is being created at this moment.
 
     Cost:
         One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16

@@ -39,7 +39,7 @@ class Part:
     """The entries of one manifest, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, typed_bounds: bool = True) -> None:
-        """Create a part whose entries `read` returns.
+        """Create a part. `read` returns its entries.
 
         Args:
             typed_bounds: True if the bounds are in the order of the columns' types, False if they are in the order of
@@ -54,7 +54,7 @@ class Part:
 
     @staticmethod
     def of(info: ManifestInfo, table: pa.Table) -> Part:
-        """Return a part whose entries are already in memory."""
+        """Return a part with entries that are already in memory."""
         part = Part(info, lambda: table)
         part._table = table  # Access within the class.
         return part
@@ -95,7 +95,7 @@ class Part:
         return self._rows
 
     def may_hold(self, path: str) -> bool:
-        """Return False if the path names a window outside of the part's bounds."""
+        """Return False if the window in the path is outside of the part's bounds."""
         parsed = parse(path)
         if parsed is None or parsed.kind is not KeyKind.SPLIT or self.bounds.windows is None:
             return True
@@ -113,8 +113,8 @@ class ListedFiles:
     Attributes:
         live: The number of live splits.
         bytes: The total size of the live splits.
-        closed: True if every later removal names a live split, and every later addition without a deletion vector names
-            a new path. This is always true in Tidemark's own logs.
+        closed: True if every later removal is for a live split, and every later addition without a deletion vector is
+            for a new path. This is always true in Tidemark's own logs.
         recover: A function that returns the same splits from another source if a part cannot be read. It is slower, but
             gives the same result.
     """
@@ -327,7 +327,7 @@ class LiveFiles(Mapping[str, Add]):
         return tuple(made[path] for path in paths)
 
     def recent(self, path: str) -> Add | None:
-        """Return the live split of this path if no request is needed, as for the newest commits. Else return None."""
+        """Return the live split of this path, or None if a request is needed. The newest splits need no request."""
         added = self.added.get(path)
         return None if added is None else added.add
 

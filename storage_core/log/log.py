@@ -13,8 +13,8 @@ even if the application sends it several times.
 
 A compact state has the minimum number of manifests for its splits, and no tombstones. `compact_state` writes a compact
 state on request. Without a request, a state is rewritten only if that saves more work than it costs
-(`checkpoint_writing`). States are immutable. So if the newest version already has a state, `compact_state` commits a
-new version that changes nothing, and writes the compact state of that new version.
+(`checkpoint_writing`). States are immutable. So if the newest version already has a state, `compact_state` first
+commits a new version without changes. Then it writes the compact state of the new version.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class TransactionLog:
 
         Args:
             actions: Actions of version 0. If there are any, a checkpoint of version 0 is also written, if possible.
-            protocol: A protocol whose features are added to the protocol of version 0.
+            protocol: A protocol. Its features are added to the protocol of version 0.
 
         Raises:
             InvalidInput: A table already exists here, or the schema or configuration is unreadable.
@@ -137,7 +137,7 @@ class TransactionLog:
         """Return the newest snapshot, the snapshot at `version`, or the newest snapshot at the time `timestamp_ms`.
 
         Args:
-            unfinished: True to also return a table whose first import has not ended.
+            unfinished: True to also return a table with an unfinished first import.
 
         Raises:
             NotFound: There is no table, the version does not exist, or all retained versions were committed after
@@ -168,8 +168,7 @@ class TransactionLog:
     def refresh(self, snapshot: Snapshot) -> Snapshot:
         """Return the newest snapshot, found by probing forward from `snapshot`.
 
-        If the versions after `snapshot` have been deleted, the newest version is opened in the same way as by the
-        method `snapshot`.
+        If the versions after `snapshot` have been deleted, the method `snapshot` opens the newest version.
 
         Cost:
             The GETs of `advance`, then one GET of the collector's boundary. The collector moves the boundary before it
@@ -194,9 +193,9 @@ class TransactionLog:
     ) -> CommitResult:
         """Commit `actions`, planned on `snapshot`, as the next version: all actions exactly once, or none.
 
-        The version that the commit follows passes all checks that docs/architecture/transaction-log.md defines for
-        these actions, and meets every requirement. If all transactions in `actions` are already recorded, nothing is
-        written. If an error other than `CommitUnknown` is raised, nothing is written either.
+        The commit follows a version that passes all checks for these actions (docs/architecture/transaction-log.md),
+        and that meets every requirement. If all transactions in `actions` are already recorded, nothing is written. If
+        an error other than `CommitUnknown` is raised, nothing is written either.
 
         Args:
             commit_id: Marks a possible retry. The history up to `snapshot` is searched for this id first.
@@ -362,7 +361,7 @@ def read_tags(store: ObjectStore) -> Tags:
 
 
 def tagged(log: TransactionLog, name: str) -> Tag:
-    """Return the live tag of this name. One GET. Raises `NotFound`, which lists the existing tags."""
+    """Return the live tag of this name. One GET. Raises `NotFound` with the existing tags."""
     tags, now_ms = read_tags(log.store), log.clock.now_ms()
     tag = tags.by_name.get(name)
     if tag is None or not tag.is_live(now_ms):
@@ -397,7 +396,7 @@ def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
 
 
 def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
-    """Replace the tag of this name, which must equal `before`, with `after`. None stands for a missing tag.
+    """Replace the tag of this name with `after`. The tag must equal `before`. None stands for a missing tag.
 
     Nothing is written if `after` is already stored. The cost is one GET and one PUT if no other process changes the
     tags meanwhile.
@@ -487,7 +486,7 @@ OPERATION = "COMPACT STATE"
 
 
 def has_compact_state(snapshot: Snapshot) -> bool:
-    """Return True if the version has a state that `compact_state` cannot make smaller, or a JSON checkpoint."""
+    """Return True if the version has a JSON checkpoint, or a state that `compact_state` cannot make smaller."""
     if snapshot.checkpoint is None or snapshot.checkpoint_version != snapshot.version:
         return False
     listed = snapshot.splits.listed

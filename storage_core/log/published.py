@@ -1,4 +1,4 @@
-"""Reading of the Delta and Iceberg mirrors: the version of the table that they show, and the files that they refer to.
+"""Reading of the Delta and Iceberg mirrors: the shown version of the table, and the files of the mirror.
 
 A mirror's metadata is never a source of truth about the table. The next publication continues from the metadata, and
 the collector keeps the files to which the metadata refers. Reading the metadata needs no package of Delta or Iceberg.
@@ -42,7 +42,7 @@ class NewestCommit:
     """The newest commit of a Delta log.
 
     Attributes:
-        hinted: The Delta version of the checkpoint that the hint names, or -1 without a hint.
+        hinted: The Delta version of the checkpoint in the hint, or -1 without a hint.
     """
 
     commit: MirrorCommit
@@ -54,7 +54,7 @@ class DeltaState:
     """The content of a Delta log.
 
     Attributes:
-        files: The descriptor of the deletion vector, or None, for the key of each file.
+        files: For the key of each file, the descriptor of its deletion vector or None.
         schema: The schema as text.
     """
 
@@ -83,7 +83,7 @@ def newest_commit(store: ObjectStore) -> NewestCommit | None:
 
 
 def read_delta_hint(store: ObjectStore) -> int:
-    """Return the Delta version that the hint names, or -1. One GET."""
+    """Return the Delta version in the hint, or -1. One GET."""
     try:
         found = decode_delta_hint(store.get(delta_hint_key()).data)
     except NotFound:
@@ -153,7 +153,7 @@ def state_at(store: ObjectStore, newest: MirrorCommit) -> DeltaState:
 
 
 def _descriptor(found: Json | None) -> Json | None:
-    """Return the descriptor in the form that a commit contains, that is, without nulls."""
+    """Return the descriptor without nulls, which is the form in a commit."""
     return None if found is None else {name: value for name, value in found.items() if value is not None}
 
 

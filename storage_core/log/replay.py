@@ -74,7 +74,7 @@ def open_head(store: ObjectStore, cached: CachedPieces = NOT_CACHED, *, seen: in
 def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CACHED) -> Snapshot:
     """Return the snapshot at `version`, replayed from a state at or below that version.
 
-    Raises `NotFound`, which names the retained versions. If the hint points to a later state, the cost includes the
+    Raises `NotFound` with the retained versions. If the hint points to a later state, the cost includes the
     LIST of `list_near`. If no checkpoint is near, the cost includes a LIST of the whole log instead.
     """
     load = _loading(store, cached)
@@ -144,7 +144,7 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
     """Return the newest snapshot that follows `found`. Raise `Corrupt` if a later version exists after a gap.
 
     The cost is one LIST of the version files after the snapshot. A listing may lack a version that exists. So a listing
-    can prove that a gap exists, but not that no gap exists.
+    can prove a gap, but not the absence of gaps.
     """
     while (newest := newest_beyond(store, found.version)) > found.version:
         following = advance(store, found)
@@ -170,7 +170,7 @@ def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
 
 def _derived(hinted: Checkpointed, load: _Load) -> Snapshot | None:
     loaded = load(hinted)
-    # In a log whose states are themselves commits, a newer state may exist without a version file. Only a LIST finds
+    # In some logs, a state is itself a commit. A newer state may then exist without a version file. Only a LIST finds
     # such a state.
     return loaded if loaded is not None and is_ours(loaded.protocol) else None
 
@@ -197,7 +197,7 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
 
 
 def _without_state(snapshot: Snapshot) -> Snapshot:
-    """Return the same splits and transactions without a base whose objects a new state could share."""
+    """Return the same splits and transactions without a base. A new state then shares no objects."""
     every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
     splits = LiveFiles(added={add.path: Added(add, *at) for add, at in every})
     return replace(snapshot, splits=splits, txns=Transactions(recent=snapshot.txns.every()))
@@ -311,7 +311,7 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In a log whose states are commits, a deleted state leaves no trace.
+    In some logs, a state is a commit. A deleted state then leaves no trace.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

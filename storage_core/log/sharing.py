@@ -56,7 +56,8 @@ from storage_core.store.s3_location import parse_s3_uri
 SOURCE = "tidemark.cloneOf"
 """The setting of a shallow clone.
 
-Its value names the source table, the cloned version of the source, and the tag that keeps this version in the source.
+Its value contains the source table, the cloned version of the source, and the tag that keeps this version in the
+source.
 """
 
 MOST_CLONES = 16
@@ -103,7 +104,7 @@ class TableStore:
     """The objects of a table. If the table is a shallow clone, these include the objects of the source.
 
     The first read of each object in the source costs one more request. The first such read also costs one GET of
-    `_source.json`. A table that is not a clone sends these additional requests only for missing objects. Reads also
+    `_source.json`. Other tables send these additional requests only for missing objects. Reads also
     raise `InvalidInput` or `Corrupt` if the source is refused. Safe for threads.
     """
 
@@ -202,7 +203,7 @@ def _is_shared(key: str) -> bool:
 def require_same_service(table: str, source: str) -> None:
     """Raise `InvalidInput` if a table on S3 refers its readers to an unknown S3 service.
 
-    Three services are allowed: Amazon S3, the service that the environment names, and the service of the table itself.
+    Three services are allowed: Amazon S3, the service in the environment, and the service of the table itself.
     Requests are signed. So a person who can write to a table must not be able to redirect the requests to another
     service.
     """
@@ -221,11 +222,11 @@ def require_same_service(table: str, source: str) -> None:
 
 
 def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
-    """Return the store of the table at `uri`, as `open_store` does, including the objects of a shallow clone's source.
+    """Return the store of the table at `uri`, like `open_store`. It includes the objects of a shallow clone's source.
 
     Args:
         clones: The number of shallow clones in the chain that leads to this table. If it exceeds `MOST_CLONES`,
-            `Corrupt` is raised, because so long a chain can only be a circle.
+            `Corrupt` is raised, because a chain of this length can only be a circle.
     """
     if clones > MOST_CLONES:
         raise Corrupt(
@@ -238,11 +239,14 @@ def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
 
 _OF_SETTINGS: Final = {
-    REGIONS_KEY: REGIONS_FEATURE,  # Without it, writers claim and readers read only the region of the whole table.
-    FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,  # Without it, files ingested under other windows are ingested again.
-    SOURCE: SHARED_FEATURE,  # Without it, readers miss the splits of the source.
-    HAND_REGIONS_KEY: HAND_REGIONS_FEATURE,  # Without it, readers miss the rows of regions that no spec lists.
-    # Without it, writers store no partition of a split, and merge splits of different partitions.
+    # Without this feature, writers claim and readers read only the region of the whole table.
+    REGIONS_KEY: REGIONS_FEATURE,
+    # Without this feature, files ingested under other windows are ingested again.
+    FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,
+    SOURCE: SHARED_FEATURE,  # Without this feature, readers miss the splits of the source.
+    # Without this feature, readers miss the rows of regions that no spec lists.
+    HAND_REGIONS_KEY: HAND_REGIONS_FEATURE,
+    # Without this feature, writers store no partition of a split, and merge splits of different partitions.
     PARTITION_BY_KEY: PARTITIONS_FEATURE,
 }
 """The feature that each of these settings requires."""
@@ -257,7 +261,7 @@ def first_protocol(metadata: Metadata) -> Protocol:
 def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol | None) -> tuple[Action, ...]:
     """Return the actions of version 0: first the protocol, then these actions.
 
-    `known` is a protocol whose features the table needs in any case.
+    The table needs the features of the protocol `known` in any case.
     """
     actions = (metadata, *others)
     protocol = first_protocol(metadata) if known is None else known
@@ -266,7 +270,7 @@ def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol 
 
 
 def with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
-    """Return the actions. Put an upgraded protocol in front if they need features that the table's protocol lacks."""
+    """Return the actions. If they need features that the table's protocol lacks, an upgraded protocol comes first."""
     needed = _needed(actions)
     upgraded = replace(
         protocol,
@@ -283,22 +287,23 @@ def _needed(actions: Iterable[Action]) -> list[str]:
 def _needed_by(action: Action) -> Iterable[str]:
     match action:
         case Add() if action.deletionVector is not None:
-            yield VECTORS_FEATURE  # Without it, readers return deleted rows, and rewrites write them back.
+            yield VECTORS_FEATURE  # Without this feature, readers return deleted rows, and rewrites write them back.
         case Metadata():
             yield from (feature for key, feature in _OF_SETTINGS.items() if key in action.configuration)
             if action.configuration.get(SPLIT_METADATA_KEY, "plain") != "plain":
-                yield PACKED_METADATA_FEATURE  # Without it, the checksums of new splits are not found.
+                yield PACKED_METADATA_FEATURE  # Without this feature, the checksums of new splits are not found.
             if VECTOR in action.schemaString:
-                yield VECTOR_COLUMNS_FEATURE  # Without it, writers accept lists of any length.
+                yield VECTOR_COLUMNS_FEATURE  # Without this feature, writers accept lists of any length.
             if COLUMN_ID in action.schemaString:
-                # Without it, splits of earlier schemas appear damaged, or with other values.
+                # Without this feature, splits of earlier schemas appear damaged, or with other values.
                 yield CHANGED_COLUMNS_FEATURE
             if any(_is_of_the_key(*entry) for entry in action.configuration.items()):
-                yield KEY_INDEXES_FEATURE  # Without it, the settings of the table are invalid.
+                yield KEY_INDEXES_FEATURE  # Without this feature, the settings of the table are invalid.
         case RemoveTxn():
-            yield PRUNED_FEATURE  # Without it, a landed file that appears again is ingested again.
+            yield PRUNED_FEATURE  # Without this feature, a landed file that appears again is ingested again.
         case Translation():
-            yield TRANSLATIONS_FEATURE  # Without it, readers use segments for the wrong rows, or ignore the segments.
+            # Without this feature, readers use segments for the wrong rows, or ignore the segments.
+            yield TRANSLATIONS_FEATURE
         case _:
             pass
 

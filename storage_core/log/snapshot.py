@@ -55,8 +55,8 @@ class Snapshot:
         segments: Index segments by path.
         mergeskips: Splits that an operation skips, by path.
         translations: Translations by path.
-        checkpoint: The checkpoint from which the snapshot was loaded, or which was written for the snapshot. None if
-            there is no checkpoint. The equality of snapshots does not depend on this field.
+        checkpoint: The checkpoint that the snapshot was loaded from or that was written for it. None without a
+            checkpoint. The equality of snapshots does not depend on this field.
     """
 
     version: int
@@ -101,7 +101,7 @@ class Snapshot:
 
     @property
     def table_id(self) -> str:
-        """The UUID that the table was created with."""
+        """The UUID of the table. The creation of the table sets it."""
         return self.metadata.id
 
     @cached_property
@@ -226,7 +226,7 @@ def commit_timestamp(actions: Sequence[Action], previous: int) -> int:
 
 
 def require_readable(protocol: Protocol) -> None:
-    """Raise `Unsupported` if this release cannot read the table. The error names the version or feature."""
+    """Raise `Unsupported` if this release cannot read the table. The error contains the version or feature."""
     if protocol.minReaderVersion > READER_VERSION:
         raise Unsupported(
             f"the table needs reader version {protocol.minReaderVersion}, this release has {READER_VERSION}. "
@@ -240,9 +240,9 @@ def require_readable(protocol: Protocol) -> None:
 
 
 UNFINISHED_IMPORT = "tidemark.unfinishedImport"
-"""The setting that version 0 of an unfinished import has, and that the last commit of the import removes.
+"""The setting of an unfinished import. Version 0 has this setting, and the last commit of the import removes it.
 
-Its value names the imported source.
+Its value is the imported source.
 """
 
 

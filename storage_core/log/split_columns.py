@@ -100,7 +100,7 @@ def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = N
         added_at: The version that added each split, and its time in ms. Without `added_at`, both columns are null.
 
     Raises:
-        Corrupt: An action has a value that is not valid for its field. The error names the split.
+        Corrupt: An action has an invalid value. The error contains the split.
     """
     versions: Sequence[int | None] = [None] * len(adds) if added_at is None else [version for version, _ in added_at]
     times: Sequence[int | None] = [None] * len(adds) if added_at is None else [time for _, time in added_at]
@@ -117,7 +117,7 @@ def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = N
 
 
 def adds_of(files: pa.Table) -> tuple[Add, ...]:
-    """Return the actions of the rows, in their order. The inverse of `table_of`, except for `added_at`.
+    """Return the actions of the rows, in row order. The inverse of `table_of`, except for `added_at`.
 
     A missing column counts as null. If the table comes from bytes of another writer, the caller must check that the
     paths are safe.
@@ -148,7 +148,7 @@ def entries_of(files: pa.Table) -> Iterator[dict[str, Any]]:
 
 
 def paths_of(files: pa.Table) -> list[str]:
-    """Return the paths of the rows, in their order."""
+    """Return the paths of the rows, in row order."""
     paths: list[str] = files.column("path").to_pylist()
     return paths
 
@@ -170,7 +170,7 @@ def rows_at(files: pa.Table, places: npt.NDArray[np.int64]) -> pa.Table:
 
 
 def without_paths(files: pa.Table, paths: Collection[str]) -> pa.Table:
-    """Return the rows whose path is not among `paths`."""
+    """Return the rows with a path that is not in `paths`."""
     if not paths:
         return files
     import pyarrow.compute as pc
@@ -228,7 +228,7 @@ def _as_stored(name: str, values: list[Any]) -> list[Any]:
 
 
 def _misfit(adds: Sequence[Add], wanted: pa.Field) -> Corrupt:
-    """Return an error for the first split whose value is not valid. Called only after a whole column has failed."""
+    """Return an error for the first split with an invalid value. Called only after a whole column has failed."""
     for add in adds:
         value = getattr(add, wanted.name)
         try:

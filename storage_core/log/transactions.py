@@ -103,7 +103,7 @@ class Transactions(Mapping[str, int]):
         return found
 
     def about(self, subjects: Subjects) -> dict[str, Txn]:
-        """Return the transactions about these subjects. Only objects that may contain one are read.
+        """Return the transactions about these subjects. Only objects that may contain such a transaction are read.
 
         Cost: at most one GET per object, once. Time for the entries of these objects, not for all entries.
         """
@@ -196,14 +196,14 @@ class TransactionsPart:
     """The transactions of one object, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ProgressInfo, read: Callable[[], Recorded]) -> None:
-        """Create a part whose transactions `read` returns."""
+        """Create a part. `read` returns its transactions."""
         self.info = info
         self._read = read
         self._recorded: Recorded | None = None
 
     @staticmethod
     def of(info: ProgressInfo, recorded: Recorded) -> TransactionsPart:
-        """Return a part whose transactions are already in memory."""
+        """Return a part with transactions that are already in memory."""
         part = TransactionsPart(info, lambda: recorded)
         part._recorded = recorded  # Access within the class.
         return part
@@ -355,10 +355,10 @@ class Progress:
         yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
-        """Yield the transactions, fences and merges that are ahead of the head's, in the order of `actions`.
+        """Yield the transactions, fences and merges that are higher than in the head, in the order of `actions`.
 
-        Before these actions, the function yields removals of the transactions that were pruned here and that the head
-        still has.
+        First, the function yields removals of transactions. These transactions were pruned here, but the head still has
+        them.
         """
         pruned = (app for app, txn in sorted(self.txns.recent.items()) if txn is None)
         yield from (RemoveTxn(appId=app) for app in pruned if app in head.txns)

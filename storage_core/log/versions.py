@@ -60,7 +60,7 @@ def advance(
 
 
 def versions_after(store: ObjectStore, version: int) -> Iterator[tuple[int, list[Action]]]:
-    """Yield the versions after this one with their actions, up to the first that does not exist.
+    """Yield the versions after this one with their actions. Stop at the first missing version.
 
     The function sends the GETs of `advance`, but only as the caller takes the versions. Raises `Corrupt`.
     """
@@ -71,7 +71,7 @@ def versions_after(store: ObjectStore, version: int) -> Iterator[tuple[int, list
 def versions_down(
     store: ObjectStore, newest: int, oldest: int = 0, *, at_once: int = 1
 ) -> Generator[tuple[int, list[Action]]]:
-    """Yield the versions from `newest` down to `oldest` with their actions, up to the first that does not exist.
+    """Yield the versions from `newest` down to `oldest` with their actions. Stop at the first missing version.
 
     The cost is one GET per version. `at_once` GETs run concurrently, so up to `at_once` GETs may find nothing. Raises
     `Corrupt`.
@@ -85,7 +85,7 @@ def versions_down(
 
 
 def _following(store: ObjectStore, start: int, until: int | None, seen: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield the version files after `start` as `advance` reads them, up to the first that does not exist."""
+    """Yield the version files after `start`, read like in `advance`. Stop at the first missing file."""
     last = start
     while until is None or last < until:
         if until is not None:
@@ -125,7 +125,7 @@ class HistoryEntry:
 
 
 def entries(store: ObjectStore, newest: int) -> Iterator[HistoryEntry]:
-    """Yield the retained versions from `newest` down to the first that no longer exists, with one GET per version."""
+    """Yield the retained versions from `newest` down, with one GET per version. Stop at the first missing version."""
     for version, actions in versions_down(store, newest):
         info = commit_info(actions)
         yield HistoryEntry(

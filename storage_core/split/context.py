@@ -1,4 +1,4 @@
-"""The context in which a task writes splits of a table, fixed when the work is planned, and the order of the rows."""
+"""The context of a task that writes splits, and the order of the rows. The planner of the work fixes the context."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class SplitContext:
 
     @property
     def arrangement(self) -> str:
-        """A text that is equal for two contexts if both arrange the same rows in the same order."""
+        """A text. If two contexts have equal texts, both arrange the same rows in the same order."""
         partitions = [[each.text for each in self.partition_by]] if self.partition_by else []
         parts = [nameless(self.order.text), self.time_column, self.window_seconds, *partitions]
         return json.dumps(parts, ensure_ascii=False)
@@ -77,11 +77,11 @@ class SplitContext:
 
     @property
     def partition_folder(self) -> str:
-        """The part of a split's key that names the partition. It is empty without partitions."""
+        """The folders of the partition in a split's key. It is empty without partitions."""
         return _folders(self.partition_by, self.partition_values)
 
     def of_partition(self, values: Partition) -> SplitContext:
-        """Return the context for the splits of one partition, with its values and its scope."""
+        """Return the context for the splits of one partition. It contains the values and the scope of the partition."""
         source = next((each for each in self.partition_by if each.is_source), None)
         return replace(
             self,

@@ -41,27 +41,28 @@ from storage_core.split.verification import packed
 #
 # See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. Sorted
 # counters are small if only their differences are stored. Sorted names are small without their common prefixes, while a
-# dictionary of many names becomes large. Every file records the choice, so that a merge of such files can reuse the
-# choice instead of measuring again.
+# dictionary of many names becomes large. Every file contains the choice. A merge of these files can reuse the choice
+# and need not measure again.
 
 
 ROWS_PER_PAGE: Final = 4096
-"""The rows that a lookup by page index decodes per column.
+"""The number of rows that a lookup by page index decodes per column.
 
 Smaller pages make all other reads slower (docs/architecture/compaction.md).
 """
 
 VECTOR_PAGE_BYTES: Final = 65_536
-"""The bytes that a search reads for one vector. In a file with vectors, all pages have this size."""
+"""The number of bytes that a search reads for one vector. In a file with vectors, all pages have this size."""
 
 DICTIONARY_BYTES: Final = 65_536
-"""The size from which a dictionary makes a small row group larger.
+"""A dictionary above this size makes a small row group larger.
 
 Parquet's default (1 MiB) is too large for numbers.
 """
 
 CHOSEN_DICTIONARY_BYTES: Final = 2**20
-"""The maximum size of a chosen dictionary. It is larger, because the values are known to repeat and may be texts."""
+"""The maximum size of a chosen dictionary. This limit is larger, because the values are known to repeat and may be
+texts."""
 
 LEAST_ROWS: Final = 32_768
 """The minimum number of rows for a choice.
@@ -73,7 +74,7 @@ reused for more rows.
 _SAMPLE_SLICES: Final = 4
 _SAMPLE_ROWS: Final = ROWS_PER_PAGE
 _WORTH_BYTES: Final = 0.25
-"""The bytes per row that another encoding must save compared with the dictionary of a string column.
+"""Another encoding of a string column must save this many bytes per row compared with the dictionary.
 
 A merge does not decode dictionaries, which makes it several times as fast.
 """
@@ -112,10 +113,11 @@ def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
 
 
 def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> dict[str, Encoding]:
-    """Return the smallest encoding of each column for `total_rows` rows that are similar to `rows` and in this order.
+    """Return the smallest encoding of each column. The file will have `total_rows` rows, similar to `rows` and in this
+    order.
 
     Each column is measured separately with the codec, on 4 slices of one page each, with 1 to 4 encodings. The size of
-    a dictionary is extrapolated to all rows, by the growth of its number of values over the sample. From `LEAST_ROWS`
+    a dictionary for all rows is estimated from the growth of its number of values over the sample. From `LEAST_ROWS`
     rows on, the dictionary of a string column may take a quarter of a byte per row more than the smallest encoding.
     """
     slices = _slices(rows)
@@ -129,12 +131,12 @@ def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> 
 
 
 def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema) -> dict[str, Encoding] | None:
-    """Return the choice that was used for most rows of the inputs, given as (rows, file metadata).
+    """Return the choice that was used for most rows of the inputs. Each input is a pair (rows, file metadata).
 
     Return None, so that a new choice is made, in two cases:
 
     - Half of the rows or more are in files that recorded no choice or have fewer than `LEAST_ROWS` rows.
-    - A column that needs a choice is in no recorded choice.
+    - No recorded choice contains a certain column that needs a choice.
 
     A record with an encoding that is unknown to this release counts as no choice.
     """
@@ -161,7 +163,7 @@ def record(encodings: Encodings, rows: int) -> dict[str, str]:
 
 
 def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
-    """Return the choice that a file records. Empty if there is none, or if this release does not support it."""
+    """Return the choice in a file. Empty without a choice, or if this release does not support the choice."""
     try:
         found = json_object(metadata, _KEY) or {}
         return {name: Encoding(value) for name, value in found.items()}
@@ -246,7 +248,7 @@ class Sink:
     """A buffer of bytes that are appended to `stream` and then read back. The end can be replaced once afterwards.
 
     On disk, the bytes are in an unnamed file in the folder for temporary files, so that nothing remains after any
-    failure. The bytes are read back through a mapping, whose pages the system may drop and read again.
+    failure. The bytes are read back through a mapping. The system may drop its pages and read them again.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "stream")
@@ -279,7 +281,7 @@ class Sink:
             return _mapped(self._descriptor)
 
     def with_end(self, kept: pa.Buffer, end: bytes) -> pa.Buffer:
-        """Return `kept`, which is a prefix of the bytes of `finish`, followed by `end`.
+        """Return `kept` followed by `end`. `kept` must be a prefix of the bytes of `finish`.
 
         Can be called once, at the end.
         """
@@ -317,7 +319,7 @@ class BloomFilters:
     rows: int
 
     def options(self, schema: pa.Schema, *, but: Collection[str]) -> dict[str, dict[str, float]] | None:
-        """Return the options of Arrow's writer for the columns in the file, except `but`.
+        """Return the options of Arrow's writer for the columns of the file. Columns in `but` are left out.
 
         Return None if the file has no such column.
         """
@@ -461,7 +463,7 @@ def has_float(type_: pa.DataType) -> bool:
 
 
 def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
-    """Return the first row from `start` on whose key differs from the previous row's, or the row count.
+    """Return the first row from `start` on with a new key, which the previous row does not have, or the row count.
 
     `start` is at least 1.
     """
@@ -525,7 +527,7 @@ def _may_hold_nan(column: pa.ChunkedArray) -> bool:
 
 
 def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
-    """Return the paths of the leaf columns of a Parquet file of this schema, without the leaves of the columns `but`.
+    """Return the paths of the leaf columns in a Parquet file of this schema. Leaves of columns in `but` are left out.
 
     Arrow's writer identifies a leaf by its path only. So other leaves with the path of an excluded leaf are excluded,
     too.
@@ -538,7 +540,7 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
     """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    The settings of Arrow's writer for such a path apply to both leaves, whose types may differ. So both leaves get
+    The settings of Arrow's writer for such a path apply to both leaves. Their types may differ. So both leaves get
     Parquet's defaults.
     """
     if not any("." in name for name in schema.names):

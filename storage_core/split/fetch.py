@@ -29,7 +29,7 @@ from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
 REQUEST_COST_BYTES: Final = 2**20
-"""The number of bytes whose transfer takes about as long as a request."""
+"""The transfer of this number of bytes takes about as long as a request."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ NOTHING_FETCHED: Final = Fetched()
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """An object whose pieces can be read.
+    """An object that can be read in pieces.
 
     Attributes:
         uri: The URI of the store.
@@ -150,7 +150,7 @@ class Footer:
 
 
 class Footers:
-    """The footers that were used last, decoded, with at most 32 MiB of encoded size. Safe for threads.
+    """The most recently used footers, decoded. Their encoded size is at most 32 MiB. Safe for threads.
 
     Reads of splits and footers use `cached`.
     """
@@ -160,7 +160,7 @@ class Footers:
         self._held = KeptValues(_FOOTERS_BYTES) if held is None else held
 
     def of_a_read(self) -> Footers:
-        """Return the same footers for one read, whose use of the cache is limited."""
+        """Return the same footers for one read. The read may use only a part of the cache."""
         return Footers(self.cached.of_a_read(), held=self._held)
 
     def of(self, store: ObjectStore, add: Add) -> Footer:
@@ -208,7 +208,7 @@ def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED)
 
 
 class VerifiedChunks(SeekableFile):
-    """A split as a seekable file that contains only the column chunks of the last fetch, which are verified."""
+    """A split as a seekable file. It contains only the verified column chunks of the last fetch."""
 
     def __init__(self, store: ObjectStore, add: Add, footer: Footer, cached: CachedPieces = NOT_CACHED) -> None:
         super().__init__(add.size)

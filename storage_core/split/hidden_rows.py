@@ -60,7 +60,7 @@ def deleted_rows_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap
 
 
 def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> DeletionVector:
-    """Return a deletion vector that hides the rows `deleted` of a split that Tidemark wrote.
+    """Return a deletion vector that hides the rows `deleted` of a split. Tidemark must have written the split.
 
     A deletion vector of at most `INLINE_BYTES` is inline and costs no request. A larger deletion vector is stored as an
     object near the split, with one PUT. An object that no version refers to is an orphan. Raises `CommitUnknown` if the

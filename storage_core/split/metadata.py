@@ -1,4 +1,4 @@
-"""The metadata that a split file contains about itself, and the size of its row groups.
+"""The metadata of a split in its own file, and the size of its row groups.
 
 All metadata is text in the Parquet key-value metadata, under keys that start with `tidemark.`. A missing value, for
 example no window, is a missing key. The rest of the metadata, including native statistics, belongs to Parquet. See
@@ -107,7 +107,7 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 
 
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
-    """Return the action from which `describe` made this metadata, without the values that need the whole file.
+    """Return the action of this metadata, which `describe` made. The values that need the whole file are missing.
 
     `split.writer.with_file_metrics` adds these values, which are the checksum and the position of the footer. Raises
     `Corrupt` if the metadata does not belong to a split at `path`, where the file was found.
@@ -183,11 +183,11 @@ def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-# The origin of a split, as the file records it: its table, and the splits that it replaced.
+# The origin of a split in the metadata of its file: the table, and the splits that it replaced.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
-# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite names the splits that it
-# replaces, with their row counts. It also contains the id of the operation, which all outputs share.
+# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite contains the names and row
+# counts of the splits that it replaces. It also contains the id of the operation, which all outputs share.
 
 
 Operation = Literal["append", "compact", "merge"]
@@ -210,8 +210,8 @@ class Lineage:
         operation_id: The id of the operation. All outputs of one operation have the same id and were committed
             together.
         replaces: The splits that this split replaces, with their row counts (-1 if unknown). Each output of a
-            compaction names all inputs of the compaction. Each output of a merge names only its own inputs. So the
-            operation replaces all splits that any of its outputs names.
+            compaction names all inputs of the compaction. Each output of a merge names only its own inputs. The
+            operation replaces all splits that its outputs name.
     """
 
     operation: Operation = "append"
@@ -222,7 +222,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The table of a file, as the file records it.
+    """The table of a file, read from the metadata of the file.
 
     A version after `planned_version` added the file. The exact version is not known when the file is written.
 
@@ -260,9 +260,9 @@ def write_origin(origin: Origin) -> dict[str, str]:
 
 
 def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
-    """Return the origin that a file records, or None for a file of a release that did not record it.
+    """Return the origin in a file's metadata, or None for a file of a release that did not write the origin.
 
-    Raises `Corrupt`, which names `where`, if the record cannot be read.
+    Raises `Corrupt` with the name `where` if the record cannot be read.
     """
     if PREFIX + "table_schema" not in metadata:
         return None
@@ -319,7 +319,7 @@ def rows_per_group(rows: int, taken: int) -> int:
 
 
 def divided(rows: pa.Table) -> Iterator[pa.Table]:
-    """Yield the rows of a row group, divided into halves while they are far larger than `GROUP_BYTES`."""
+    """Yield the rows of a row group in parts. A part that is far larger than `GROUP_BYTES` is divided into halves."""
     if rows.num_rows < 2 or decoded_bytes(rows) <= 2 * GROUP_BYTES:
         yield rows
         return
@@ -411,7 +411,7 @@ Recorded = tuple[str, pa.Array, pa.Array]
 
 
 def recorded_row_groups(metadata: Mapping[str, str], path: str, groups: int) -> Recorded | None:
-    """Return the column for which a file records bounds per row group, and the bounds as texts.
+    """Return the column that has bounds per row group in the file, and the bounds as texts.
 
     Return None if the file has no bounds, or bounds for another number of row groups. Raises `Corrupt` if the bounds
     are damaged.

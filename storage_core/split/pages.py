@@ -174,7 +174,7 @@ def leading_keys(
 
 
 class _Taking:
-    """The file of one split during `take`. The file is mapped when a page is first needed that is not kept."""
+    """The file of one split during `take`. The file is mapped when the first page that is not kept is needed."""
 
     def __init__(self, store: ObjectStore, add: Add, path: Path, kept: KeptValues) -> None:
         self._store = store
@@ -287,7 +287,7 @@ class _Taking:
     def _values(self, group: int, ranges: dict[str, list[tuple[int, int]]]) -> dict[tuple[str, int], pa.Array]:
         """Return the decoded pages by column and first row.
 
-        Columns whose pages start at the same row are decoded together.
+        Columns with pages that start at the same row are decoded together.
         """
         values: dict[tuple[str, int], pa.Array] = {}
         missing = defaultdict[tuple[int, int], list[str]](list)
@@ -477,7 +477,7 @@ def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
 
 
 def missing(add: Add, wanted: pa.Table, kept: KeptValues) -> int | None:
-    """Return the number of row groups that may contain one of these keys and whose keys are not in `kept`.
+    """Return how many row groups may contain one of these keys and are not in `kept`.
 
     Return None if `kept` has nothing about the split.
     """
@@ -493,7 +493,7 @@ def _name(add: Add) -> tuple[object, ...]:
 
 
 def find_keys(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: KeptValues) -> Positions:
-    """Return the row numbers of the rows whose key has the same hash as one of `wanted`, ascending.
+    """Return the ascending row numbers of the rows whose key has the same hash as a key in `wanted`.
 
     Deleted rows are included. In rare cases, a row with another key is included, because two keys can have the same
     hash.

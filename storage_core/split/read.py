@@ -59,7 +59,8 @@ from storage_core.store.pieces import CachedPieces
 
 
 def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of `schema` in its order. Dictionaries are decoded, and unknown columns are dropped.
+    """Return the columns of `schema` in the order of `schema`. Dictionaries are decoded, and unknown columns are
+    dropped.
 
     A column that the split lacks gets its default value, or null. A column that had a narrower type when the split was
     written is widened. Raises `InvalidInput` if the type of a column still differs from the schema.
@@ -133,7 +134,8 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
 
 
 def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
-    """Return the sort order that a file with these columns records. Raises `Corrupt` if it contains other columns.
+    """Return the sort order in the metadata of a file with these columns. Raises `Corrupt` if it contains other
+    columns.
 
     The columns are identified by path. Files of earlier releases may refer to another leaf with the same path.
     """
@@ -158,7 +160,7 @@ _TAKEN_AT_ONCE = 16
 
 @dataclass(frozen=True, slots=True)
 class OpenSplit:
-    """A split whose footer has been read and verified against the log.
+    """An open split. Its footer has been read and verified against the log.
 
     The rows of the split are the rows that are not deleted. For `add.as_written`, they are all rows of the file.
 
@@ -233,7 +235,7 @@ class OpenSplit:
         return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
     def apart(self) -> OpenSplit:
-        """Return the same split with its own file handle, which another thread may read."""
+        """Return the same split with its own file handle. Another thread may read the result."""
         own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
         return replace(self, _source=own, _file=parquet_file(own, self.footer, sorted(self.dictionaries())))
 
@@ -320,7 +322,7 @@ class OpenSplit:
 
     @property
     def bounds(self) -> Recorded | None:
-        """The column that the file bounds in each row group, with the bounds.
+        """The column that has bounds per row group in the file, and the bounds.
 
         Raises `Corrupt` if the bounds are damaged.
         """
@@ -342,7 +344,7 @@ class OpenSplit:
         return table if mask is None else table.filter(pa.array(mask))
 
     def dictionaries(self) -> frozenset[str]:
-        """Return the columns whose values are read as dictionaries."""
+        """Return the columns that are read as dictionaries."""
         return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
 
     def may_hold_nan(self) -> frozenset[str]:
@@ -456,7 +458,7 @@ AHEAD_BYTES = 2**20
 _WIDE = 8
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
-"""The errors of a split whose rows cannot be read."""
+"""The errors of a split with unreadable rows."""
 
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
@@ -503,10 +505,11 @@ def open_split(
             and its checksum is verified. A small split (`is_small`) is still read with one GET. In files of earlier
             releases, the checksums of pages are verified instead.
         share: The share of the bytes that will be read.
-        as_dictionary: True to return strings that are stored by dictionary as dictionaries, without decoding.
+        as_dictionary: True to return a string column as a dictionary, without decoding, if the file stores it by
+            dictionary.
         spool: A folder. If it is given with `whole`, the file is mapped instead of held in memory. The mapped file is
             the store's own file or a copy in this folder.
-        file_path: The local file of the split, whose content is already verified. The file is mapped.
+        file_path: The local file of the split. Its content is already verified. The file is mapped.
         footers: The cached footers and pieces. A cached part costs no request.
         deleted: The rows to hide instead of the rows of the deletion vector.
 

@@ -52,7 +52,7 @@ from storage_core.store.pieces import Piece
 
 
 def expired_split(add: Add) -> SnapshotExpired:
-    """Return the error for a split whose file no longer exists."""
+    """Return the error for a split if its file no longer exists."""
     return SnapshotExpired(
         f"{add.path}: the log names this split but the store does not have it. "
         f"Open a newer version. If that version names it too, it is lost. {SEE_CORRUPT}",
@@ -95,7 +95,7 @@ def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
 
 
 def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.Schema:
-    """Return the columns of a file. A column that is a vector in the recorded table schema gets the vector type."""
+    """Return the columns of a file. A vector column of the recorded table schema gets the vector type."""
     columns = columns.remove_metadata()
     text = metadata.get(PREFIX + "table_schema", "")
     if VECTOR not in text:
@@ -114,10 +114,10 @@ def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.
 
 
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """Raise `Corrupt` unless the footer agrees with the log, and with itself, in columns, path and rows.
+    """Raise `Corrupt` if columns, path or rows in the footer contradict the log or other values in the footer.
 
-    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, a column whose name
-    is damaged would be lost.
+    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, a column with a
+    damaged name would be lost.
     """
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
@@ -189,7 +189,7 @@ def packed(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def entries_of(footer: pq.FileMetaData, where: str) -> dict[str, str]:
-    """Return the key-value metadata of a file, unpacked if necessary. Raises `Corrupt`, which names `where`.
+    """Return the key-value metadata of a file, unpacked if necessary. Raises `Corrupt` with the name `where`.
 
     Raises `UnicodeDecodeError` for values that are not text.
     """
@@ -230,9 +230,9 @@ def checksums_entry(data: pa.Buffer, footer: pq.FileMetaData) -> dict[str, str]:
 def recorded_checksums(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> npt.NDArray[np.uint64] | None:
-    """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file records none.
+    """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file contains none.
 
-    Raises `Corrupt`, which names `path`, if the number of checksums is not the number of chunks in the footer.
+    Raises `Corrupt` with the name `path` if the number of checksums is not the number of chunks in the footer.
     """
     text = metadata.get(CHECKSUMS_KEY)
     if text is None:
@@ -298,7 +298,7 @@ class Pages:
 
 
 def leaves(footer: pq.FileMetaData, schema: pa.Schema) -> dict[str, int]:
-    """Return the number of the leaf column for each vector column whose leaf path is unique."""
+    """Return the number of the leaf column for each vector column with a unique leaf path."""
     paths = [footer.schema.column(index).path for index in range(footer.num_columns)]
     listed = {each.name: f"{each.name}.list.element" for each in schema if is_vector(each.type)}
     return {name: paths.index(path) for name, path in listed.items() if paths.count(path) == 1}
@@ -319,7 +319,7 @@ def vector_pages_entry(data: pa.Buffer, footer: pq.FileMetaData, schema: pa.Sche
 def recorded_vector_pages(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> Mapping[tuple[int, int], Pages]:
-    """Return the recorded pages by leaf column and row group. Raises `Corrupt`, which names `path`."""
+    """Return the recorded pages by leaf column and row group. Raises `Corrupt` with the name `path`."""
     found = {}
     try:
         for leaf, groups in json.loads(metadata.get(VECTOR_PAGES_KEY, "{}")).items():

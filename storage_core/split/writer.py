@@ -1,11 +1,11 @@
-"""Writing of splits, which are immutable, sorted Parquet files of one partition and window with their own metadata.
+"""Writing of splits. A split is an immutable, sorted Parquet file of one partition and window with its own metadata.
 
 `sort_and_write` writes rows in any order, `write_split` writes sorted rows as one split, and `RollingWriter` divides
 sorted rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the
 result to the driver as JSON.
 
-The functions of this module do not commit. A split that no version refers to is an orphan, and the collector removes it
-later.
+The functions of this module do not commit. A split without a version that refers to it is an orphan. The collector
+removes orphans later.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ UNCUT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitHead:
-    """The properties that all splits of one operation share. `window` as in `write_split`."""
+    """The common properties of all splits of one operation. `window` is that of `write_split`."""
 
     context: SplitContext
     window: int | None
@@ -411,7 +411,7 @@ class Expected:
 
 
 class RollingWriter:
-    """A writer that writes sorted rows, which arrive in pieces, as splits of about the target size.
+    """A writer of splits of about the target size. The rows are sorted and arrive in pieces.
 
     The rows are divided only where the key changes. So the row keys of the splits do not overlap. Rows with equal keys
     are never divided, regardless of their size. The number of splits is rounded to the nearest integer. If there are
@@ -516,11 +516,11 @@ def sort_and_write(
     """Write rows in any order as sorted splits of about the target size, with fresh ids.
 
     Each split has one partition and window. All rows are divided by partition and window before anything is written.
-    New rows get the `timeseries_id` that they lack (`data.rows.sort_order`). Rows of a merge are not changed. Without
+    New rows without a `timeseries_id` get one (`data.rows.sort_order`). Rows of a merge are not changed. Without
     rows, no split is written. Raises the errors of `write_split`.
 
     Args:
-        placed: A list to which the positions in `rows` of the splits' rows are appended, in the order of the splits.
+        placed: A list. For each split, in order, the positions of its rows in `rows` are appended.
         encodings: The encodings to use if there are enough rows for a choice. None to measure.
 
     Cost:

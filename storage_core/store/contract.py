@@ -1,4 +1,4 @@
-"""The object store contract: the few operations on which every guarantee of Tidemark rests.
+"""The object store contract: the few operations that every guarantee of Tidemark needs.
 
 See docs/architecture/object-store.md. The module has the protocol `ObjectStore` and the results of a put. It also has
 the rules for keys, and helpers that create or replace an object safely.
@@ -51,7 +51,7 @@ class SeekableFile(io.RawIOBase):
 
 
 PAGE_KEYS: Final = 1000
-"""The maximum number of keys that one LIST returns and that one request deletes."""
+"""The maximum number of keys in the result of one LIST, and in one request to delete."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,7 +195,7 @@ class ObjectStore(Protocol):
         ...
 
     def make_durable(self, key: str) -> None:
-        """Ensure that the object at `key`, which a read has returned, is durable. No request.
+        """Make the object at `key` durable. An earlier read must have returned the object. No request.
 
         If the put of an object returned `OutcomeUnknown`, in this or another process, the object may be visible and
         still be lost in a power failure. So a visible object counts as written only after this call. Raises
@@ -225,12 +225,12 @@ class ObjectStore(Protocol):
 
 
 class Place(ObjectStore, Protocol):
-    """A store into which other programs put objects, under names that they choose."""
+    """A store that also contains objects of other programs. These programs choose the names."""
 
     def browse(self) -> Iterator[ObjectInfo | Unnamed]:
         """Yield every object and every other entry of the store. One LIST per 1,000 keys.
 
-        No entry is skipped, opened or, in the case of a symlink, followed.
+        No entry is skipped or opened, and no symlink is followed.
         """
         ...
 
@@ -254,7 +254,7 @@ def exists(store: ObjectStore, key: str) -> bool:
 
 
 def missing(store: ObjectStore, keys: Collection[str]) -> list[str]:
-    """Return the keys that have no object, sorted.
+    """Return the keys without an object, in ascending order.
 
     Cost:
         One HEAD per key. For more than `LIST_FROM` keys: a LIST of their common prefix, and one HEAD per key that the
@@ -316,9 +316,9 @@ class ObjectFile(SeekableFile):
 
 
 # Creation of an object exactly once, even if the store's reply is lost (lessons 01, 02 and 04).
-#
-# A put whose reply is lost may have taken effect. A client library that retries the put then gets a conflict with its
-# own object. So after any result except `Committed`, these functions read the key again, and never delete an object.
+# A put may have taken effect although its reply was lost. A client library that retries the put then gets a conflict
+# with its own object. So after any result except `Committed`, these functions read the key again, and never delete an
+# object.
 
 
 _ATTEMPTS = 4
@@ -369,7 +369,7 @@ def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advic
 def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) -> bool:
     """Ensure that the object exists. Return True if this call wrote the object, False if it already existed.
 
-    Use this function for a key that is derived from the content, so that every writer writes the same bytes.
+    Use this function for a key that is derived from the content. Every writer then writes the same bytes.
 
     Args:
         advice: The end of the message of `CommitUnknown`, which contains the next step for the user.
@@ -398,10 +398,10 @@ def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) ->
 def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) -> bool:
     """Create `key` with `data` durably and return True. Return False if the key holds another writer's bytes.
 
-    Use this function for numbered keys that several writers compete for. The bytes must be unique to the caller, so
-    they contain a writer id and a number. If the stored bytes are equal to `data`, this call has written the object. So
-    the call succeeds even if a reply is lost or an attempt conflicts with an earlier attempt of this call. It never
-    creates a second object.
+    Use this function for numbered keys if several writers compete for the same number. The bytes must be unique to the
+    caller, so they contain a writer id and a number. If the stored bytes are equal to `data`, this call has written the
+    object. So the call succeeds even if a reply is lost or an attempt conflicts with an earlier attempt of this call.
+    It never creates a second object.
 
     Raises:
         CommitUnknown: The store reported no outcome in any attempt. The object may appear later.
@@ -432,7 +432,7 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
 
 
 def require_durable(store: ObjectStore, key: str, *, advice: str) -> None:
-    """Ensure that the object at `key`, which a read has returned, is durable.
+    """Make the object at `key` durable. An earlier read must have returned the object.
 
     Raises `CommitUnknown` if the object may still be lost in a power failure.
     """

@@ -50,7 +50,8 @@ from storage_core.store.contract import (
     why_unsafe,
 )
 
-# File system operations of the local store. They follow no symlink, and report as durable only what has been fsynced.
+# File system operations of the local store. They follow no symlink. They report an object as durable only after an
+# fsync.
 #
 # Every path is opened segment by segment, relative to the parent folder, with O_NOFOLLOW. So a symlink anywhere below
 # the root is refused, even if somebody replaces a folder with a symlink between a check and its use.
@@ -159,7 +160,7 @@ def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
 
 
 def list_folder(folder: int, key: str) -> list[str]:
-    """Return the names in the folder, in any order. Raises `Unavailable`, which names `key`."""
+    """Return the names in the folder, in any order. Raises `Unavailable` with the name `key`."""
     with typed(key or "."):
         return os.listdir(folder)
 
@@ -223,7 +224,7 @@ def remove_abandoned(root: Path, now_ms: int) -> int:
 
 
 def not_a_folder(root: Path) -> InvalidInput:
-    """Return the error for the location of a store at which there is a file."""
+    """Return the error for a store if there is a file at its location."""
     return InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root))
 
 
@@ -326,7 +327,7 @@ def _still_named(descriptor: int, folder: int, name: str) -> bool:
 
 
 def explained(error: OSError, folder: int | None, name: str, key: str) -> TidemarkError:
-    """Return the error for the object `key` that corresponds to an error of a system call on `name` in a folder."""
+    """Return the error for the object `key` after a system call on `name` in a folder has failed."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK) and _is_symlink(folder, name):
         return _symlink(key)
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
@@ -383,7 +384,7 @@ class _Attempt:
 class LocalStore:
     """A directory as an object store. Safe for any number of threads and processes on one machine.
 
-    A create-only put calls `link()` on a complete, fsynced file, which fails if the name exists. Compare-and-swap
+    A create-only put calls `link()` on a complete, fsynced file. The call fails if the name exists. Compare-and-swap
     compares and renames while it holds a lock file. So a reader sees only whole objects. Nothing is created before the
     first put. A symlink below the root is never followed, and raises `InvalidInput`. Empty folders stay, and contain no
     object.
@@ -590,7 +591,7 @@ def _read(descriptor: int, start: int, length: int, key: str) -> bytes:
 
 
 def walk(root: Path, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo | Unnamed]:
-    """Yield the content of a folder and its subfolders, as `LocalStore.browse` does. Only folders are opened.
+    """Yield the content of a folder and its subfolders, like `LocalStore.browse`. Only folders are opened.
 
     Args:
         folder_key: The key of the folder with a final `/`, or empty for the root.
@@ -637,7 +638,7 @@ def etag_of(status: os.stat_result) -> str:
 
 
 def _no_object(status: os.stat_result) -> str | None:
-    """Return the reason why a name is neither a regular file nor a folder, or None."""
+    """Return the reason why an entry is not an object. Return None for a regular file or a folder."""
     kind = stat.S_IFMT(status.st_mode)
     if kind in (stat.S_IFREG, stat.S_IFDIR):
         return None

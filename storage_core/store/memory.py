@@ -86,7 +86,7 @@ class MemoryStore:
         check_key(key)
 
     def list(self, prefix: str, start_after: str | None = None) -> Iterator[ObjectInfo]:
-        """Yield the objects whose key starts with `prefix`, as of this call, in key order."""
+        """Yield the objects whose key starts with `prefix`, in key order. Changes after the call have no effect."""
         check_prefix(prefix)
         with self._lock:
             found = [_info(key, each) for key, each in self._objects.items() if key.startswith(prefix)]

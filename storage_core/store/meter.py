@@ -226,12 +226,12 @@ def prefetch(
     thread. `at_once` and `most` limit the memory, and the number of useless reads if the caller stops early or a read
     raises.
 
-    If a read raises, its error is raised in place of its result. No further read starts, and the function waits for the
-    active reads.
+    If a read fails, the function raises the error in place of the result. No further read starts, and the function
+    waits for the active reads.
 
     Args:
         read: Must be safe for threads.
-        at_once: The maximum number of started reads whose results the caller has not taken.
+        at_once: The maximum number of started reads with a result that the caller has not taken.
         weight: The weight of a key, for example its bytes.
         most: The maximum total weight of the started keys, unless only one key is started.
     """

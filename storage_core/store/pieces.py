@@ -37,15 +37,14 @@ from storage_core.store.meter import all_of
 
 # A folder of entries with a size limit. The least recently used entries are removed. All processes of a user may share
 # it.
-#
-# Only the entries themselves define the content. The folder has no index that could be damaged, and no lock that could
-# remain. An entry is a file or a folder of files. Its modification time is the time of its last use. Any process may
-# remove an entry at any time, as a whole. A reader of a removed file can continue to read, and a reader of a folder has
-# its own links to the files.
+# The entries alone define the content. The folder has no index that could be damaged, and no lock that could remain. An
+# entry is a file or a folder of files. Its modification time is the time of its last use. Any process may remove an
+# entry at any time, as a whole. A reader of a removed file can continue to read, and a reader of a folder has its own
+# links to the files.
 
 
 LARGEST: Final = 4
-"""A single write, and the bytes that one read caches, may have at most the size limit divided by this number."""
+"""The size limit divided by this number is the maximum of a single write, and of the bytes that one read caches."""
 
 IN_CACHE: Final = "tmp"
 """The argument of `storage_core.base.process` for folders in which entries are filled."""
@@ -55,7 +54,7 @@ TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 
 _LISTED = 64  # A process lists the folder again after it has written this fraction of the limit.
 _FULL = 8  # A process leaves this fraction of the limit free, so that eight processes can write until they list again.
-_BLOCKS_BYTES = 8192  # The maximum overhead of a piece on disk, because its bytes need not start or end at a block.
+_BLOCKS_BYTES = 8192  # The maximum overhead of a piece on disk. A piece need not start or end at a block.
 _UNUSED_NS = 10 * 365 * 24 * 3600 * 10**9
 _TOUCHED_NS = 60 * 10**9
 _FILE = re.compile(r"[0-9a-f]{32}\.split", re.ASCII)
@@ -65,7 +64,7 @@ _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 @dataclass(frozen=True, slots=True, order=True)
 class Entry:
-    """An entry, or a folder that is being filled to become an entry: last use, name and size on disk."""
+    """An entry, or an unfinished folder of a future entry: last use, name and size on disk."""
 
     used_ns: int
     name: str
@@ -173,7 +172,7 @@ def bounded_folder(settings: CacheSettings) -> BoundedFolder | None:
 
 
 def begin_unused(entry: int | Path) -> None:
-    """Set the time of a new entry so that it is removed before all entries that were used."""
+    """Set an early time for a new entry. The entry is then removed before all entries that were used."""
     now = time.time_ns() - _UNUSED_NS
     os.utime(entry, ns=(now, now))
 
@@ -301,8 +300,8 @@ class CachedPieces:
     """The cache of one reader, with its own counts. Several threads may share a `CachedPieces`.
 
     Args:
-        most_bytes: The number of bytes after which further pieces are neither cached nor recorded as used. So no read
-            takes too much of the cache, and a repeated read finds its first part.
+        most_bytes: The maximum number of bytes to cache. After that, pieces are not cached, and their use is not
+            recorded. So no read takes too much of the cache, and a repeated read finds its first part.
     """
 
     def __init__(
@@ -314,7 +313,7 @@ class CachedPieces:
         self._lock = OwnLock()
 
     def of_a_read(self) -> CachedPieces:
-        """Return the same cache for one read, which caches at most a quarter of the limit. It also counts here."""
+        """Return the same cache for one read. The read caches at most a quarter of the limit. It also counts here."""
         if self._folder is None:
             return self
         return CachedPieces(self._folder, meter=self._meter, most_bytes=self._folder.most_bytes // LARGEST)
@@ -381,7 +380,7 @@ class CachedPieces:
     ) -> bytes:
         """Return the bytes of a piece, from the cache or from `fetch`. The caller must verify bytes from `fetch`.
 
-        If fetched bytes have the checksum of the piece, they are written to the cache as `write` does. Raises the
+        If fetched bytes have the checksum of the piece, `write` writes them to the cache. Raises the
         errors of `fetch`.
         """
         if self._folder is None or not _is_elsewhere(uri):
@@ -514,9 +513,9 @@ _Value = TypeVar("_Value")
 
 
 class KeptValues:
-    """Cached values by names that identify their content, at most `most_bytes` in total. Safe for threads.
+    """Cached values of at most `most_bytes` in total. The name of a value identifies its content. Safe for threads.
 
-    The bytes that are fetched to make a value go through the cache `cached` if their content can be verified.
+    If fetched bytes can be verified, they are read from and written to the cache `cached`.
     """
 
     def __init__(self, most_bytes: int = KEPT_BYTES, cached: CachedPieces = NOT_CACHED) -> None:
@@ -561,7 +560,7 @@ class KeptValues:
         *,
         at_hand: Callable[[int], _Value | None] = lambda _: None,
     ) -> list[_Value]:
-        """Return the value of each of these names, as `made` does. Values that are not cached are made concurrently.
+        """Return the value of each of these names, like `made`. Values that are not cached are made concurrently.
 
         Args:
             make: A function that takes a position in `names` and returns the value.

@@ -1,12 +1,12 @@
-"""Locations of stores, and a probe of whether a store fulfills the contract.
+"""Locations of stores, and a probe of the required capabilities of a store.
 
 A location is `file:///…` or a plain path, `s3://bucket/prefix`, or `memory://name`. `open_store` returns the store at a
 location.
 
 `probe` checks a store once before it is used for a table. Some servers with S3's protocol treat a conditional write as
 an unconditional one. On such a server, two writers would both commit the same version, and nobody would notice. So
-Tidemark refuses the store, and names the missing capability. Some gateways drop the user metadata of objects. There, a
-put whose reply was lost would take its own object for another writer's object.
+Tidemark refuses the store, and names the missing capability. Some gateways drop the user metadata of objects. On such a
+gateway, a put with a lost reply would treat its own object as another writer's object.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ def is_relative(uri: str) -> bool:
 
 
 def _completed(uri: str) -> str:
-    """Return the canonical location, without the settings that may differ although the bucket is the same."""
+    """Return the canonical location, without the settings that may differ for the same bucket."""
     if scheme_of(uri) != "s3":
         return canonical(uri)
     return replace(parse_s3_uri(uri, os.environ), region=None, path_style=False).uri
@@ -329,7 +329,7 @@ def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     if not _is_remote(store):
         if store.uri.startswith("file://"):
             root = _file_path(store.uri)
-            with suppress(OSError):  # the first request reports it
+            with suppress(OSError):  # the first request reports the error
                 if not stat.S_ISDIR(root.stat().st_mode):
                     raise not_a_folder(root)
         return

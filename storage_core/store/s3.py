@@ -58,8 +58,8 @@ class Stored:
     """The result of a HEAD.
 
     Attributes:
-        age_ms: The age of the object by the server's clock, whose time is in the answer. If the answer has no time, the
-            age by this machine's clock.
+        age_ms: The age of the object. The current time is the server's time in the answer, or this machine's time if
+            the answer contains no time.
         write_id: The write id of the put that made the object. None if Tidemark did not make it.
     """
 
@@ -243,7 +243,7 @@ class MultipartPut:
         return done
 
     def give_up(self) -> None:
-        """Abort the upload unless it may have been completed. One DELETE, whose failure does not matter."""
+        """Abort the upload unless it may have been completed. One DELETE. A failure of the DELETE is ignored."""
         if self._abandonable and self._upload is not None:
             self._calls.once(lambda client: client.abort_multipart_upload(**self._target.place, UploadId=self._upload))
             self._abandonable = False

@@ -59,7 +59,7 @@ class _Lines:
 
 
 class WholeHead(HTTPResponse):
-    """A response that raises `RemoteDisconnected`, as for a missing answer, if its headers are incomplete."""
+    """A response. If its headers are incomplete, it raises `RemoteDisconnected`, the error for a missing answer."""
 
     def begin(self) -> None:
         """Read the headers."""
@@ -94,8 +94,8 @@ def _watching(pool: Any) -> Any:
 # fraction of the time.
 #
 # `S3Calls` uses either this client or boto3's client for these three calls, with the same results and the same
-# failures. The client sends one request per call. It repeats no request, follows no redirect, and accepts no answer
-# whose headers or body end too early. It waits in Python's own sockets, so a signal ends the wait at once.
+# failures. The client sends one request per call. It repeats no request and follows no redirect. It refuses an answer
+# if the headers or the body end too early. It waits in Python's own sockets, so a signal ends the wait at once.
 
 
 _MOST_KEPT = 64
@@ -175,7 +175,7 @@ class S3Reader:
         return {**head, **reply, "Body": _Body(response, head, partial(self._done, connection, response))}
 
     def _connection(self) -> HTTPConnection:
-        """Return a kept connection that the server has neither closed nor written to, or a new connection."""
+        """Return a kept connection if the server has not closed it or sent anything. Else return a new one."""
         while True:
             with self._lock:
                 connection = self._kept.pop() if self._kept else None
@@ -234,7 +234,7 @@ class _Body:
         data = self._response.read()
         said = self._head["HTTPHeaders"] if self._head["HTTPStatusCode"] == HTTPStatus.OK else {}
         for name, digest in _CHECKSUMS.items():
-            # A checksum with "-" is computed from the checksums of the parts in which the object was uploaded.
+            # A checksum with "-" is computed from the checksums of the uploaded parts.
             if name in said and "-" not in said[name] and digest(data) != base64.b64decode(said[name]):
                 raise WrongBytes
         return data
@@ -252,7 +252,7 @@ def _is_quiet(connection: HTTPConnection) -> bool:
 
 
 def _trust(authorities: Path | None) -> ssl.SSLContext:
-    """Return a TLS context that trusts these authorities, or by default the authorities that boto3 trusts."""
+    """Return a TLS context that trusts these authorities. The default authorities are those of boto3."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     shipped = (find_spec(each) for each in ("certifi", "botocore"))
     files = (Path(spec.origin).with_name("cacert.pem") for spec in shipped if spec is not None and spec.origin)

@@ -78,12 +78,12 @@ _MEANINGS: Mapping[Trouble, tuple[type[TidemarkError], str]] = {
 """The error class and the advice for each kind of failure. A failure of any other kind is temporary."""
 
 _OF_ONE_OBJECT = frozenset({Trouble.ABSENT, Trouble.NO_UPLOAD, Trouble.PRECONDITION, Trouble.CONTENTION, Trouble.RANGE})
-"""The kinds of failures that concern only one object, and not the rest of the store."""
+"""The kinds of failures that concern only a single object."""
 
 _OF_THE_STORE = frozenset(
     {Trouble.NO_BUCKET, Trouble.NO_KEYS, Trouble.NO_PROFILE, Trouble.KEYS_NOT_FETCHED, Trouble.NOT_SENT}
 )
-"""The kinds of failures whose message names no object, because every object has the same failure."""
+"""The kinds of failures that concern every object. Their messages contain no object."""
 
 RETRIED = frozenset({Trouble.NOT_SENT, Trouble.BUSY, Trouble.CONTENTION})
 

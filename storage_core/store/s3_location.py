@@ -11,16 +11,16 @@
 Credentials are never part of a location. boto3 finds them in its usual sources. A URI with credentials is refused, and
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
 
-A `Route` contains the host of reads and the keys for their signatures, if these can be determined without a client of
-boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes several times as long as the request
-itself. So reads use `s3_calls.S3Reader` if this module supports every setting that affects the reads. Reads use boto3
-if one of these is in use:
+A `Route` contains the host of reads and the keys for their signatures. There is a route only if these can be determined
+without a client of boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes several times as
+long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every setting that affects the
+reads. Reads use boto3 if one of these is in use:
 
 - a proxy
 - an AWS configuration that changes addresses or requests
 - a variable `AWS_…` that this module does not handle
 - another kind of bucket
-- a region whose hosts do not end in amazonaws.com
+- a region with hosts that do not end in amazonaws.com
 """
 
 from __future__ import annotations
@@ -108,7 +108,7 @@ def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     """Return the location of the URI, completed from the environment.
 
     Raises `InvalidInput` for an invalid bucket or prefix, for an unknown, repeated or empty parameter, and for anything
-    that looks like credentials. The message repeats neither the credentials nor the URI.
+    that looks like credentials. The message does not repeat the credentials or the URI.
     """
     rest = uri.split("://", 1)[1]
     path, _, query = rest.partition("?")

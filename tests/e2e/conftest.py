@@ -13,7 +13,7 @@ import pytest
 
 from examples.datasets import access_log_lines
 from jobs.spark.spark import Spark
-from storage_core.data.rows.windows import EVERY_WINDOW, WindowRange, window_range
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange, window_range
 from storage_core.data.steps import options_for
 from storage_core.log.job_run import JobReport, run
 from tests.e2e.raw_access_log import Line, Log, read

@@ -17,7 +17,7 @@ from playwright.sync_api import Browser, Page
 
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.data.rows.windows import window_range
+from storage_core.data.rows.window_range import window_range
 from storage_core.data.steps import Compact, Ingest
 from storage_core.log.actions import Txn
 from storage_core.log.job_run import run

@@ -14,7 +14,7 @@ import pytest
 from jobs.command import main as job_main
 from jobs.spark.spark import Spark
 from storage_core.base.errors import Corrupt
-from storage_core.data.rows.windows import window_name
+from storage_core.data.rows.window_range import window_name
 from storage_core.data.steps import Compact, options_for
 from storage_core.log.job_run import run
 from tidemark import Table

@@ -19,7 +19,7 @@ from pipelines.tables import read_tables
 from pipelines.upkeep.wanted import Seen
 from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.change.declaration import load
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.log.job_run import JobReport, report_of
 from storage_core.maintain.status import Owed
 from storage_core.store.contract import Overwrite

@@ -16,7 +16,7 @@ from jobs.spark.spark import Spark
 from pipelines.cli import main
 from storage_core.base.clock import SystemIds
 from storage_core.compact.execute import execute
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.steps import Audit
 from storage_core.log.actions import Remove
 from storage_core.log.job_run import run

@@ -19,7 +19,7 @@ from storage_core.base.errors import Corrupt, Fenced
 from storage_core.compact import planner, steps
 from storage_core.compact.steps import Executed, GroupLimits, GroupsOutcome, compact_groups, grouped, settle
 from storage_core.compact.work import CompactionTask
-from storage_core.data.rows.windows import WindowRange, window_name
+from storage_core.data.rows.window_range import WindowRange, window_name
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Compact
 from storage_core.log.actions import Remove

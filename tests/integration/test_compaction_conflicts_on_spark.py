@@ -16,7 +16,7 @@ import pytest
 
 from jobs.spark.spark import Spark
 from storage_core.change.declaration import load
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.steps import Compact, Merge
 from storage_core.log.actions import Remove
 from storage_core.log.job_run import Answer, Item, JobReport, run

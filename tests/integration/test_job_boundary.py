@@ -21,7 +21,7 @@ from jobs.spark.java import ROOT
 from jobs.spark.spark import Spark
 from storage_core.base.errors import InvalidInput, TidemarkError, Unavailable
 from storage_core.change.declaration import load
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.steps import CatchUp, Compact, Ingest
 from storage_core.log.job_run import Answer, Item, JobReport, JobRun, run
 from tidemark import Table

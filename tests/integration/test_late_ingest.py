@@ -11,7 +11,7 @@ import pytest
 
 from jobs.spark.spark import Spark
 from storage_core.data.formats.arrow_files import QuarantinedRows
-from storage_core.data.rows.windows import window_range
+from storage_core.data.rows.window_range import window_range
 from storage_core.data.settings.table import LatePolicy
 from storage_core.data.steps import Ingest
 from storage_core.log.job_run import run

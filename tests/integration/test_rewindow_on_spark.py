@@ -12,7 +12,7 @@ import pytest
 
 from jobs.spark.spark import Spark
 from pipelines.cli import main
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Compact, Ingest
 from storage_core.log.job_run import Answer, Item, run

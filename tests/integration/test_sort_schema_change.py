@@ -17,7 +17,7 @@ from storage_core.base.errors import CommitConflict, InvalidInput
 from storage_core.change.declaration import load
 from storage_core.compact.debt import Task
 from storage_core.compact.execute import execute
-from storage_core.data.rows.windows import EVERY_WINDOW, WindowRange
+from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import Compact
 from storage_core.log.job_run import JobReport, run

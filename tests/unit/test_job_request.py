@@ -7,7 +7,7 @@ import pytest
 from jobs.command import from_arguments, to_arguments
 from pipelines.commands.arguments import duration_ms
 from storage_core.base.errors import InvalidInput
-from storage_core.data.rows.windows import WindowRange, window_name, window_range
+from storage_core.data.rows.window_range import WindowRange, window_name, window_range
 from storage_core.data.settings.layout import Mode
 from storage_core.data.steps import (
     STEPS,

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from storage_core.base.errors import CommitConflict, InvalidInput
-from storage_core.data.rows.windows import window_range
+from storage_core.data.rows.window_range import window_range
 from storage_core.data.settings.table import LateData, TableConfig
 from storage_core.maintain.check import fsck
 from storage_core.store.meter import MeteredStore

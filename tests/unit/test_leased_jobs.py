@@ -20,7 +20,7 @@ from storage_core.base.process import holder_of, is_dead
 from storage_core.compact import steps
 from storage_core.data.formats.documents import decode_lease
 from storage_core.data.formats.keys import lock_key
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.data.steps import Checkpoint, Merge
 from storage_core.log.job_run import POLL_MS, JobRun, Metrics, run
 from storage_core.log.lease import TTL_MS, acquire, break_lease, stored_leases

@@ -209,19 +209,19 @@ def test_a_line_can_need_a_wider_column_and_a_new_one(project: Project) -> None:
 def test_two_runs_that_add_columns_at_once_both_land_their_rows_once(project: Project) -> None:
     project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1, "city": "Rome"})
 
-    class Overtaken(Spark):
+    class RacingRun(Spark):
         rounds = 0
 
         def map(self, *arguments: Any, **options: Any) -> list[Any]:
             answers = super().map(*arguments, **options)
-            Overtaken.rounds += 1
-            if Overtaken.rounds == 2:  # the schema of the first run is decided
+            RacingRun.rounds += 1
+            if RacingRun.rounds == 2:  # the schema of the first run is decided
                 project.land("b", {"id": 2, "city": 5, "zip": 1})
                 assert project.ingest().status == "committed"
             return answers
 
     Table.declare(load(project.file), project.uri)
-    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), Overtaken())
+    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), RacingRun())
     assert report.status == "nothing_to_do", "the other run landed both files"
     assert project.rows("city", "zip") == [(1, "Rome", None), (2, "5", 1)]
 
@@ -231,17 +231,17 @@ def test_a_run_plans_again_if_another_process_adds_a_column(project: Project, co
     project.declare("format: ndjson, on_new_field: add").land("a", {"id": 1, "city": "Rome"})
     Table.declare(load(project.file), project.uri)
 
-    class Overtaken(Spark):
+    class RacingRun(Spark):
         rounds = 0
 
         def map(self, *arguments: Any, **options: Any) -> list[Any]:
             answers = super().map(*arguments, **options)
-            Overtaken.rounds += 1
-            if Overtaken.rounds == 2:
+            RacingRun.rounds += 1
+            if RacingRun.rounds == 2:
                 Table.open(project.uri).add_column(column, type_)
             return answers
 
-    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), Overtaken())
+    report = run(Ingest(table_uri=project.uri, declaration=str(project.file)), RacingRun())
     assert (report.status, report.metrics.rows_out) == ("committed", 1)
     assert report.metrics.columns_added == (0 if column == "city" else 1)
     assert project.rows("city") == [(1, "Rome")]

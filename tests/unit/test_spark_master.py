@@ -185,7 +185,8 @@ def test_the_java_that_the_setup_brought_along_is_taken_where_there_is_no_other(
     ],
 )
 def test_a_file_that_spark_misses_is_named_without_the_text_of_java(text: str, file: str) -> None:
-    errors = pytest.importorskip("pyspark.errors")
-    found = failure_of(errors.PySparkException(f"An error occurred\n: {text}"))
+    from pyspark.errors import PySparkException
+
+    found = failure_of(PySparkException(f"An error occurred\n: {text}"))
     assert isinstance(found, NotFound)
     assert str(found) == f"Spark reads the file {file}, which is missing. Restore it, then run again"

@@ -16,7 +16,7 @@ from storage_core.base.errors import CommitConflict, InvalidInput, Unsupported
 from storage_core.change import declaration
 from storage_core.compact import planner, rewindow
 from storage_core.compact.planner import choose
-from storage_core.data.rows.windows import WindowRange
+from storage_core.data.rows.window_range import WindowRange
 from storage_core.log import actions, conflicts, snapshot
 from storage_core.maintain.audit import audit
 from storage_core.table import Table

@@ -1,6 +1,6 @@
 """Two assets downstream of the table: one partitioned by day, and one over all days. Both are tables."""
 
-# Without `from __future__ import annotations`: Dagster reads the annotations.
+# This module omits `from __future__ import annotations`, because Dagster reads the annotations.
 
 from typing import Any
 

@@ -59,7 +59,7 @@ _REFUSALS = (
 DEEPEST = 64
 """The maximum nesting depth of a column's type. The readers of Spark and Parquet support much deeper types."""
 _MOST_EXPANSION = 255
-"""The maximum number of bytes that one byte of LZ4, which Tidemark uses, expands to. Zstd may reach 30,000."""
+"""The maximum number of bytes that one byte of LZ4 expands to. Tidemark uses LZ4. Zstd may reach 30,000 bytes."""
 
 # Field numbers in the flatbuffers of Arrow's Message.fbs, and the size of its `Buffer`.
 _HEADER, _DICTIONARY_DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
@@ -71,7 +71,7 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    Lengths that are wrong, or that LZ4 cannot expand to, are refused before memory is allocated for them.
+    Wrong lengths, and lengths that LZ4 cannot expand to, are refused before memory is allocated for them.
 
     Args:
         data: The stream.
@@ -110,7 +110,7 @@ def require_readable(records: pa.Table) -> None:
 
 
 def require_shallow(schema: pa.Schema) -> None:
-    """Raise `ValueError` for a column that nests too many types."""
+    """Raise `ValueError` for a column with too many nested types."""
     level, kinds = 0, [field.type for field in schema]
     while kinds:
         level += 1
@@ -168,7 +168,7 @@ def _follow(metadata: memoryview, at: int) -> int:
 
 
 def _table(metadata: memoryview, table: int, number: int) -> int | None:
-    """Return the position of the table or vector that a table's field refers to."""
+    """Return the position of the table or vector to which a table's field refers."""
     at = _field(metadata, table, number)
     return None if at is None else _follow(metadata, at)
 
@@ -192,7 +192,7 @@ _WAL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalEntry:
-    """One WAL entry: its writer and epoch, the generation that it will be flushed into, and its records in order.
+    """One WAL entry: its writer and epoch, the generation of the next flush, and its records in order.
 
     `records` has the columns of `rows.fold.record_schema`. `number` is the position in the log for which the entry was
     written. `nonce` is random text. Both are None if the release that wrote the entry did not store them.
@@ -376,7 +376,7 @@ Entry = RejectedLines | QuarantinedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneLines:
-    """Lines or rows that left the quarantine: the file, as in the entries, and the numbers of the lines, sorted."""
+    """Lines or rows that left the quarantine: the file, in the form of the entries, and the sorted line numbers."""
 
     source: str
     size: int | None
@@ -386,7 +386,7 @@ class DoneLines:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """The lines and rows that left the quarantine in the commit that names this receipt.
+    """The lines and rows that left the quarantine in one commit. The commit refers to this receipt.
 
     `number` counts these commits from 1.
     """
@@ -461,7 +461,7 @@ def _ranges(lines: Sequence[int]) -> list[list[int]]:
 
 
 _MOST_LINES = 2**24
-"""The most numbers of lines in one object. A larger number in damaged bytes would fill memory."""
+"""The maximum number of line numbers in one object. Damaged bytes with a larger number would fill the memory."""
 
 
 def _lines_of(ranges: Any) -> tuple[int, ...]:

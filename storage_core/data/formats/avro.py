@@ -12,7 +12,7 @@ functions convert bytes to records or columns and back, without I/O on the table
   value has no bytes, so a few bytes can state any number of values.
 - **Schemas of records that Tidemark writes** (`record_schema`, `optional`), without Avro's boilerplate.
 - **Containers** (`inspect`): the walk over the blocks costs a few steps per block. It guarantees four things that the
-  decoders do not guarantee. A file that ends between two blocks too early is an error, and not a shorter file. A block
+  decoders do not guarantee. If a file ends too early between two blocks, the file is refused. A block
   never expands beyond a limit. A decoder never receives an incomplete container. A decoder never receives a schema with
   which it would not end. (Apache Avro 1.11 specification, "Object Container Files", and lessons 60, 61 and 82.)
 - **Writing** (`write_container`): the same records give the same bytes.
@@ -162,7 +162,7 @@ _PRIMITIVES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double
 
 
 def least_bytes(text: bytes, where: str) -> int:
-    """Return the least number of bytes of a record with this schema. Raises `Corrupt`, which names `where`.
+    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt` with the name `where`.
 
     See the module's docstring for the schemas that are refused.
     """
@@ -282,7 +282,7 @@ _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
 
-# The address space of DataFusion: its libraries, whose allocator reserves 2 GiB. For each of its threads (one per core
+# The address space of DataFusion: its libraries. Their allocator reserves 2 GiB. For each of its threads (one per core
 # and some more), a stack and a heap. For each byte of a block, twice the data that may be decoded from it.
 _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20
@@ -510,7 +510,7 @@ class _Cursor:
             if byte < 0x80:
                 self.position += index + 1
                 return (number >> 1) ^ -(number & 1)
-        self.take(_LONGEST_LONG)  # refused if the file ends inside the number
+        self.take(_LONGEST_LONG)  # raises an error if the file ends inside the number
         raise Corrupt(f"{self.where}: a number at byte {self.position} is longer than 64 bits", key=self.where)
 
     def require_checksum(self, found: bytes) -> None:

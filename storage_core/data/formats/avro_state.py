@@ -141,7 +141,7 @@ PROGRESS_STATE_SCHEMA: Schema = record_schema(
     [*_STATE_FIELDS, avro_field("progress", array(_PROGRESS_INFO_SCHEMA), default=[])],
     namespace="io.indextables.state",
 )
-"""The schema of a state whose transactions are columns: format 2."""
+"""The schema of a state that stores transactions as columns: format 2."""
 
 PROGRESS_SCHEMA: Schema = record_schema(
     "ProgressEntry",
@@ -198,7 +198,7 @@ def encode_progress(rows: Iterable[ProgressRow], compression: Compression = Comp
 
 
 def decode_progress(data: bytes, where: str) -> list[ProgressRow]:
-    """Return the transactions of an Avro file in its order. Raises `Corrupt`, which names `where`."""
+    """Return the transactions of an Avro file in its order. Raises `Corrupt` with the name `where`."""
     found = read_columns(data, where)
     try:
         apps = found.column("appId").cast(pa.string())
@@ -238,7 +238,7 @@ def progress_info(record: Mapping[str, Any]) -> ProgressInfo:
 
 FORMAT_VERSION = 1
 PROGRESS_FORMAT_VERSION = 2
-"""The format of a state whose transactions are columns.
+"""The format of a state that stores transactions as columns.
 
 Early 0.1 releases refuse this format. Otherwise they would ignore the transactions and ingest all files again.
 """
@@ -336,7 +336,7 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
 
 
 def decode_state(data: bytes, where: str) -> StateManifest:
-    """Return the state manifest in `data`, from any writer. Raises `Corrupt`, which names `where`."""
+    """Return the state manifest in `data`, from any writer. Raises `Corrupt` with the name `where`."""
     found = inspect(data, where)
     if found.records != 1:
         raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)

@@ -1,4 +1,4 @@
-"""Bundles, which are several files in one object, and translations of row numbers, which are stored as bundles.
+"""Bundles and translations. A bundle is several files in one object. A translation of row numbers is a bundle.
 
 A bundle has this layout:
 
@@ -88,7 +88,7 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A packed object, and the values that the log must record so that readers can find and verify its parts."""
+    """A packed object, and the values for the log. Readers need these values to find and verify the parts."""
 
     data: bytes
     footer_offset: int
@@ -139,7 +139,7 @@ def read_directory(tail: bytes, expected: Expected) -> Directory:
     footer = tail[: -_TRAILER.size]
     if length != len(footer):
         raise _corrupt(where, f"the directory has {len(footer)} bytes, its trailer says {length}")
-    # The checksum covers the version byte, so a flipped bit in this byte is damage and not a newer format.
+    # The checksum covers the version byte. So a flipped bit in this byte is reported as damage, not as a newer format.
     if xxhash.xxh3_64_intdigest(footer + magic) != digest:
         raise _corrupt(where, "the checksum of the directory does not match")
     _check_magic(magic, where)
@@ -170,7 +170,7 @@ def unpack_bundle(data: bytes, expected: Expected) -> dict[str, memoryview]:
 
 
 def verify_part(data: bytes | memoryview, part: Part, where: str) -> None:
-    """Raise `Corrupt`, which names the object and the part, unless `data` is exactly what was packed as `part`."""
+    """Raise `Corrupt` with the object and the part unless `data` is exactly what was packed as `part`."""
     if len(data) != part.length:
         raise _corrupt(where, f"part {part.name!r} has {len(data)} bytes, expected {part.length}")
     if checksum(data) != part.xxh3:
@@ -276,7 +276,7 @@ class TranslationMap:
         return int(self.order.nbytes + rows) + sum(map(_bytes_of, self.dropped)) + 1
 
     def places(self, source: int, rows: Rows) -> tuple[Rows, Rows]:
-        """Return which of these rows of an input were moved, as indexes in `rows`, and the new position of each.
+        """Return the moved rows among `rows` of an input, as indexes in `rows`, and the new position of each.
 
         Positions count the rows of all outputs, one output after the other.
         """

@@ -98,7 +98,7 @@ class CheckpointKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointHint:
-    """The content of the hint: a version with a checkpoint, and metrics of it.
+    """The content of the hint: a version with a checkpoint, and metrics of the checkpoint.
 
     `created_at_ms` is the time of the commit.
     """
@@ -128,7 +128,7 @@ def encode_hint(hint: CheckpointHint, *, nonce: str) -> bytes:
 
 
 def decode_hint(data: bytes) -> tuple[int, CheckpointKind] | None:
-    """Return the version in the hint and its form.
+    """Return the version in the hint and the form of the checkpoint.
 
     Return None for invalid bytes, because no reader relies on a hint.
     """
@@ -230,7 +230,7 @@ class Tag:
 
 @dataclass(frozen=True, slots=True)
 class Tags:
-    """The tags of a table by name, including expired tags, as one object contained them.
+    """The tags of a table by name, read from one object. Expired tags are included.
 
     `etag` is None without an object.
     """
@@ -249,10 +249,10 @@ _TAG = JsonRecord(Tag, read={"name": validate_tag_name})
 
 
 def encode_tags(wanted: Tags, *, nonce: str) -> bytes:
-    """Return the bytes of the next object, whose counter is one higher than that of `tags`. `nonce` must be unique."""
+    """Return the bytes of the next object. Its counter is one higher than that of `tags`. `nonce` must be unique."""
     found = {name: _TAG.write(tag) for name, tag in sorted(wanted.by_name.items())}
     for each in found.values():
-        del each["name"]  # the name is the key of the tag
+        del each["name"]  # the key of the tag already contains the name
     return _TAGS.encode({"counter": wanted.counter + 1, "nonce": nonce, "tags": found})
 
 
@@ -322,7 +322,7 @@ def _region(body: Mapping[str, Any]) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The last possibly collected chunk of one writer, its last record, and when this was recorded, in ms."""
+    """The last possibly collected chunk of one writer, its last record, and the time of this entry in ms."""
 
     number: int
     sequence: int

@@ -59,7 +59,7 @@ class RawPosition:
 
     Attributes:
         name: The name of the raw log.
-        rounds: The chunks in order, in the rounds in which they would have been distributed.
+        rounds: The chunks in order. Each round contains the chunks that one round of a distribution would copy.
         further: For each region and writer, the last chunk in the region, if this chunk is after the offset in the
             table's log.
     """

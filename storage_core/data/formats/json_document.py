@@ -52,7 +52,7 @@ class JsonDocument:
 
     Attributes:
         called: The name of the document in errors.
-        format: The newest format that this release reads, and the format that it writes.
+        format: The format that this release writes. It reads this format and older formats.
         unnumbered: True if the document contains no format number.
         has_checksum: Whether the document contains the xxh3-64 of all other fields under `xxh3`.
         advice: What to do about a damaged document. None stands for the default advice.

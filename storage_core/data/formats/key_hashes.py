@@ -60,7 +60,7 @@ def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
 
 
 def within(wanted: Hashes, hashes: Hashes) -> Places:
-    """Return the positions of the wanted hashes in `hashes`, which is ascending. A hash may have several positions."""
+    """Return the positions of the wanted hashes in the ascending `hashes`. A hash may have several positions."""
     first = np.searchsorted(hashes, wanted, side="left")
     lengths = np.searchsorted(hashes, wanted, side="right") - first
     starts = np.cumsum(lengths) - lengths
@@ -190,7 +190,7 @@ class BloomFilter:
     def may_contain(self, hashes: Hashes) -> npt.NDArray[np.bool_]:
         """Return, for each hash, False if the key was certainly not added, else True.
 
-        For a key that was not added, the result is True in about 1 of 1,000 cases.
+        For other keys, the result is True in about 1 of 1,000 cases.
         """
         blocks, bits = _positions(hashes, len(self.words))
         found: npt.NDArray[np.bool_] = (self.words[blocks] & bits == bits).all(axis=1)
@@ -207,7 +207,7 @@ DENIES_NOTHING = BloomFilter(0, np.full((1, len(_SALTS)), 2**32 - 1, dtype=np.ui
 
 
 def build_bloom(hashes: Hashes) -> BloomFilter:
-    """Return a filter of these hashed keys, whose size depends on their number. It contains every added key."""
+    """Return a filter of these hashed keys. The number of keys determines its size. It contains every added key."""
     blocks = 1
     while blocks * _BLOCK_BITS < len(hashes) * BITS_PER_KEY:
         blocks *= 2
@@ -287,7 +287,7 @@ class KeyIndex:
         return self.hashes.nbytes + self.entry.nbytes + self.row.nbytes
 
     def find(self, wanted: Hashes) -> Mapping[int, Rows]:
-        """Return, for each entry, the ascending rows whose keys have one of the wanted hashes."""
+        """Return, for each entry, the ascending rows with a key that has one of the wanted hashes."""
         found = within(np.unique(wanted), self.hashes)
         entry, row = self.entry[found], self.row[found]
         return {int(each): np.sort(row[entry == each]).astype(np.int64) for each in np.unique(entry)}

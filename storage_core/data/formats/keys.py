@@ -1,8 +1,8 @@
-"""Keys of the objects of tables and of raw logs, built and parsed by the templates of `kinds`.
+"""Keys of the objects of tables and of raw logs. The templates of `kinds` define the keys.
 
 Keys are relative to the root of the table or raw log (docs/architecture/object-store.md, "Keys"). `parse(build(x))`
-returns x, and each key that can be parsed is exactly the key that its builder returns. So the key of an object has a
-single spelling. A key that cannot be parsed does not belong to Tidemark, and its object is never read or deleted.
+returns x. If a key can be parsed, its builder returns exactly this key. So the key of an object has a single spelling.
+Other keys do not belong to Tidemark. Tidemark never reads or deletes their objects.
 
 Below the root of a raw log, only these keys are valid (docs/architecture/ingestion.md, "Raw log"):
 
@@ -59,7 +59,7 @@ ICEBERG_FOLDER: Final = "_iceberg"
 ICEBERG_PREFIX: Final = f"{ICEBERG_FOLDER}/metadata/"
 
 NULL_PARTITION: Final = "__HIVE_DEFAULT_PARTITION__"
-"""The name of the folder for rows whose partition value is null, as in Hive."""
+"""The name of the folder for rows with a null partition value, as in Hive."""
 
 _LONGEST_NAME: Final = 64
 _LONGEST_VALUE: Final = 128
@@ -236,7 +236,7 @@ def gc_boundary_key() -> str:
 
 
 def tags_key() -> str:
-    """Return the key of the table's tags, which are all in one object."""
+    """Return the key of the object that contains all tags of the table."""
     return KINDS[KeyKind.TAGS].key()
 
 
@@ -296,7 +296,7 @@ def iceberg_hint_key() -> str:
 
 
 def validate_table_name(name: str) -> str:
-    """Return `name` if it is a valid table name. Raises `InvalidInput`, which describes valid names."""
+    """Return `name` if it is a valid table name. Raises `InvalidInput` with a description of valid names."""
     return _matching(_TABLE_NAME, name, "a table name (1 to 63 of a-z 0-9 _ -, not starting with _ or -)")
 
 
@@ -328,7 +328,7 @@ def partition_folder(name: str, value: str | None) -> str:
 
 
 def folder_value(value: str | None) -> str:
-    """Return the part of the folder's name after the equals sign, which represents the value."""
+    """Return the part of the folder's name after the equals sign. This part represents the value."""
     return NULL_PARTITION if value is None else _encoded(value, _LONGEST_VALUE, behind="=")
 
 

@@ -1,7 +1,7 @@
-"""The kinds of objects that Tidemark stores, each declared once (decision 0041, docs/spec.md, section 1).
+"""The kinds of stored objects. Each kind is declared once (decision 0041, docs/spec.md, section 1).
 
-An entry of `KINDS` describes one kind: the form of its keys, and the kinds of the objects to which its objects refer.
-An entry also states what protects an object from the collector, and where an object can contain values of rows. The
+An entry of `KINDS` describes one kind: the form of its keys, and the kinds to which its objects refer. An entry also
+contains the protection of an object from the collector, and the parts of an object that can contain values of rows. The
 entries are used by the code that builds and parses keys, and by the collector, the check, forgetting, clones and
 repair. `storage_core.maintain.walk` reads the objects.
 
@@ -115,7 +115,7 @@ def reversed_name(number: int) -> str:
 
 
 def number_of(name: str) -> int:
-    """Return the number whose name `reversed_name` returns. Raises `InvalidInput` for any other text."""
+    """Return the number for a name that `reversed_name` returned. Raises `InvalidInput` for any other text."""
     if not re.fullmatch(_BITS, name, re.ASCII):
         raise InvalidInput(f"expected 64 characters, each 0 or 1, found {name!r}", name=name)
     number = int(name[::-1], 2)
@@ -266,12 +266,12 @@ class Reason(StrEnum):
 
 
 class Keeper(StrEnum):
-    """The reason for which the collector keeps an object."""
+    """The reason why the collector keeps an object."""
 
     NOTHING = "nothing"
     ALWAYS = "always"
     REFERENCE = "reference"
-    """A reference. A root, or an object that is reachable from a root, names the key of the object."""
+    """A reference. A root, or an object that is reachable from a root, contains the key of the object."""
     NUMBER = "number"
     """The number of the object. The first retained number of the kind and all greater numbers are protected."""
     REGION = "region"
@@ -297,7 +297,7 @@ class ObjectKind:
     Attributes:
         kind: The name of the kind.
         template: The form of the key. It consists of text and of parts such as `{name:form}`.
-        refers_to: The kinds of the objects that an object of this kind names.
+        refers_to: The kinds of the objects to which an object of this kind refers.
         keeper: What protects objects of this kind from the collector.
         unneeded: The reason to delete an unprotected object.
         removed: The reason to delete an object that a commit removed.
@@ -433,7 +433,7 @@ _ALL: Final = (
         rows=Rows.WHOLE,
         shared=True,
     ),
-    # An action does not name the deletion vector that it replaces. A deletion vector that no action names may be
+    # An action does not refer to the deletion vector that it replaces. A deletion vector without an action may be
     # uncommitted.
     _by_reference(_K.VECTOR, "splits/{folder:folder}/{id:uuid}.dv", unneeded=_R.UNNAMED_VECTOR, shared=True),
     _by_reference(
@@ -568,7 +568,7 @@ KINDS: Final[Mapping[KeyKind, ObjectKind]] = {each.kind: each for each in _ALL}
 
 
 def document_of(kind: KeyKind) -> JsonDocument:
-    """Return the codec of a kind whose objects are one JSON document. Raises `LookupError` for another kind."""
+    """Return the codec of a kind with JSON documents as objects. Raises `LookupError` for another kind."""
     document = KINDS[kind].document
     if document is None:
         raise LookupError(f"objects of the kind {kind} are not one JSON document")
@@ -576,7 +576,7 @@ def document_of(kind: KeyKind) -> JsonDocument:
 
 
 def with_rows(*rows: Rows) -> frozenset[KeyKind]:
-    """Return the kinds of tables whose objects can contain values of rows in one of these ways."""
+    """Return the kinds of table objects that can contain values of rows in one of these ways."""
     return frozenset(each.kind for each in _ALL if each.tables and each.rows in rows)
 
 
@@ -590,7 +590,7 @@ CHECKPOINTS: Final = _kinds(_K.STATE, _K.JSON_CHECKPOINT)
 """The roots of checkpoints."""
 
 PARTS_OF_CHECKPOINTS: Final = frozenset(part for root in CHECKPOINTS for part in KINDS[root].refers_to) - SHARED
-"""The objects that a checkpoint consists of, except its root."""
+"""The objects of a checkpoint, except its root."""
 
 REUSED: Final = frozenset(each.kind for each in _ALL if each.reused)
-"""The kinds whose objects a stalled writer could write again under the same name after their deletion."""
+"""The kinds with reused names. After a deletion, a stalled writer could write the same name again."""

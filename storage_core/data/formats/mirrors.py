@@ -5,7 +5,7 @@ commit is newline-delimited JSON with one action per line. The mirror's own data
 any content and other readers ignore it. Texts are UTF-8 without `\u` escapes for characters above U+FFFF. The JSON
 decoder of delta-rs turns the two halves of such an escape into another character.
 
-**Iceberg.** The second part reads the mirror's own objects: which version is shown, and which files are named. Metadata
+**Iceberg.** The second part reads the mirror's own objects: the shown version, and the files in the mirror. Metadata
 files are JSON. Manifest lists and manifests are Avro. Their form is that of Iceberg's specification. pyiceberg writes
 these objects (`storage_core.interop`), but this module does not need it. The objects contain absolute locations, so a
 mirror is valid only at the location where it was written.
@@ -35,7 +35,8 @@ A writer that does not support a feature of a table must not write or vacuum the
 """
 
 ENCODING: Final = "utf-8"
-"""The encoding of a commit if no commit up to it has statistics with escapes that other readers misread."""
+"""The encoding of a commit. With this encoding, no statistics up to the commit contain escapes that other readers
+misread."""
 
 Json = dict[str, Any]
 
@@ -58,7 +59,7 @@ class Shown:
         id: The id of the commit.
         features: The features that readers need.
         metadata: A checksum of the last declaration.
-        widened: The columns whose numbers were narrower earlier, by their stored names.
+        widened: The stored names of the columns that had narrower numbers earlier.
         encoding: `ENCODING`, or empty in commits of releases that escaped text.
     """
 
@@ -112,7 +113,7 @@ def encode_delta(actions: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def decode_delta(data: bytes, version: int, where: str) -> MirrorCommit:
-    """Return the commit in these bytes. Raises `Corrupt`, which names `where`."""
+    """Return the commit in these bytes. Raises `Corrupt` with the name `where`."""
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         infos, adds, removes, metadata = (
@@ -145,8 +146,8 @@ def vector(bitmap: bytes, cardinality: int) -> Json:
     """Return the descriptor of an inline deletion vector.
 
     `bitmap` is a portable Roaring bitmap of 32 bits and is not empty. Delta requires a bitmap of 64 bits.
-    The 64-bit form consists of the number of 32-bit bitmaps, followed by the upper 32 bits of its rows and the bitmap
-    for each bitmap.
+    The 64-bit form begins with the number of 32-bit bitmaps. For each bitmap, the upper 32 bits of its rows and the
+    bitmap follow.
     """
     data = struct.pack("<IQI", _MAGIC, 1, 0) + bitmap
     return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": cardinality}
@@ -244,7 +245,8 @@ class IcebergMetadata:
 class NamedFile:
     """An entry of a manifest. `key` is the key of a split.
 
-    `version` is the version of the snapshot that added the split. If the entry is not live, this snapshot removed it.
+    `version` is the version of the snapshot that added the split. If the entry is not live, it is the version of the
+    snapshot that removed the split.
     """
 
     key: str
@@ -253,7 +255,7 @@ class NamedFile:
 
 
 def decode_iceberg(data: bytes, number_: int, where: str) -> IcebergMetadata:
-    """Return the metadata in these bytes. Raises `Corrupt`, which names `where`."""
+    """Return the metadata in these bytes. Raises `Corrupt` with the name `where`."""
     try:
         found = json.loads(data)
         location = text(found["location"])

@@ -1,4 +1,4 @@
-"""Footers of Parquet files, and the compact protocol of Thrift in which they are written.
+"""Footers of Parquet files, and the encoding of footers, which is Thrift's compact protocol.
 
 The bytes may come from an untrusted writer. The first part reads Thrift's compact protocol as Parquet uses it. The
 second part finds a footer, checks the metadata of its column chunks, and shortens the footers of files with single
@@ -132,7 +132,7 @@ def _list_head(data: bytes | memoryview, position: int) -> tuple[int, int, int]:
     """Return the kind and the number of a list's values, and where the first value begins."""
     head = data[position]
     size, position = head >> 4, position + 1
-    if size == 15:  # the size does not fit into half a byte and follows separately
+    if size == 15:  # the size does not fit into half a byte, so it follows separately
         size, position = _unsigned(data, position)
     if size > len(data):
         raise ValueError(f"a list of {size} values")
@@ -150,7 +150,7 @@ def _unsigned(data: bytes | memoryview, position: int) -> tuple[int, int]:
         byte = data[position]
         position += 1
         number |= (byte & 0x7F) << shift
-        if byte < 0x80:  # the last byte of a number
+        if byte < 0x80:  # this is the last byte of the number
             return number, position
     raise ValueError("a number without an end")
 
@@ -215,7 +215,7 @@ def schema_bytes(footer: bytes) -> bytes | None:
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
     """Return the end of a file without its page indexes, and the position at which this end must be written.
 
-    `end` contains the bytes from the footer on, and so does the result. Bounds for readers from before 2018 and
+    Both `end` and the result contain the bytes from the footer on. Bounds for readers from before 2018 and
     histograms are removed, too. Return None for a file with several row groups, a column chunk with several data pages,
     no indexes, or other data after the indexes.
     """
@@ -241,7 +241,7 @@ class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far eno
 
 
 class _Pages(SeekableFile):
-    """A file object whose bytes must not be read."""
+    """A file object. Its bytes must not be read."""
 
     def read(self, size: int = -1, /) -> bytes:
         raise _NotRead(f"{size} bytes")

@@ -16,8 +16,8 @@ log"). The schema is `LogRecord`: `id`, `timestamp_ms`, `table`, `key`, `operati
 A record's id is `<writer>:<sequence number>`, which is never reused. The pair of writer and number is unique, so two
 chunks never have equal bytes. The same chunk has the same bytes in every store.
 
-**Columns.** `decode_columns` decodes a chunk without an object per record. A chunk that it cannot decode is passed to
-`decode_chunk`, which reports the fault.
+**Columns.** `decode_columns` decodes a chunk without an object per record. If it cannot decode a chunk, `decode_chunk`
+decodes the chunk and reports the fault.
 
 **Record ids.** The ids that producers gave to the records of some chunks are stored as an Arrow IPC stream (LZ4), named
 by its content:
@@ -367,7 +367,7 @@ def columns_of(chunk: RawChunk) -> RawColumns:
 
 
 def _columns(data: bytes, head: ChunkHead, where: str) -> pa.Table | None:
-    """Return the columns of a chunk whose header is valid. Return None if the records do not match the header."""
+    """Return the columns of a chunk with a valid header. Return None if the records do not match the header."""
     try:
         found = read_columns(data, where, head.container)
     except Corrupt:

@@ -2,7 +2,7 @@
 
 The raw log does not contain the schemas of tables, so the text of a value must contain its type
 (docs/architecture/ingestion.md, "Records"). A value that JSON supports is written as JSON. Any other value is an object
-with one member, whose name is a tag:
+with one member. The name of the member is a tag:
 
 | Value | Written as | | Value | Written as |
 |---|---|---|---|---|
@@ -163,7 +163,7 @@ def _time(value: np.datetime64 | dt.date) -> object:
             raise ValueError(f"{value} has digits below the microsecond. Round it")
         case np.datetime64():
             return _time(value.astype("datetime64[us]").item())
-        case dt.datetime() if getattr(value, "nanosecond", 0):  # of pandas
+        case dt.datetime() if getattr(value, "nanosecond", 0):  # a timestamp of pandas
             raise ValueError(f"{value} has digits below the microsecond. Round it")
         case dt.datetime() if value.tzinfo is None:
             return {"$local": value.isoformat()}
@@ -171,7 +171,7 @@ def _time(value: np.datetime64 | dt.date) -> object:
             return {"$timestamp": value.astimezone(dt.UTC).isoformat()}
         case dt.date():
             return {"$date": value.isoformat()}
-        case _:  # NumPy's value for years that Python does not have
+        case _:  # NumPy returns this value for years that Python cannot represent
             raise ValueError("a time is not between the years 1 and 9999")
 
 
@@ -222,7 +222,7 @@ def _digits(text: str) -> Digits:
     found = Digits(text)
     if not math.isfinite(found.as_float()):
         raise ValueError(f"{quoted(text)} is beyond every float")
-    found.as_decimal()  # raises for an exponent that a decimal cannot have
+    found.as_decimal()  # raises an error if the exponent is not valid for a decimal
     return found
 
 
@@ -294,7 +294,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_restored, parse_float=_digits, par
 # Texts of columns.
 
 ROWS_AT_ONCE = 65_536
-"""The number of rows whose texts are in memory twice."""
+"""The number of rows that have their texts in memory twice."""
 
 NOT_IN_PYTHON = (ValueError, ArithmeticError, LookupError, pa.ArrowException)
 """Arrow's errors for values that Python cannot represent: a date that is too late, invalid text, an unknown zone."""
@@ -344,7 +344,7 @@ def _values(column: pa.Array) -> pa.StringArray:
     if kinds.is_date32(type_) and _among_years(column):
         return _around('{"$date":"', column.cast(pa.string()), '"}')
     if kinds.is_timestamp(type_) and type_.unit != "ns" and _among_years(column):
-        column.drop_null()[:1].to_pylist()  # raises for a zone that Python does not have, as one-by-one encoding would
+        column.drop_null()[:1].to_pylist()  # raises an error for a zone that Python does not have, like `encode_value`
         return _instants(column)
     return _one_by_one(column)
 

@@ -64,16 +64,17 @@ class FlushedGeneration:
 
     @property
     def first(self) -> int:
-        """The number of the first generation whose records this generation contains."""
+        """The number of the first generation that has its records in this generation."""
         return self.sorted_from or self.generation
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionManifest:
-    """The state of one region at one manifest version: who may write, what is flushed, and where replay starts.
+    """The state of one region at one manifest version: the current writer, the flushed records, and the start of the
+    replay.
 
     Attributes:
-        distributed: The offset in the raw log. For each writer, this is the number of the last chunk whose rows are all
+        distributed: The offset in the raw log. For each writer, this is the number of the last chunk with all its rows
             in the region.
         collected_generation: The last collected generation. Collected generations are not listed (`region.manifest`).
         idle_epoch: The epoch of the writer from which a merge took the region (`region.idle`). 0 while a writer holds
@@ -106,7 +107,7 @@ def encode_region(manifest: RegionManifest) -> bytes:
 def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
     """Return all fields except the checksum.
 
-    The checksum covers the bytes without copies, so that releases that do not support copies can verify it.
+    The checksum covers the bytes without copies. So releases without support for copies can verify the checksum.
     """
     from storage_core.data.formats import region_manifest_pb2
 
@@ -213,7 +214,7 @@ MANIFEST_COPY_BYTES = 2**13
 """The maximum size of a copied manifest, in bytes. It is enough for 1,000 WAL entries or 30 chunks."""
 
 FILTER_COPY_RECORDS = 2**15
-"""The maximum number of records of a generation whose Bloom filter is copied. The filter then has 64 KiB."""
+"""The Bloom filter of a generation with at most this many records is copied. The filter then has 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

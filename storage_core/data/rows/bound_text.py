@@ -85,7 +85,7 @@ def text_of_bound(bound: pa.Scalar) -> str | None:
         return _calendar_text(bound)
     try:
         value = bound.as_py()
-    except UnicodeDecodeError:  # only in splits older than the check. A split without a bound is never pruned.
+    except UnicodeDecodeError:  # Only splits older than the check have it. A split without a bound is never pruned.
         return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"

@@ -46,7 +46,7 @@ class Codes:
 class Coding:
     """The codes of a column, computed on demand.
 
-    `make` yields the codes in pieces, and may be called any number of times. So not all codes need to be in memory at
+    `make` yields the codes in pieces, and may be called any number of times. So the codes need not be in memory all at
     once. Computing the codes again costs less than allocating memory for all of them.
     """
 
@@ -82,7 +82,7 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
 
 
 def nulls_before(column: Coding) -> Coding:
-    """Return codes with the same order in which null has the smallest code. `null_code` is then the code of a value."""
+    """Return the same codes, except that null has the smallest code. `null_code` is then the code of a value."""
 
     def make() -> Iterator[Unsigned]:
         for part in column.make():

@@ -1,10 +1,10 @@
 """The ids, defaults and stored names of changed columns (`docs/spec.md`, "Columns that change").
 
 From the first change of a table's schema on, each column has an id, which is never reused in the table. A column that
-was added later may have a default, which is the value of the column in rows that were written before.
+was added later may have a default. The default is the value of the column in older rows.
 
 All splits contain a column under the same stored name. The stored name is the first name of the column, unless another
-column had this name earlier. A field records its stored name if it differs from the current name.
+column had this name earlier. If the stored name differs from the current name, the field contains the stored name.
 
 The schema stores these entries as metadata of the column's field, both in Spark's JSON and in Arrow. Splits and records
 are never rewritten after such a change. They contain the columns and types that the table had when they were written,
@@ -27,17 +27,17 @@ COLUMN_ID: Final = "tidemark.id"
 DEFAULT: Final = "tidemark.default"
 STORED_NAME: Final = "tidemark.storedName"
 LAST_COLUMN_ID: Final = "tidemark.lastColumnId"
-"""The setting of a changed table that contains the greatest id that any of its columns has had."""
+"""The setting of a changed table with the greatest id that a column has had so far."""
 
 FORMER_NAMES: Final = "tidemark.formerColumns"
-"""The setting of a changed table that contains, as JSON, the names that a column had earlier and no longer has."""
+"""The setting of a changed table with the former names of columns, as JSON."""
 
 LONGEST_DEFAULT: Final = 1024
 """The maximum number of code points in the text of a default, which is part of the schema in every split."""
 
 
 def column_id(field: pa.Field) -> int | None:
-    """Return the id of a column. Return None in a table whose schema never changed."""
+    """Return the id of a column. Return None if the schema of the table never changed."""
     text = _entry(field, COLUMN_ID)
     return None if text is None else int(text)
 
@@ -165,7 +165,7 @@ def default_of(field: pa.Field) -> str | None:
 
 
 def defaults(field: pa.Field, rows: int) -> pa.Array:
-    """Return the values of a column for this number of rows that are older than the column."""
+    """Return this number of values of a column, for rows that are older than the column."""
     text = default_of(field)
     return pa.nulls(rows, field.type) if text is None else pa.repeat(value_of(text, field.type), rows)
 
@@ -227,7 +227,7 @@ def follows(later: pa.Schema, earlier: pa.Schema) -> bool:
 
 
 def as_wide(tables: Sequence[pa.Table], names: Sequence[str]) -> list[pa.Table]:
-    """Return these columns of rows with several schemas of a table. Each column has the widest of its types."""
+    """Return these columns in the widest of their types. The rows may have several schemas of a table."""
     types: dict[str, pa.DataType] = {}
     for table in tables:
         for name in names:
@@ -235,7 +235,7 @@ def as_wide(tables: Sequence[pa.Table], names: Sequence[str]) -> list[pa.Table]:
             if name not in types or may_widen(types[name], type_):
                 types[name] = type_
     return [
-        pa.table({name: table.column(name).cast(types[name]) for name in names})  # no copy of equal types
+        pa.table({name: table.column(name).cast(types[name]) for name in names})  # columns of equal type are not copied
         for table in tables
     ]
 

@@ -25,7 +25,7 @@ def without_extension_types(column: pa.ChunkedArray, target: pa.DataType) -> pa.
         return column
     wanted = leaf_types(target)
     if len(wanted) != len(leaves):
-        wanted = leaves  # such types are refused later, with any leaves
+        wanted = leaves  # a later step refuses such types
     changes = [_change(leaf, to) for leaf, to in zip(leaves, wanted, strict=True)]
     kind = with_changed_leaves(pa.nulls(0, column.type), iter(changes)).type
     return pa.chunked_array([with_changed_leaves(each, iter(changes)) for each in column.chunks], kind)
@@ -138,7 +138,7 @@ def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
 
 
 def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    """Return the values of a dictionary whose type differs from the target.
+    """Return the values of a dictionary if its type differs from the target.
 
     Arrow cannot decode views, so they are cast.
     """

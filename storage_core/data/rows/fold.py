@@ -56,7 +56,7 @@ class Operation(IntEnum):
 
 
 def merging(column: str) -> str:
-    """Return the text in `_fields` for a map column whose entries a patch merges into the existing map."""
+    """Return the text in `_fields` for a map column, if a patch merges its entries into the existing map."""
     return f"merge:{column}"
 
 
@@ -85,8 +85,8 @@ def puts(rows: pa.Table) -> pa.Table:
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     """Return one record per key with the combined effect of all records of the key, in ascending order of keys.
 
-    In the result, only patches contain `_fields`, which lists the columns that the patch replaces or merges, in column
-    order. A delete keeps the values of the last delete.
+    In the result, only patches contain `_fields`: the columns that the patch replaces or merges, in column order. A
+    delete keeps the values of the last delete.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every
@@ -128,7 +128,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
             places[merged] = len(order) + np.arange(np.count_nonzero(merged))
             source[merged] = places[merged]
         arrays[name] = column.take(pa.array(places, mask=source == _NONE))
-        if default_of(field := records.schema.field(name)) is not None:  # for rows that a patch creates after a delete
+        if default_of(field := records.schema.field(name)) is not None:  # a patch may create a row after a delete
             arrays[name] = _filled(arrays[name], field, (source == _NONE) & (folded_operations == Operation.RESET))
     arrays[OPERATION] = pa.array(folded_operations, pa.int8())
     arrays[FIELDS] = field_lists(len(folded_operations), patches, named, records.schema.field(FIELDS).type)
@@ -136,7 +136,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
-    """Return the keys whose row is not determined by these records. The records have no other keys.
+    """Return the keys for which these records do not determine the whole row. The records have no other keys.
 
     A put, a reset and a delete determine the whole row. A patch does not.
     """
@@ -174,7 +174,7 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _with_defaults(records: pa.Table) -> pa.Table:
-    """Return the records, with patches given the defaults of the columns that they do not contain."""
+    """Return the records. Each patch gets the defaults of the columns that it does not contain."""
     fields = [field for field in records.schema if default_of(field) is not None]
     patches = np.flatnonzero(_operations(records) == Operation.PATCH) if fields else ()
     if not len(patches):
@@ -318,7 +318,7 @@ def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.N
 
 
 def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]], type_: pa.DataType) -> pa.Array:
-    """Return for each patch the names whose mask is set, in column order. Return null for every other record."""
+    """Return for each patch the names with a set mask, in column order. Return null for every other record."""
     matrix = np.array([mask for _, mask in named], np.bool_).reshape(len(named), len(patches)).T
     names = pa.array([name for name, _ in named], pa.string())
     lengths = np.zeros(records + 1, np.int32)

@@ -227,8 +227,8 @@ def hash_bytes(
 def _hash_words(data: Bytes, seed: int) -> int:
     """Return the hash after mixing in whole words.
 
-    The part of the hash that does not depend on the previous word is computed for many words in one step. The rest is
-    computed in Python.
+    A part of the hash does not depend on the previous word. This part is computed for many words in one step. The rest
+    is computed in Python.
     """
     found = seed
     for piece in np.split(data, range(_PIECE_WORDS * _WORD_BYTES, len(data), _PIECE_WORDS * _WORD_BYTES)):

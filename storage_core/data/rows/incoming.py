@@ -1,12 +1,12 @@
-"""The conversion of rows that callers give, in the form of any library, to exact Arrow columns.
+"""The conversion of rows of callers to exact Arrow columns. The rows may have the form of any library.
 
 Callers give Python objects, Arrow data, data frames of pandas or Polars, or any object with a stream of Arrow data.
 `table_of` and `pieces_of` are the entry points. A value is either stored exactly or refused. The parts of the module:
 
 - **NumPy**: `python_value` converts NumPy values to equal Python values. Without this conversion, Arrow reads NumPy's
   2**64 - 1 as -1.0 in a float column, and reads NumPy's booleans and durations as whole numbers.
-- **DuckDB and Polars**: `reject_lossy_columns` refuses columns whose values change in the Arrow data that these
-  libraries make.
+- **DuckDB and Polars**: `reject_lossy_columns` refuses columns if these libraries change the values in their Arrow
+  data.
 - **Python values**: `exact_array` converts them. Arrow itself accepts 1.9 for an integer (1), a timestamp for a date,
   1e300 for a single float (inf), and 1e-77 for a decimal (0). A decimal with an exponent like -999999999 even ends the
   process, so decimals get their scale before the conversion. One pass over the types of the values determines whether
@@ -51,7 +51,7 @@ def has_numpy_values(kinds: Collection[type]) -> bool:
 
 
 def is_plain(values: npt.NDArray[Any]) -> bool:
-    """Return whether Arrow reads the array's values unchanged. This is so for unmasked floats in one dimension."""
+    """Return whether Arrow reads the array's values unchanged. This is true for unmasked floats in one dimension."""
     plain = values.dtype.kind == "f" and values.dtype.itemsize <= 8  # a Python float has 8 bytes
     return plain and values.ndim == 1 and not isinstance(values, np.ma.MaskedArray)
 
@@ -123,14 +123,14 @@ def _time(value: np.datetime64) -> dt.datetime:
 # Columns of DuckDB and Polars.
 
 _OF_POLARS: Final = {"Int128": "Decimal(38, 0)", "UInt128": "Decimal(38, 0)", "Object": "String"}
-"""Polars types that Arrow data lacks, each with a type to cast to.
+"""Polars types that Arrow data lacks, each with the target type of a cast.
 
 An `Object` would become the address of its value.
 """
 
 
 def reject_lossy_columns(rows: object) -> None:
-    """Raise `InvalidInput` for a column of DuckDB or Polars whose values Arrow data does not keep.
+    """Raise `InvalidInput` for a column of DuckDB or Polars if Arrow data does not keep its values.
 
     The rows are a relation of DuckDB or a frame of Polars. Neither library is imported.
     """
@@ -215,7 +215,7 @@ def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
 
 
 def _in_arrow(values: Sequence[object], type_: pa.DataType) -> pa.Array:
-    """Return Arrow's array of the values. Raises `ValueError`, which names the first value that Arrow refuses."""
+    """Return Arrow's array of the values. Raises `ValueError` with the first value that Arrow refuses."""
     try:
         return pa.array(values, type_)
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
@@ -461,14 +461,14 @@ def is_stream(rows: object) -> TypeGuard[ArrowStream]:
     """Return whether the rows arrive as a stream of batches. This includes all data frames."""
     if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
         return False
-    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series, which is a column
+    is_part = type(rows).__module__.partition(".")[0] == "pandas"  # for example a series: it is a column
     return is_frame(rows) or (hasattr(rows, "__arrow_c_stream__") and not is_part)
 
 
 def read_whole(rows: Rows) -> InMemory:
     """Return a stream as a table, and everything else unchanged.
 
-    Raises `InvalidInput` for a stream that breaks off, and for a value in it that is not valid for its type.
+    Raises `InvalidInput` for a stream that breaks off, and for an invalid value in the stream.
     """
     if not is_stream(rows):
         return cast("InMemory", rows)  # a later step refuses objects that are not rows
@@ -505,7 +505,7 @@ def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
         return rows.to_reader()
     reject_lossy_columns(rows)
     # A reader is used directly. If it were converted to a stream, only the text of its errors would be kept.
-    own = getattr(rows, "to_reader", None)  # a scan has this method
+    own = getattr(rows, "to_reader", None)  # scans have this method
     try:
         given = rows if own is None else own()
         return given if isinstance(given, pa.RecordBatchReader) else pa.RecordBatchReader.from_stream(rows)
@@ -542,7 +542,7 @@ def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Tab
 
 
 _LIBRARIES: Final = frozenset({"_duckdb", "duckdb", "polars", "pyarrow", "pandas", "numpy", "deltalake"})
-"""Packages whose texts of errors are not shown. The texts of errors of the caller's own code are shown."""
+"""Packages with error texts that are not shown. Error texts of the caller's own code are shown."""
 
 
 def _broken(rows: object, error: Exception) -> TidemarkError:
@@ -598,7 +598,7 @@ def _column(rows: Sequence[Mapping[str, object]], field: pa.Field) -> pa.Array:
 
 
 def _first_misfit(values: Sequence[object], field: pa.Field) -> tuple[int, Exception] | None:
-    """Return the first value that is invalid without the other values, with its row and its error."""
+    """Return the first value that is invalid by itself, with its row and its error."""
     for row, each in enumerate(values):
         try:
             exact_array([each], field.type, field.name)

@@ -28,7 +28,7 @@ _CACHED_ROWS = 65_536
 
 
 def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
-    """Return 64-bit keys, most significant first, whose lexicographic order is the order of the columns.
+    """Return 64-bit keys, most significant first. Their lexicographic order is the order of the columns.
 
     Neighboring columns share a key while their ranges fit into 64 bits. Usually one key is sufficient. A `Coding` is
     computed only when its column is packed, so the codes of only one `Coding` are in memory at a time.
@@ -316,7 +316,7 @@ MAX_KEY_BYTES = 64 * 2**10
 
 
 def beyond_limit(rows: pa.Table, name: str) -> Mask:
-    """Return a mask of the rows whose value in the key column exceeds `MAX_KEY_BYTES`. Text is measured in UTF-8."""
+    """Return a mask of the rows with a value above `MAX_KEY_BYTES` in the key column. Text is measured in UTF-8."""
     column, kinds = rows.column(name), pa.types
     texts = kinds.is_string(column.type) or kinds.is_large_string(column.type)
     if not texts and not kinds.is_binary(column.type) and not kinds.is_large_binary(column.type):
@@ -336,7 +336,7 @@ def too_long(name: str, size_bytes: int) -> str:
 
 
 def require_short_keys(rows: pa.Table, key: Sequence[str]) -> None:
-    """Raise `InvalidInput`, which names the column and the row, if a value of a key column exceeds the limit."""
+    """Raise `InvalidInput` with the column and the row if a value of a key column exceeds the limit."""
     for name in key:
         beyond = np.flatnonzero(beyond_limit(rows, name))
         if len(beyond):

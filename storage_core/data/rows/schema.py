@@ -394,7 +394,7 @@ def require_names(names: Sequence[object]) -> None:
 # Dropped columns.
 
 DROPPED: Final = "tidemark.droppedColumns"
-"""The setting that contains the dropped columns of a table, with their stored names, as a schema string."""
+"""The setting for the dropped columns of a table. Its value is a schema string with their stored names."""
 
 
 def dropped_columns(configuration: Mapping[str, str]) -> dict[int, pa.Field]:

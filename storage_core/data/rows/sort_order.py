@@ -1,7 +1,7 @@
 """The order of rows: the sort schema language, its columns in a table, and the sort itself.
 
-**Sort schemas.** A sort schema lists the columns that order a table, with their directions, and the columns that only
-have statistics:
+**Sort schemas.** A sort schema contains the columns of the order, with their directions, and columns that only have
+statistics:
 
     [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
@@ -156,7 +156,7 @@ def equivalent(a: SortSchema, b: SortSchema) -> bool:
 
 
 def nulls_of(recorded: str | None) -> Literal["first", "last"]:
-    """Return the position of nulls in the order that a split records. If it is not a sort schema, nulls are last."""
+    """Return the position of nulls in the recorded order of a split. Without a sort schema, nulls are last."""
     return "first" if recorded is not None and recorded.endswith(_NULLS_FIRST) else "last"
 
 
@@ -341,8 +341,8 @@ class SortOrder:
     """The columns that decide the order, most significant first. The position of nulls is independent of the direction.
 
     `statistics` are the columns after the cutoff. Splits have statistics of these columns, but the order does not
-    compare them. `text` is the text that splits record: the canonical sort schema, `key(a,b)` for the order by primary
-    key, or an empty text if rows have no order. Splits with equal text have the same order.
+    compare them. `text` is the text in the metadata of splits: the canonical sort schema, `key(a,b)` for the order by
+    primary key, or an empty text if rows have no order. Splits with equal text have the same order.
     """
 
     columns: tuple[OrderColumn, ...]
@@ -351,7 +351,7 @@ class SortOrder:
 
     @property
     def described(self) -> frozenset[str]:
-        """The columns that the sort schema names. A split describes these columns by more than bounds."""
+        """The columns in the sort schema. For these columns, a split contains more than bounds."""
         return frozenset((*(each.name for each in self.columns), *self.statistics))
 
     def present(self, names: Collection[str]) -> SortOrder:
@@ -400,7 +400,7 @@ def nameless(text: str) -> str:
 def recorded_order(text: str, config: TableConfig, schema: pa.Schema) -> SortOrder | None:
     """Return the order in which a split was written. Return None if the table no longer has the columns.
 
-    A split keeps the sort schema with which it was written, even if the table has another sort schema now.
+    A split keeps its own sort schema, even if the table has another sort schema now.
     """
     current = bind(config, schema)
     if nameless(current.text) == nameless(text):
@@ -489,7 +489,7 @@ def sort_indices(table: pa.Table, order: SortOrder) -> npt.NDArray[np.int64]:
 
 
 def is_sorted(table: pa.Table, order: SortOrder) -> bool:
-    """Return whether no row of `table` comes before its predecessor in `order`. The time is linear in the rows."""
+    """Return whether the rows of `table` are sorted by `order`. The time is linear in the rows."""
     undecided = np.ones(max(table.num_rows - 1, 0), np.bool_)
     for key in _keys(table, order):
         if np.any(undecided & (key[1:] < key[:-1])):

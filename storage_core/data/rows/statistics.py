@@ -120,7 +120,7 @@ def used_values(column: pa.DictionaryArray) -> Mask:
     """
     indices = (column.indices.drop_null() if column.indices.null_count else column.indices).to_numpy()
     changes = indices[1:] != indices[:-1]
-    if np.count_nonzero(changes) < len(indices) // _FEW:  # true for a column of the sort order
+    if np.count_nonzero(changes) < len(indices) // _FEW:  # a column of the sort order has few changes
         indices = np.append(indices[:1], indices[1:][np.flatnonzero(changes)])
     used = np.zeros(len(column.dictionary), np.bool_)
     used[indices.astype(np.int64)] = True
@@ -257,7 +257,7 @@ def may_match(expression: str, value: str) -> bool:
 
 
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each column that has a value which its expression does not match.
+    """Return one sentence for each column with a value that the column's expression does not match.
 
     RE2 evaluates the expressions, in linear time for every expression.
     """

@@ -77,7 +77,7 @@ def refuse_text(values: Sequence[object], type_: pa.DataType, path: str) -> None
 
 
 def conformed(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
-    """Return a column whose times have the type of `field`. Texts are converted, and times without a zone are UTC.
+    """Return a column of times with the type of `field`. Texts are converted, and times without a zone are UTC.
 
     Texts inside of lists, structs and maps are not changed. Columns without times are not changed.
 
@@ -229,7 +229,7 @@ def _read(texts: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
     if pa.types.is_timestamp(field.type) and field.type.tz:
         texts = pc.replace_substring_regex(texts, rf"\A({_DAY})\z", r"\1T00:00")
         texts = pc.replace_substring_regex(texts, r"(:[0-9.]+)\z", r"\1Z")
-        # An offset, too, ends with a colon and two digits.
+        # An offset also ends with a colon and two digits.
         texts = pc.replace_substring_regex(texts, r"([+-][0-9]{2}:[0-9]{2})Z\z", r"\1")
     return texts.cast(field.type)
 

@@ -164,7 +164,7 @@ def _some(found: Mask, values: pa.Array) -> Mask | None:
 
 # Decimals.
 
-_WIDEST = 76  # the digits of a decimal of 256 bits, into which every decimal of 128 bits fits
+_WIDEST = 76  # the digits of a decimal of 256 bits. Every decimal of 128 bits fits into it.
 
 
 TOO_LONG = "a decimal has more digits than its type"
@@ -182,7 +182,7 @@ def _too_long(values: pa.Array) -> Mask | None:
     type_ = values.type
     if not pa.types.is_decimal128(type_):
         return None
-    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # exact in any decimal context
+    most = Decimal(f"{10**type_.precision - 1}E{-type_.scale}")  # this is exact in any decimal context
     least, greatest = pc.min_max(values).values()
     if not least.is_valid or (least.as_py() >= -most and greatest.as_py() <= most):
         return None
@@ -232,7 +232,7 @@ def validated(rows: pa.Table, first: int = 0) -> pa.Table:
 def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
     """Return the rows and the faults of their values. Without faults, every value can be read.
 
-    Raises `InvalidInput` for a column whose buffers contradict each other, because then no value can be read.
+    Raises `InvalidInput` for a column with contradictory buffers, because then no value can be read.
     """
     _require_names(list(rows.schema))
     _require_typed_keys(rows.schema)
@@ -270,7 +270,7 @@ def _require_names(fields: Sequence[pa.Field]) -> None:
 
 
 def has_untyped_keys(type_: pa.DataType) -> bool:
-    """Return whether the type is or contains a map whose keys have no type, such as DuckDB's `map{}`."""
+    """Return whether the type is or contains a map with untyped keys, such as DuckDB's `map{}`."""
     if pa.types.is_map(type_) and pa.types.is_null(type_.key_type):
         return True
     return pa.types.is_nested(type_) and any(
@@ -279,7 +279,7 @@ def has_untyped_keys(type_: pa.DataType) -> bool:
 
 
 def _require_typed_keys(schema: pa.Schema) -> None:
-    """Raise `InvalidInput` for a map of maps whose keys have no type.
+    """Raise `InvalidInput` for a map of maps with untyped keys.
 
     Arrow ends the process when it reads the entries.
     """
@@ -377,7 +377,7 @@ def _physical(type_: pa.DataType) -> pa.DataType:
 
 
 def _reachable(array: pa.Array) -> pa.Array:
-    """Return the same values without the values that belong to no row, which are inside nulls or outside a slice.
+    """Return only the values that belong to a row. The other values are inside nulls or outside a slice.
 
     Dictionaries are decoded.
     """
@@ -408,7 +408,7 @@ def _decoded(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _judged(array: pa.Array, judge: Callable[[pa.Array], Verdict]) -> Verdict:
-    """Return, by reason, a mask of the rows that have a value, at any depth, that `judge` finds invalid."""
+    """Return, by reason, a mask of the rows with an invalid value at any depth. `judge` finds the invalid values."""
     below = [*judge(array).items()]
     if pa.types.is_struct(array.type):
         below += [item for child in array.flatten() for item in _judged(child, judge).items()]
@@ -492,7 +492,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _flat(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return the list values or map entries of all rows, and the number of them for each row."""
+    """Return the list values or map entries of all rows, and their number for each row."""
     import pyarrow.compute as pc
 
     if pa.types.is_map(array.type):

@@ -1,4 +1,4 @@
-"""Vector columns, whose values are embeddings: `d` finite numbers of 32 bits, or null.
+"""Vector columns. Their values are embeddings: `d` finite numbers of 32 bits, or null.
 
 The type of embeddings is `pa.list_(pa.float32(), d)` in Arrow, `vector(d)` in a declaration, `FLOAT[d]` in DuckDB, and
 a list of floats in Parquet, which Spark reads as `array<float>`. These types also allow embeddings that contain a null,
@@ -130,7 +130,7 @@ def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
 
     Args:
         table: The rows.
-        nonzero: The columns whose embeddings must not be zero.
+        nonzero: The columns in which no embedding may be zero.
 
     Raises:
         InvalidInput: An embedding is invalid. The error names the column and the first such row, counted from 0.
@@ -145,7 +145,7 @@ def require_sound(table: pa.Table, nonzero: Collection[str] = ()) -> pa.Table:
 
 
 def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[tuple[str, Mask]]]:
-    """Return the rows with null in place of each list whose size is not that of its column.
+    """Return the rows with null in place of each list of a wrong size.
 
     Also return, for each column with such a list, a reason and a mask of the rows.
     """
@@ -172,7 +172,7 @@ def with_lists(rows: pa.Table, given: pa.Table) -> pa.Table:
 
 
 def require_dimensions(column: pa.ChunkedArray, field: pa.Field) -> None:
-    """Raise `InvalidInput` for a list whose size differs from the size of the field's embeddings.
+    """Raise `InvalidInput` for a list that differs in size from the field's embeddings.
 
     The error names the column and the first such row.
     """

@@ -49,7 +49,7 @@ class IndexDefinition:
             raise InvalidInput(f"index {self.name!r} covers no column. Name at least one column")
 
     def require_key(self, primary_key: Sequence[str]) -> None:
-        """Raise `InvalidInput` if this is a primary-key index that a table with this key cannot have."""
+        """Raise `InvalidInput` if this is a primary-key index, and a table with this key cannot have the index."""
         if self.kind != "primary_key":
             return
         if not primary_key:
@@ -78,7 +78,7 @@ class IndexDefinition:
 
     @staticmethod
     def from_text(key: str, text: str) -> IndexDefinition:
-        """Return the definition that the entry `key` contains. Raises `InvalidInput`, which names the entry."""
+        """Return the definition that the entry `key` contains. Raises `InvalidInput` with the name of the entry."""
         value = json_object(key, text)
         options = value.get("options", {})
         if not isinstance(options, dict):
@@ -123,7 +123,7 @@ class VectorOptions:
 
     @staticmethod
     def of(index: str, options: Mapping[str, str]) -> VectorOptions:
-        """Return the options of the index with this name. Raises `InvalidInput`, which names the invalid option."""
+        """Return the options of the index with this name. Raises `InvalidInput` with the invalid option."""
         unknown = sorted(options.keys() - {*OPTIONS})
         if unknown:
             raise _refused(
@@ -222,7 +222,7 @@ def _definition(index: object) -> IndexDefinition:
     if not isinstance(columns, list | tuple) or not isinstance(options, Mapping):
         raise InvalidInput(f"index {name!r}: columns must be a list and options a mapping. Correct them")
     texts = {str(key): str(value) for key, value in options.items()}
-    kind = cast("IndexKind", str(given["kind"]))  # the record checks the kind
+    kind = cast("IndexKind", str(given["kind"]))  # `IndexDefinition` checks the kind
     return IndexDefinition(name, kind, tuple(str(column) for column in columns), texts)
 
 

@@ -7,7 +7,7 @@
   and `hour`. This module does not read the schema. `data.rows.windows` computes the values of a field.
 - **Regions**: `Region`, `RegionSpec` and `RegionField` are records, with the form of specs in
   `metaData.configuration` (docs/architecture/ingestion.md, "Regions"). `region.expressions` computes the value of a
-  field. `region.spec` checks which values a field may be computed from.
+  field. `region.spec` checks the sources of a field.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ MOST_RUN_INPUTS = 256
 
 
 MOST_COARSE_SECONDS = 366 * 86_400
-"""The maximum duration of the windows into which cold windows may be joined, in seconds."""
+"""The maximum duration of joined windows, in seconds. Cold windows are joined into longer windows."""
 
 
 def is_coarse(seconds: int) -> bool:
@@ -58,7 +58,7 @@ def is_coarse(seconds: int) -> bool:
 class Mode(StrEnum):
     """The purpose of a compaction.
 
-    - `POLICY` makes the merges that pay now.
+    - `POLICY` makes the merges that are worth their cost now.
     - `FINALIZE` leaves every window with one sorted run, even if the window is not cold.
     - `REWINDOW` merges nothing. A job of this mode rewrites splits of former windows (`compact.rewindow`). A job of
       `POLICY` does this with splits of cold windows that are joined.
@@ -113,7 +113,7 @@ class CompactionSettings:
     start: int | None = setting(None, INSTANT)
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` for settings with which no merge starts, no merge ends, or a merge is too large."""
+        """Raise `InvalidInput` if no merge would start, no merge would end, or a merge would be too large."""
         check_bounds(self, "compaction")
         if self.most_inputs < self.factor:
             raise InvalidInput(f"compaction.most_inputs is {self.most_inputs}. Give {self.factor} or more")
@@ -156,7 +156,8 @@ SOURCE_COLUMN = "source_id"
 MOST_FIELDS = 4
 """The maximum number of partition fields. A key has at most 1,024 bytes, and each field is a folder in the key."""
 LONGEST_TEXT = 1024
-"""The most code points in the text of a partition. Longer texts share the partition of their first 1,024 code points.
+"""The maximum number of code points in the text of a partition. Longer texts share the partition of their first 1,024
+code points.
 
 """
 
@@ -214,7 +215,7 @@ class PartitionField:
 
 
 def partition_field(text: str) -> PartitionField:
-    """Return the field that a text describes. Raises `InvalidInput`, which lists the valid transforms."""
+    """Return the field for a text such as `day(ts)`. Raises `InvalidInput` with the valid transforms."""
     found = _TEXT.fullmatch(text)
     if found is None and text:
         return PartitionField(text)
@@ -335,7 +336,7 @@ def specs_to_text(specs: Sequence[RegionSpec]) -> str:
 
 
 def specs_from_text(text: str) -> tuple[RegionSpec, ...]:
-    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput`, which names the entry."""
+    """Return the specs that `specs_to_text` wrote. Raises `InvalidInput` with the name of the entry."""
     bodies = cast("list[dict[str, Any]]", json_value(REGIONS_KEY, text))  # the code below refuses any other type
     try:
         return check_specs(tuple(_spec(each) for each in bodies))

@@ -7,8 +7,8 @@ The module has three parts:
 
 - Values of `metaData.configuration`. They are texts, and functions such as `json_value` read them. Errors name the key.
 - The grammar in which people write values: durations, sizes, times, numbers and lists of names. Declarations, commands
-  and `alter` share this grammar. A function whose name ends in `_text` returns the shortest text that the corresponding
-  function for reading accepts.
+  and `alter` share this grammar. If the name of a function ends in `_text`, the function returns the shortest text that
+  the function for reading accepts.
 - `Form` and `Setting`, which combine these functions, and the forms themselves, such as `COUNT` and `SECONDS`.
 """
 
@@ -36,7 +36,7 @@ def json_text(value: object) -> str:
 
 
 def json_value(key: str, text: str) -> object:
-    """Return the parsed JSON value of a configuration entry. Raises `InvalidInput`, which names the key."""
+    """Return the parsed JSON value of a configuration entry. Raises `InvalidInput` with the key."""
     try:
         return cast("object", json.loads(text))
     except (ValueError, RecursionError) as error:
@@ -44,7 +44,7 @@ def json_value(key: str, text: str) -> object:
 
 
 def json_object(key: str, text: str) -> dict[str, object]:
-    """Return the parsed JSON object of a configuration entry. Raises `InvalidInput`, which names the key."""
+    """Return the parsed JSON object of a configuration entry. Raises `InvalidInput` with the key."""
     value = json_value(key, text)
     if not isinstance(value, dict):
         raise InvalidInput(f"table configuration {key!r}: expected a JSON object, found {quoted(text)}", key=key)
@@ -52,14 +52,14 @@ def json_object(key: str, text: str) -> dict[str, object]:
 
 
 def column_names(key: str, value: object) -> tuple[str, ...]:
-    """Return the names in a parsed list of names. Raises `InvalidInput`, which names the key."""
+    """Return the names in a parsed list of names. Raises `InvalidInput` with the key."""
     if not isinstance(value, list) or not all(isinstance(each, str) for each in value):
         raise InvalidInput(f"table configuration {key!r}: expected a list of column names, found {value!r}", key=key)
     return tuple(value)
 
 
 def whole_numbers(key: str, text: str) -> tuple[int, ...]:
-    """Return the numbers in a JSON list of whole numbers. Raises `InvalidInput`, which names the key."""
+    """Return the numbers in a JSON list of whole numbers. Raises `InvalidInput` with the key."""
     value = json_value(key, text)
     if not isinstance(value, list) or not all(type(each) is int for each in value):
         raise InvalidInput(f"table configuration {key!r}: expected a list of whole numbers, found {text!r}", key=key)
@@ -67,7 +67,7 @@ def whole_numbers(key: str, text: str) -> tuple[int, ...]:
 
 
 def whole_number(key: str, text: str) -> int:
-    """Return the whole number in a configuration entry. Raises `InvalidInput`, which names the key."""
+    """Return the whole number in a configuration entry. Raises `InvalidInput` with the key."""
     try:
         return int(text)
     except ValueError as error:
@@ -279,7 +279,7 @@ class Form:
         read: Converts a value that a person gives, as text or in another form.
         show: Returns plain data that `read` accepts.
         store: Returns the text of the value in the log.
-        load: Converts the text in the log to a value. Its first argument is the key, which errors name.
+        load: Converts the text in the log to a value. Its first argument is the key, for errors.
         schema: The JSON schema with which an editor checks a value.
         unit: The unit of a number in the log.
     """
@@ -348,7 +348,7 @@ class Setting:
         return None if record is None else getattr(record, self.field)
 
     def read(self, given: object) -> object:
-        """Return the value that is given, or the default for None. Raises `InvalidInput`, which names the setting."""
+        """Return the given value, or the default for None. Raises `InvalidInput` with the name of the setting."""
         try:
             return self.default if given is None else self.form.read(given)
         except InvalidInput as error:

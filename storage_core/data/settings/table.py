@@ -12,7 +12,7 @@ Four settings have a record of their own, with its form in `metaData.configurati
 - `SplitCodec`: the compression of the pages of new splits. Every common reader of Parquet has these codecs.
 - `LateData`: the policy for late rows (docs/architecture/ingestion.md).
 - `Publish`: the other table formats in which the table is published (decision 0032).
-- `FeedingRawLog`: a raw log whose rows the table takes (decision 0027).
+- `FeedingRawLog`: a raw log that feeds the table (decision 0027).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ _MOST_LEVELS: Final[Mapping[str, int]] = {"zstd": 22, "gzip": 9}
 class SplitCodec:
     """A codec of Parquet pages and its level.
 
-    The level is from 1 to the codec's highest, and None is the codec's default.
+    The level is from 1 to the highest level of the codec. None stands for the default level of the codec.
     """
 
     name: SplitCompression = "zstd"
@@ -98,7 +98,7 @@ class SplitCodec:
 
     @property
     def effective_level(self) -> int | None:
-        """The level that splits are written with. None for a codec without levels."""
+        """The level of the codec in new splits. None for a codec without levels."""
         return _USUAL_LEVELS.get(self.name) if self.level is None else self.level
 
     @property
@@ -282,7 +282,7 @@ RAW_LOGS_KEY: Final = "tidemark.rawLogs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FeedingRawLog:
-    """One raw log that feeds the table, as readers of the table find it.
+    """One raw log that feeds the table. Readers use this record to find the raw log.
 
     Attributes:
         name: The name of the raw log.
@@ -433,7 +433,7 @@ def _read_modes(given: object) -> Mapping[str, str]:
 
 
 def _record(kind: Any) -> Form:
-    """Return the form of a record. A declaration does not give a record as a whole, but each of its parts."""
+    """Return the form of a record. A declaration contains the parts of the record, and not the whole record."""
     return Form(_refused, _refused, kind.to_text, lambda _, text: kind.from_text(text), {"type": "object"})
 
 
@@ -554,7 +554,7 @@ class TableConfig:
     indexes: tuple[IndexDefinition, ...] = setting((), INDEXES)
 
     def __post_init__(self) -> None:
-        """Raise `InvalidInput` for settings that contradict each other, and for names that are given twice."""
+        """Raise `InvalidInput` for contradictory settings and for repeated names."""
         check_bounds(self)
         _read_modes(self.map_columns)
         if self.retention_ms is not None and self.window_seconds is None:
@@ -600,7 +600,7 @@ class TableConfig:
 
     @property
     def dividing(self) -> tuple[int, bool]:
-        """The settings that decide which regions exist. A capture of regions under other values is not reused."""
+        """The settings that determine the regions. A capture of regions under other values is not reused."""
         return self.region_spec.id, self.regions_by_hand
 
     @property
@@ -616,7 +616,7 @@ class TableConfig:
 
     @property
     def merged_maps(self) -> tuple[str, ...]:
-        """The sorted names of the map columns whose entries a patch merges."""
+        """The sorted names of the map columns with entries that a patch merges."""
         return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
     @property
@@ -691,7 +691,7 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The description of each group of settings that have a common prefix in their names."""
 LANDING_GROUP: Final = "landing"
-"""The prefix of the settings that a declaration contains next to the landing location, which is not a setting."""
+"""The prefix of settings next to the landing location in a declaration. The landing location is not a setting."""
 
 
 def _by_name() -> dict[str, Setting]:

@@ -1,1 +1,1 @@
-"""The processes that run queries without rights and secrets."""
+"""Sandbox processes. They run queries without rights and secrets."""

@@ -1,10 +1,10 @@
-"""The sandbox process, which answers queries, and the protocol between the caller and the sandbox.
+"""The sandbox process and the protocol between the caller and the sandbox. A sandbox answers queries.
 
-`Sandbox` starts and ends one process. `taken` and `keep` manage the sandboxes that wait for the next query. `Query`
-and `Relation` describe a query and what it reads.
+`Sandbox` starts and ends one process. `taken` and `keep` manage the sandboxes that wait for the next query. `Query` and
+`Relation` describe a query and the data that it reads.
 
-Caller and sandbox send messages to each other over a socket. A message consists of a kind (one byte), a length, and
-that many bytes. Open files may be sent together with a message.
+Caller and sandbox send messages to each other over a socket. A message consists of a kind (one byte), a length, and the
+content. Open files may be sent together with a message.
 """
 
 from __future__ import annotations
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     import duckdb
 
 
-# A checked SELECT, what it reads, and how a DuckDB session gets the data.
+# A checked SELECT, the data that it reads, and the views that a DuckDB session creates over the data.
 
 BESIDE_BYTES = 512 * 2**20
-"""The memory that a query may use in addition to its `memory_bytes`: threads, heaps, and data that functions make."""
+"""The memory for threads, heaps and data of functions. A query may use it in addition to its `memory_bytes`."""
 IDLE_SECONDS = 60
 """The time that a sandbox waits for the next query."""
 
@@ -59,7 +59,7 @@ class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that are produced while they are read, once for each reading. DuckDB begins one reading per scan."""
+    """Rows that are produced again during each reading. DuckDB begins one reading per scan."""
 
     schema: pa.Schema
     read: Callable[[], Generator[pa.RecordBatch]]
@@ -85,7 +85,7 @@ class Relation:
     same_types: tuple[tuple[str, str], ...] = ()
     """Pairs of views. The first columns of the first view are the columns of the second view."""
     lasting: tuple[str, ...] = ()
-    """Names of `rows` that always contain the same rows. A kept session may reuse them."""
+    """Names of those `rows` that never change. A kept session may reuse them."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -136,9 +136,9 @@ class Kind(Enum):
     """The kind of a message."""
 
     QUERY = b"?"
-    """A query, as `encoded` returns it. Its rows in memory are the open files that are sent with it."""
+    """The result of `encoded` for a query. Open files in the same message contain the rows in memory."""
     BEGUN = b"("
-    """The query is read, and its time begins. No content."""
+    """The sandbox has read the query, and the time of the query begins. No content."""
     READ = b"<"
     """A scan begins. The content is the number of a stream of the query's rows, in 8 bytes."""
     READING = b">"
@@ -315,9 +315,9 @@ def _mapped(file: int) -> pa.Table:
     return pa.ipc.open_stream(pa.py_buffer(content)).read_all()
 
 
-_KEPT_SECONDS = IDLE_SECONDS / 2  # after twice this time, the sandbox may end by itself
+_KEPT_SECONDS = IDLE_SECONDS / 2  # the sandbox may end by itself after twice this time
 _START_SECONDS = 120.0
-_WAKE_SECONDS = 10.0  # the timeout of actions that are immediate unless the process is stopped
+_WAKE_SECONDS = 10.0  # the timeout of actions. They are immediate unless the process is stopped.
 _PROGRAM: Final = """
 import sys
 _, descriptor, folder, *sys.path = sys.argv
@@ -333,7 +333,7 @@ NO_MESSAGE: Final = "it sent bytes that are not a message"
 
 
 class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
-    """No rows arrived within the seconds of a query."""
+    """No rows arrived within the time limit of a query."""
 
 
 class SandboxEnded(Exception):  # noqa: N818  # as above
@@ -371,11 +371,11 @@ class Sandbox:
 
     @property
     def is_ready(self) -> bool:
-        """True if the process runs and has been idle so briefly that it will not end by itself now."""
+        """True if the process runs and will not end by itself soon. A sandbox ends by itself after a long idle time."""
         return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._process.poll() is None
 
     def begin(self, query: Query) -> None:
-        """Send the query, and return when its time begins. Raises `OutOfTime` and `SandboxEnded`, as `receive` does."""
+        """Send the query, and return when its time begins. Raises `OutOfTime` and `SandboxEnded`, like `receive`."""
         seconds = _WAKE_SECONDS if self.has_begun else _START_SECONDS
         self._socket.settimeout(seconds)
         with ExitStack() as stack:
@@ -404,7 +404,7 @@ class Sandbox:
             raise self._ended() from error
 
     def give(self, descriptor: int) -> None:
-        """Send the socket of a reading that the sandbox requested. Raises as `begin` does."""
+        """Send the socket of a reading that the sandbox requested. Raises the errors of `begin`."""
         self._socket.settimeout(_WAKE_SECONDS)
         self._send(Kind.READING, files=[descriptor])
 

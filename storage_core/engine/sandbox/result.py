@@ -1,8 +1,8 @@
-"""The rows of a query, which a separate process computes.
+"""The rows of a query. A separate process computes them.
 
-SQL from outside runs in a sandbox, which is a process without rights and secrets and with a time limit. A sandbox
-answers one query at a time and is kept for the next query. When the time of its query is over, the sandbox is killed,
-regardless of its state. When this process ends for any reason, the sandbox ends, too (decision 0024).
+SQL from outside runs in a sandbox. A sandbox is a process with a time limit, without rights and without secrets. A
+sandbox answers one query at a time and is kept for the next query. When the time of its query is over, the sandbox is
+killed, regardless of its state. When this process ends for any reason, the sandbox ends, too (decision 0024).
 """
 
 from __future__ import annotations
@@ -58,16 +58,16 @@ class Feeds:
 
     def __init__(self, rows: Sequence[Rows]) -> None:
         self.error: Exception | None = None
-        """The first error that the rows raised. It ended its reading without an `END`."""
+        """The first error while rows were produced. The reading then ended without an `END`."""
         self._made = [_HeldWhileSmall(Rows(each.schema, partial(self._until_closed, each))) for each in rows]
         self._home = HomeProcess()
-        # Reentrant, because a thread that holds the lock may run a garbage collection, which may call `close`.
+        # The lock is reentrant: a thread with the lock may run a garbage collection, and this may call `close`.
         self._lock = threading.RLock()
         self._open = set[socket]()
         self._is_closed = False
 
     def opened(self, number: int) -> socket:
-        """Start reading the rows with this number, and return the socket at which they arrive.
+        """Start a reading of the rows with this number. Return the socket that receives the rows.
 
         The caller closes the socket.
 
@@ -84,7 +84,7 @@ class Feeds:
         with typed("the rows of a query"):
             ours, theirs = socketpair()
             try:
-                ours.shutdown(SHUT_RD)  # this end receives nothing
+                ours.shutdown(SHUT_RD)  # this end only sends
                 with self._lock:
                     self._open.add(ours)
                 arguments = (self._made[number], ours)
@@ -164,7 +164,7 @@ class _HeldWhileSmall:
             yield from rows
 
     def _begun(self, rows: Iterator[pa.RecordBatch]) -> list[pa.RecordBatch]:
-        """Return the first rows. If all rows are small enough, they are returned and kept."""
+        """Return the first rows. If all rows together are small enough, return and keep all of them."""
         found, size = list[pa.RecordBatch](), 0
         for batch in rows:
             found.append(batch)
@@ -315,7 +315,7 @@ def _begun(query: Query) -> Sandbox:
 
 
 def _raised(said: dict[str, Any]) -> Exception:
-    """Return the error that a sandbox reports, in the class that it would have in this process."""
+    """Return the error that a sandbox reports, with the class that the error would have in this process."""
     import duckdb
 
     name, text = said["class"], said["text"]
@@ -327,11 +327,11 @@ def _raised(said: dict[str, Any]) -> Exception:
         return Unavailable(text)
     if name.startswith("Arrow") and "Memory" not in name:
         return duckdb.InvalidInputException(f"Invalid Input Error: {text}")
-    if "MemoryError" in name:  # an error of Python or Arrow
+    if "MemoryError" in name:  # Python or Arrow raised it
         return duckdb.OutOfMemoryException(f"Out of Memory Error: {text}")
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)
     known = getattr(duckdb, name, None)
-    if isinstance(known, type) and issubclass(known, duckdb.Error):  # and not another object of this name
+    if isinstance(known, type) and issubclass(known, duckdb.Error):  # another object may have this name
         return known(text)
     return RuntimeError(f"{name}: {text}")

@@ -72,7 +72,7 @@ class Caller:
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
-        """Allow calls of `read` within the block, which answers a query."""
+        """Allow calls of `read` within the block. The block answers one query."""
         self._is_waiting = True
         try:
             yield
@@ -98,7 +98,7 @@ class Caller:
 
 # The right to write. Linux (Landlock) can take this right from a process, regardless of the code that it runs.
 
-_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # the same on every architecture
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # these numbers are the same on every architecture
 _ASK_VERSION, _PATH_BENEATH, _NO_NEW_PRIVILEGES = 1, 1, 38
 # Bits: write, remove (folder, file), make (device, folder, file, socket, pipe, block device, link). Then refer and
 # truncate.
@@ -137,7 +137,7 @@ def _allow_below(rules: int, rights: int, writable: Path) -> None:
 
 
 def _version() -> int:
-    """Return the version of Landlock that the kernel supports. 0 or less means that it does not support Landlock."""
+    """Return the kernel's version of Landlock. 0 or less means that the kernel does not support Landlock."""
     if sys.platform != "linux":
         return 0
     return int(_libc().syscall(_CREATE_RULESET, None, ctypes.c_size_t(0), _ASK_VERSION))
@@ -154,7 +154,7 @@ def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None, use_errno=True)
 
 
-# Sessions of DuckDB that a sandbox reuses for queries over the same files. To open a session takes longer than most
+# Sessions of DuckDB that a sandbox reuses for queries over the same files. Opening a session takes longer than most
 # queries.
 
 _MOST_KEPT = 3
@@ -269,7 +269,7 @@ def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Call
 
 
 def _give_up_writing(folder: Path) -> Unavailable | None:
-    """Give up writing. Return the reason if this fails, else None. Also return None if the system cannot do it."""
+    """Give up writing. Return an error if this fails, else None. On a system without Landlock, do nothing."""
     try:
         give_up_writing(folder)
     except OSError as error:

@@ -168,7 +168,8 @@ _GATHERED_BYTES: Final = 2**18
 """The bytes of codes that are copied together at a time. They stay in the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""If a search needs fewer than one in this many rows, their codes are copied together. Otherwise all are multiplied."""
+"""If a search needs fewer than one in this many rows, it copies their codes together. Otherwise it multiplies all
+codes."""
 
 _Loaded = TypeVar("_Loaded")
 
@@ -253,7 +254,7 @@ class Blocks:
         inside, size = places - self._starts[numbers], self._head.dimensions
         if self._parts.is_ranged:
             loaded = self._loaded(SECOND, blocks, self._second_block)
-            cuts = np.searchsorted(numbers, blocks[1:])  # positions ascend, and so do their blocks
+            cuts = np.searchsorted(numbers, blocks[1:])  # positions ascend, so their blocks ascend, too
             taken = zip(loaded, np.split(inside, cuts), strict=True)
             leans, whole = zip(*((leans[rows], codes[rows]) for (leans, codes), rows in taken), strict=True)
             return np.concatenate(leans), dots(code[:size], np.concatenate(whole))
@@ -310,7 +311,7 @@ class Blocks:
         missing = np.array([each for each, value in held.items() if value is None], np.int64)
         for each, data in zip(missing.tolist(), self._read(name, missing), strict=True):
             value = decode(data, int(self.sizes[each]))
-            read = len(data) if self._parts.is_ranged else 0  # all other sources keep the bytes in any case
+            read = len(data) if self._parts.is_ranged else 0  # other sources keep these bytes anyway
             self._kept.keep((name, each), value, int(self.sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder

@@ -61,7 +61,7 @@ BOOK_ENTRIES = 256
 """The number of vectors in a book. One byte selects one of these vectors."""
 
 ALIKE_ROWS = 10_000
-"""The most candidates of a search if many rows have the same embedding."""
+"""The maximum number of candidates of a search if many rows have the same embedding."""
 
 # Max, "Quantizing for minimum distortion" (1960). For a normal distribution of deviation 1, the four levels are ±0.4528
 # and ±1.510, and the thresholds between them are 0 and ±0.9816. The levels 3 and 10 have the same proportion.
@@ -132,7 +132,7 @@ def apart(offsets: Floats, products: Floats) -> Floats:
     If the value does not fit into 32 bits, the row counts as one of the nearest, and its exact embedding decides.
     """
     found: Floats = offsets - products
-    if not np.isfinite(found.sum(dtype=np.float64)):  # true if any number is not finite
+    if not np.isfinite(found.sum(dtype=np.float64)):  # the sum is not finite if a number is not finite
         found = np.nan_to_num(found, nan=-float(np.finfo(np.float32).max))
     return found
 
@@ -173,7 +173,8 @@ BLOCKS, SECOND = "blocks.bin", "second.bin"
 FORMAT = 1
 
 FLAT_BYTES = 16 * 2**20
-"""The most bytes of codes that are read as a whole. Reading them takes a few milliseconds and one request."""
+"""The maximum size of codes, in bytes, that are read as a whole. Reading them takes a few milliseconds and one
+request."""
 
 BLOCK_ROWS = 8192
 
@@ -240,7 +241,7 @@ class Head:
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
     """Return the names of the files of a segment, in the order in which they are packed."""
-    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # next to the directory, because one request fetches both
+    opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # One request fetches these files and the directory.
     return (BLOCKS, SECOND, *opening) if quantization == "rotated" else (BLOCKS, *opening)
 
 
@@ -279,7 +280,7 @@ def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_by
 
 
 def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
-    """Return the most bytes that the files after the blocks can have if `build` makes them for this number of rows.
+    """Return the maximum size of the files after the blocks, in bytes, if `build` makes them for this number of rows.
 
     `clusters` is the number of clusters, or None if it is unknown.
     """

@@ -51,7 +51,7 @@ from storage_core.index.vector.segment import codebook_of, require_rows
 
 Distances = npt.NDArray[np.float64]
 
-_VALUES_AT_ONCE = 2**16  # half a megabyte, which stays in the processor's cache
+_VALUES_AT_ONCE = 2**16  # half a megabyte. It stays in the processor's cache.
 
 
 def exact(query: npt.ArrayLike, vectors: Floats, metric: Metric) -> Distances:
@@ -98,7 +98,8 @@ rows.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
-"""The wanted number of requests of a search, including one per segment to open it, and the most bytes to fetch."""
+"""The wanted number of requests of a search, including one per opened segment, and the maximum number of bytes to
+fetch."""
 
 FALLOFF, SPARED = 14.0, 0.15
 """The parameters for dropping pieces that exceed the wanted number. See `nearness`.
@@ -140,7 +141,7 @@ BUDGET_OF_ONE = Budget.of_one(1)
 
 
 def nearness(away: Distances, nearest: float) -> Distances:
-    """Return a weight of how many of the nearest rows a cluster may contain, relative to the nearest cluster.
+    """Return a weight for the number of nearest rows in a cluster, relative to the nearest cluster.
 
     `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
     squared distances.
@@ -182,7 +183,7 @@ def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, piece
 
 
 COARSE = 40
-"""The number of candidates per result row that coarse codes keep, and that clusters must contain with a filter."""
+"""The number of candidates per result row after the coarse codes. With a filter, clusters must contain this number."""
 
 RANKED_PER_ROW = 4
 """The number of candidates per result row that exact embeddings rank. A second step leaves at most this many."""
@@ -326,7 +327,7 @@ class Reader:
         return _Query(wanted, placed, code, unit)
 
     def _counted(self, allowed: BitMap | None) -> Mask | None:
-        """Return a mask of the positions whose row is allowed. None if all rows are allowed."""
+        """Return a mask of the positions with an allowed row. Return None if all rows are allowed."""
         if allowed is None:
             return None
         is_allowed = np.zeros(self.head.of, np.bool_)

@@ -119,7 +119,7 @@ def distances_to(vectors: Floats, centroids: Floats) -> Floats:
 def in_a_row(centroids: Floats) -> Floats:
     """Return the centroids in an order where neighbours in space are mostly adjacent.
 
-    Each centroid is followed by the nearest of the centroids that remain. The clusters that a search reads are then in
+    The nearest of the remaining centroids follows each centroid. The clusters that a search reads are then in
     few pieces. The time grows with the square of the number of centroids.
     """
     if len(centroids) <= 2:
@@ -502,8 +502,8 @@ def train(
         definition: The definition of the index.
         seed: The seed of random choices.
         rows: The number of embeddings, or None for the size of the sample.
-        flat_bytes: The most bytes of codes for which there are no clusters.
-        start: A codebook of this definition from whose centroids training starts, or None.
+        flat_bytes: The maximum size of codes, in bytes, without clusters.
+        start: A codebook of this definition, or None. Training starts from the centroids of this codebook.
 
     Raises:
         InvalidInput: The sample is empty or is not a matrix of finite numbers.

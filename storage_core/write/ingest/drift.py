@@ -196,7 +196,7 @@ _LONG: Final = range(-(2**63), 2**63)
 _WHOLE = re.compile(r"-?(0|[1-9][0-9]*)")
 _NUMBER = re.compile(r"-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?")
 _INSTANT = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?(Z|[-+][0-9]{2}:[0-9]{2})")
-_MOMENT: Final = pa.timestamp("us", "UTC")
+_TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
@@ -220,7 +220,7 @@ def json_type(text: str) -> pa.DataType:
     if text in ("true", "false"):
         return pa.bool_()
     if text.startswith('"'):
-        return _MOMENT if _is_instant(text[1:-1]) else pa.string()
+        return _TIMESTAMP if _is_instant(text[1:-1]) else pa.string()
     return pa.string() if text.startswith(("{", "[")) else _number_type(text)
 
 
@@ -228,7 +228,7 @@ def _plain_type(text: str) -> pa.DataType:
     """Return the type of a text without a type, such as a field of CSV. Leading zeros make a number text."""
     if text in ("true", "false"):
         return pa.bool_()
-    return _MOMENT if _is_instant(text) else _number_type(text)
+    return _TIMESTAMP if _is_instant(text) else _number_type(text)
 
 
 def _number_type(text: str) -> pa.DataType:
