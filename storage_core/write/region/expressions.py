@@ -58,7 +58,7 @@ _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _PUT_IN: Mapping[str, int] = {"replace": 2, "regexp_replace": 2, "overlay": 1}
-"""For each function, the number of the argument that replaces each match in the first argument."""
+"""For each function, the number of the argument that is inserted at each match in the first argument."""
 _LONGER: Mapping[str, int] = {
     "base64": 2,
     "bin": 8,

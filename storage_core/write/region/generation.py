@@ -434,8 +434,8 @@ def _verified(data: bytes, where: str, expected: str | None) -> bytes:
 def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
     """Return a file of a generation, from the cache if the manifest of the generation has the checksum.
 
-    The caller verifies fetched bytes. File names are unique, so the same cache entry also contains chunks of the file
-    (`generation.find_key`).
+    The caller verifies fetched bytes. The name of the file is unique, so the same cache entry also contains chunks of
+    the file (`generation.find_key`).
     """
 
     def fetch() -> bytes:
@@ -529,7 +529,7 @@ def _overlaps(files: pa.RecordBatch, touched: Sequence[Bounds], types: Mapping[s
         common = np.ones(files.num_rows, dtype=bool)
         for name, (low, high) in held.items():
             least, greatest = bounds[name]
-            # Bounds are inclusive. Two ranges overlap if one ends at the start of the other.
+            # Bounds are inclusive. Two ranges overlap if one range ends at the start of the other.
             common &= unless_false(pc.less_equal(low, greatest[0])) & unless_false(pc.greater_equal(high, least[0]))
         mask |= common
     return mask

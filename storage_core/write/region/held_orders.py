@@ -66,7 +66,7 @@ def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Se
 
 
 def _deciding(records: pa.Table, order: str) -> pa.Table:
-    """Return the records that decide the order of the row. Patches without the column are omitted."""
+    """Return the records that decide the order of the row. Patches without a value in the column are omitted."""
     patches = pc.equal(records.column(OPERATION), int(Operation.PATCH))
     return records.filter(pc.invert(pc.and_(patches, records.column(order).is_null())))
 

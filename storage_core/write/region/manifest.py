@@ -259,7 +259,7 @@ NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
 
 
 def beyond(distributed: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
-    """Return the offsets of a region that are higher than the offsets in `reached`, the offsets of the table's log."""
+    """Return the offsets of a region that exceed `reached`, the offsets of the table's log."""
     return {writer: last for writer, last in distributed.items() if last > reached.get(writer, 0)}
 
 

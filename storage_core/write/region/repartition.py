@@ -144,7 +144,7 @@ def close_regions(
     After this, no row can be added to the regions, and no region can be added to the spec. The call claims each region
     and so fences its writer. Then it flushes the log and marks the region as closed in the manifest. Every acknowledged
     row is then in a generation. A second call changes nothing. Raises `Unavailable` if other processes claim a region
-    again and again. About 15 requests per region.
+    in every attempt. About 15 requests per region.
     """
     spec = snapshot.config.region_spec
     close_region = partial(_close, store, snapshot, successor=successor, clock=clock, ids=ids)
