@@ -929,15 +929,15 @@ class Table:
         weight of its index. The columns `<index>_rank` and `<index>_score` contain the rank and the score in each
         index. They are null for a row that is not among the best rows of the index (`search.hybrid.search`).
 
-        Rows with equal scores have a fixed order. Pages of one version therefore neither overlap nor miss a row. This
+        Rows with equal scores have a fixed order. Pages of one version therefore do not overlap or miss a row. This
         object keeps open searchers, decoded pages and bitmaps in bounded memory and in temporary files
         (`read.search.kept`, `split.fetch`).
 
         Args:
-            query: Text for a full-text index. If the text does not parse (such as `can't`) or names a column outside
-                the index, the search finds all rows that contain any of its words. For a bitmap index: a value, a list
-                of values, or a mapping from columns to values, lists or conditions, such as `{"status": {">=": 500}}`.
-                None: search by `vector` only.
+            query: Text for a full-text index. If the text does not parse (such as `can't`) or uses a column outside the
+                index, the search finds all rows with any of its words. For a bitmap index: a value, a list of values,
+                or a mapping from columns to values, lists or conditions, such as `{"status": {">=": 500}}`. None:
+                search by `vector` only.
             vector: Embedding as a list or array of numbers. The result has the nearest rows. The column `distance`
                 contains the metric's distance. The `score` is 1 - distance (cosine) or -distance (l2, dot). Both are
                 computed from the exact embeddings. None: search by `query` only.
@@ -1260,8 +1260,8 @@ class Table:
             The plan.
 
         Cost:
-            Without `analyze`: the requests of the view, every manifest if there is a filter, and the maps of segments
-            that cover only a part of a split. No segment and no split is read.
+            Without `analyze`: the requests of the view, and the maps of segments that cover only a part of a split.
+            With a filter, also every manifest. No segment and no split is read.
         """
         from storage_core.read.plan import analysis
         from storage_core.read.scan import chosen_columns
@@ -1436,8 +1436,8 @@ class Table:
 
         Args:
             name: Name of the column.
-            type: The wider type: Arrow type or type name. An integer type can become a wider integer type, `float` can
-                become `double`, a decimal can get more digits at the same scale, and a date can become a timestamp at
+            type: The wider type: Arrow type or type name. An integer type can become a wider integer type, and `float`
+                can become `double`. A decimal can get more digits at the same scale. A date can become a timestamp at
                 midnight.
 
         Returns:
@@ -1516,7 +1516,7 @@ class Table:
     def set_regions(self, regions: Sequence[DeclaredField], *, quarantine: bool = False) -> Table:
         """Divide a keyed table into other regions.
 
-        After the call returns, every acknowledged row of the old regions is in the base, the old regions are closed,
+        After the call returns, every acknowledged row of the old regions is in the base. The old regions are closed,
         and writers follow the new region spec. Until then, the table refuses writes: a live writer is fenced, and a new
         writer raises `RegionClosed`. Readers are not affected.
 
@@ -1575,9 +1575,9 @@ class Table:
         """Clone one version of this table to an empty location. See `maintain.clone.clone`.
 
         A shallow clone has its own log and shares the data files with this table. A tag on this table keeps the shared
-        files as long as the tag exists. Both tables then change independently, and neither collector deletes a file
-        that the other table needs. A deep clone contains a verified copy of every file. Unmerged rows of a keyed table
-        are not cloned.
+        files as long as the tag exists. Both tables then change independently. The collectors do not delete a file that
+        the other table needs. A deep clone contains a verified copy of every file. Unmerged rows of a keyed table are
+        not cloned.
 
         Args:
             uri: Location of the clone. It must be empty.

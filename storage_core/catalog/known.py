@@ -257,7 +257,7 @@ class Known:
 
     `head_commit_id` and `head_timestamp_ms` distinguish the version from another version with the same number.
     `table_id` distinguishes the table from another table at the same location. The catalog has the changes since
-    `first_version`. `protocol`, `schema_string` and `configuration` are those of the log.
+    `first_version`. `protocol`, `schema_string` and `configuration` come from the log.
     """
 
     table_id: str

@@ -421,8 +421,8 @@ class Refresher:
             CommitConflict: Another process changed the catalog first in every attempt.
 
         Cost:
-            Without a load: one GET of the known version, one GET per new version, the GETs that find no further
-            version, and one GET of the collector's boundary.
+            Without a load: one GET of the known version, and one GET per new version. Also the GETs that find no
+            further version, and one GET of the collector's boundary.
         """
         found = self._known()
         loaded, applied = "", 0

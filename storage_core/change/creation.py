@@ -76,8 +76,8 @@ ColumnType: TypeAlias = pa.DataType | str
 class ColumnChange:
     """A change of one column: the operation name in the history, and the function that changes the schema.
 
-    `make` gets a schema whose columns have ids. `make` returns the same schema if there is nothing to change, and
-    raises `InvalidInput` if the change is not possible.
+    `make` gets a schema with ids of columns. `make` returns the same schema if there is nothing to change, and raises
+    `InvalidInput` if the change is not possible.
     """
 
     operation: str

@@ -264,7 +264,7 @@ def is_text(given: str | Path) -> bool:
 def text_of(fields: Mapping[str, object]) -> str:
     """Return the text of a declaration with these fields.
 
-    Fields whose value is None are omitted. Raises `InvalidInput`.
+    Fields with the value None are omitted. Raises `InvalidInput`.
     """
     try:
         return json.dumps(_present(fields), ensure_ascii=False)

@@ -441,7 +441,7 @@ class Rewriter:
         return adds
 
     def _inherited(self, head: Snapshot, found: Sequence[Found]) -> Encodings | None:
-        """Return the encodings for new splits: those of the old splits whose footers are cached. Makes no request."""
+        """Return the encodings for new splits, from the cached footers of the old splits. Makes no request."""
         footers = [(each.split.numRecords or 0, self.verified.footers.held(each.split)) for each in found]
         inputs = [(rows, {} if footer is None else footer.entries) for rows, footer in footers]
         return inherited(inputs, stored_schema(head.schema))

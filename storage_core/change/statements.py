@@ -57,12 +57,11 @@ from storage_core.write.region.writer import Claim, RegionLog, claim, claim_idle
 
 
 def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
-    """Yield each region and the rows whose records belong to the region.
+    """Yield each region and the rows with records in this region.
 
     `rows` has the key columns, and contains each key once.
 
-    If several manual regions have unmerged records of a key, the record belongs to the region whose records readers
-    see.
+    If several manual regions have unmerged records of a key, the record belongs to the region that readers use.
 
     Cost:
         No request if there are no manual regions. Otherwise one GET of the registry, and the requests of
@@ -83,7 +82,7 @@ def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterato
 
 
 def held_in(parts: Sequence[pa.Table], rows: pa.Table, key: Sequence[str]) -> Mask:
-    """Return a mask of the rows whose key is also in one of the tables."""
+    """Return a mask of the rows with a key that is also in one of the tables."""
     own, *others = key_codes([each.select(key) for each in (rows, *parts)], key)
     return np.isin(own, np.concatenate([own[:0], *others]))
 
@@ -120,8 +119,8 @@ def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records:
             changed. It is safe to call the function again, because it evaluates the condition on the current values.
 
     Cost:
-        For each attempt, the requests of `known_manifests` and of `matching`, and the requests of a claim and a flush
-        for each region with a matching row. Memory: the matching rows.
+        For each attempt, the requests of `known_manifests` and of `matching`. For each region with a matching row, the
+        requests of a claim and a flush. Memory: the matching rows.
     """
     done: dict[str, int] = {}
     keys: list[pa.Table] = []

@@ -74,7 +74,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeOrder:
-    """The order as runs, and the output rows whose key differs from the key of the row before.
+    """The order as runs, and the output rows with another key than the row before.
 
     A split may begin at these rows.
     """

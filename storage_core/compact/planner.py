@@ -367,9 +367,9 @@ def choose(
 ) -> Chosen:
     """Return all merges that are due, ordered by window, null last. The same snapshot gives the same merges.
 
-    Two kinds of splits are omitted: splits with an active mergeskip of this operation, and splits with a sort schema
-    that does not fit the table now. If there are very many merges, one run does the merges of `Chosen.first`, and later
-    runs do the other merges.
+    Two kinds of splits are omitted: splits with an active mergeskip of this operation, and splits with an outdated sort
+    schema. If there are very many merges, one run does the merges of `Chosen.first`, and later runs do the other
+    merges.
 
     Deletion vectors are applied. Rows that are deleted later never come back (lesson 26), because `carry_over` hides
     these rows in the outputs. A commit without `carry_over` fails if rows were deleted.

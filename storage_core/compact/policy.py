@@ -15,11 +15,11 @@ A mature split is not merged. A split is mature if one of these is true:
 
 A split that is older than two days is merged only with other splits older than two days.
 
-A group of a cold window is *finalized* if more than a tenth of its bytes, or too many of its files, are outside its
-sorted run. The whole group becomes one run of splits that do not overlap. Splits of the run record a number of merges
-that is above every merge level (decision 0015). The members of the run are the splits with the greatest number of
-merges in the group, if this number is above `generations`. Later splits have a smaller number. A merge by level that
-takes all splits of a group also finalizes the group.
+A group of a cold window is *finalized* if too many files, or more than a tenth of the bytes, are outside its sorted
+run. The whole group becomes one run of splits that do not overlap. Splits of the run record a number of merges that is
+above every merge level (decision 0015). The members of the run are the splits with the greatest number of merges in the
+group, if this number is above `generations`. Later splits have a smaller number. A merge by level that takes all splits
+of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
 single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a part

@@ -1,4 +1,4 @@
-"""Rewrites of splits whose windows or sort order differ from the table's settings.
+"""Rewrites of splits with other windows or another sort order than the settings of the table.
 
 - Splits of windows of a former duration are rewritten in the table's windows (decision 0006).
 - Splits of cold windows are rewritten in longer windows (decision 0006).
@@ -77,7 +77,7 @@ class RewindowTask:
 def plan(
     snapshot: Snapshot, *, windows: Collection[int | None] | None, now_ms: int, joined_only: bool = False
 ) -> list[RewindowTask]:
-    """Return the tasks for splits whose windows have the wrong duration, by window.
+    """Return the tasks for splits with windows of the wrong duration, by window.
 
     There are no tasks for a table without windows. The right duration is the duration of the table. If cold windows are
     joined, windows that ended long enough ago have a longer duration. A compaction and this plan omit the same splits:

@@ -68,10 +68,10 @@ def run_compact(job: JobRun[Compact]) -> JobReport:
     """Compact the requested windows, in one commit per group of windows. If nothing is to do, Spark is not started.
 
     A merge that is too large for one task has its own commit. Before the merges, the run rewrites splits into windows
-    of another duration. The mode `REWINDOW` rewrites all splits whose windows have the wrong duration. The mode
-    `POLICY` rewrites splits of cold windows, at most as many as one run replaces (decision 0006). The mode `RESORT`
-    rewrites all splits of another sort schema in the table's order (decision 0006). With `most_bytes`, a run takes
-    pieces that read up to this many bytes in total, the newest first (decision 0037).
+    of another duration. The mode `REWINDOW` rewrites all splits with windows of the wrong duration. The mode `POLICY`
+    rewrites splits of cold windows, at most as many as one run replaces (decision 0006). The mode `RESORT` rewrites all
+    splits of another sort schema in the table's order (decision 0006). With `most_bytes`, a run takes pieces that read
+    up to this many bytes in total, the newest first (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
     committed. If another commit changed a window, the run plans this window again (`job.carry_out`). Then the function

@@ -150,7 +150,7 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
     Given rows without an equal row are ignored. Nothing is committed. The actions are valid only on this head.
 
     Cost:
-        The requests of `used` for the splits whose bounds admit a row, one GET per stored deletion vector of these
+        The requests of `used` for the splits that may contain a row. One GET per stored deletion vector of these
         splits, and one PUT per new stored vector. Memory: the rows, and the memory of `change.finding.used`.
     """
     if not rows.num_rows:

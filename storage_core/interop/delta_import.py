@@ -47,7 +47,7 @@ _FILE = re.compile(
     re.ASCII,
 )
 _OWN_JSON = ("stats", "tags")
-"""Fields of an action that describe neither a row nor a file location.
+"""Fields of an action that do not describe rows or file locations.
 
 A read of all rows does not need these fields.
 """

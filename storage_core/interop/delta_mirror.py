@@ -189,7 +189,7 @@ def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: 
 
 
 def widened(before: Mapping[str, str], types: Mapping[str, str]) -> frozenset[str]:
-    """Return the columns whose numbers became wider. Types are given by the column names in splits."""
+    """Return the columns with widened numbers. Types are given by the column names in splits."""
     return frozenset(name for name, type_ in types.items() if before.get(name, type_) not in (type_, "date"))
 
 

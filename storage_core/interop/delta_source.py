@@ -415,7 +415,7 @@ def require_same_table(found: DeltaTable, table_id: str, where: str, version: in
         )
 
 
-# Groups of versions whose rows one commit ingests, and the files that must be read (docs/architecture/ingestion.md).
+# Groups of versions for one commit each, and the files to read (docs/architecture/ingestion.md).
 # The changes of several versions are combined. Rows of added files and inserts of the change feed are added. Rows of
 # removed files and deletes of the change feed are subtracted. A file that was added and removed within the group is not
 # read.
@@ -431,7 +431,7 @@ class DeltaGroup:
     """The versions `first` to `last` for one commit. If the group is a snapshot, it is the table at `last`.
 
     - `before`: the table before the first version, if it is known.
-    - `skipped`, `gaps`: versions whose rows are not ingested.
+    - `skipped`, `gaps`: versions without ingested rows.
     """
 
     first: int

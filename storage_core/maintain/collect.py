@@ -372,9 +372,9 @@ RequireHeld = Callable[[], None]
 def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
-    If two collectors overlap, or a paused collector has lost its lease, a collector can read a name whose object is
-    already deleted. This is not damage. A second call of `look` distinguishes the two cases. It does not read an object
-    that only an outdated view needed. A needed object is missing again. The caller deletes nothing in both cases.
+    If two collectors overlap, or a paused collector has lost its lease, a collector can read the name of a deleted
+    object. This is not damage. A second call of `look` distinguishes the two cases. It does not read an object that
+    only an outdated view needed. A needed object is missing again. The caller deletes nothing in both cases.
 
     `look` must be idempotent. It is called again only after an error.
 

@@ -268,7 +268,7 @@ def try_read(key: str, expected: str, read: Callable[[], Read]) -> Read | Unread
 
 @dataclass(slots=True)
 class Findings:
-    """The findings of one part of a check, in their order."""
+    """The findings of one part of a check, in order."""
 
     every: list[Finding] = field(default_factory=list)
 

@@ -7,8 +7,8 @@ the deletion, the chunk is read once more. A chunk without a valid copy stays, a
 quarantine. Record ids are deleted when no future record must be compared with these ids
 (docs/architecture/ingestion.md).
 
-The retention does not apply to three kinds of chunks: a chunk with forgotten rows, every earlier chunk of the same
-writer, and a chunk that was already deleted on another store.
+The retention does not apply to a chunk with forgotten rows, and to every earlier chunk of the same writer. It also does
+not apply to a chunk that was already deleted on another store.
 
 Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of
 a chunk have the same bytes. Healing copies a chunk only after a check of its checksum, writer and number, and only to

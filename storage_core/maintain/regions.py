@@ -552,7 +552,7 @@ class RegionSalvage:
         return tuple(each for each in self.filed if each.generation > merged)
 
     def above(self, merged: int) -> tuple[ReadEntry, ...]:
-        """Return the entries of unmerged generations, except those that a sorted generation represents."""
+        """Return the entries of unmerged generations, except entries that a sorted generation represents."""
         sorted_ones = _stood_for(self.filed)
         numbers = ((each, each.says.generation) for each in self.entries)
         return tuple(each for each, number in numbers if number > merged and number not in sorted_ones)

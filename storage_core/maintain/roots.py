@@ -56,7 +56,7 @@ class Retained:
     - `tagged`: versions that tags retain, also below the base. `keys` includes their keys.
     - `checkpoints`: the checkpoints of the base, the head and the tagged versions, in every existing form.
     - `expired`: True if there are expired tags.
-    - `removals`: the last removal of each key, also by versions below the base whose files still exist.
+    - `removals`: the last removal of each key. Versions below the base count if their files still exist.
     """
 
     head: Snapshot

@@ -5,7 +5,7 @@ work, and `region.idle` measures unmerged records. A rewrite after a change of t
 although no scheduled run does this rewrite. A person must run `compact --resort`.
 
 The reasons for retained bytes come from the log and the collector's last plan. No object is listed for this purpose, so
-the cost is bounded. Objects that are neither in a commit nor in the plan are not counted.
+the cost is bounded. Objects outside all commits and outside the plan are not counted.
 """
 
 from __future__ import annotations

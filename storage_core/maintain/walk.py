@@ -161,7 +161,7 @@ def keys_of(snapshot: Snapshot) -> frozenset[str]:
 
 ALL_FIELDS = "*"
 
-# Fields whose text may look like a key but keeps no object, each with the reason.
+# Fields with text that may look like a key but keeps no object, each with the reason.
 NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (CommitInfo, ALL_FIELDS): "describes the commit, and its text and metrics are not references",
     (Protocol, ALL_FIELDS): "names features",

@@ -67,7 +67,7 @@ _SLACK_ULPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """The least and the greatest value that a literal may stand for, as keys of `data.rows.codes`."""
+    """The smallest and the greatest possible value of a literal, as keys of `data.rows.codes`."""
 
     least: Limit
     greatest: Limit
@@ -272,7 +272,7 @@ Source = Callable[[str], ColumnBounds | None]
 
 
 def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
-    """Return bounds from the least and greatest values, the null counts and the numbers of rows of the splits."""
+    """Return bounds from the smallest and greatest values, the null counts and the numbers of rows of the splits."""
     lows, highs, nulls = (cache(_Maps(files, name)) for name in ("minValues", "maxValues", "nullCounts"))
 
     @cache
@@ -382,7 +382,7 @@ def _windows(start: pa.Array, seconds: pa.Array, schema: pa.Schema, time_column:
     @cache
     def keys() -> tuple[pa.Array, pa.Array]:
         first, length = (each.fill_null(_FURTHEST_SECOND).to_numpy() for each in (start, seconds))
-        # `abs` does not work here: the absolute value of the least int64 is the least int64.
+        # `abs` does not work here, because the absolute value of the smallest int64 is the same number.
         held = (first > -_FURTHEST_SECOND) & (first < _FURTHEST_SECOND) & (length > 0) & (length < _FURTHEST_SECOND)
         unknown = ~held
         low = np.where(unknown, 0, first) * _MICROSECONDS

@@ -1,6 +1,6 @@
 """The rows that the commits between two versions added and removed (docs/architecture/transaction-log.md, "History").
 
-The columns are those of the table and these three columns of Delta's change feed:
+The columns are all columns of the table and these three columns of Delta's change feed:
 
 - `_change_type`: `delete` or `insert`. An update is one `delete` and one `insert`.
 - `_commit_version`

@@ -301,8 +301,8 @@ def unmerged_metrics(store: ObjectStore, snapshot: Snapshot) -> list[UnmergedMet
         Corrupt: An object is damaged. The error names it.
 
     Cost:
-        Per region three requests, one GET per waiting generation and per WAL entry after them, one GET and one HEAD at
-        the end of the log, and one HEAD for the age.
+        Per region three requests. One GET per waiting generation and per later WAL entry. One GET and one HEAD at the
+        end of the log, and one HEAD for the age.
     """
     known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
     found = all_of(lambda each: _metrics(store, snapshot, each), known, PARALLEL_REGIONS)

@@ -137,7 +137,7 @@ def _tests(
 ) -> Iterator[Callable[[Any], bool]]:
     """Yield tests of a field's value for a comparison with a value between the two limits.
 
-    A test is true for every row whose column meets the comparison.
+    A test is true for every row that meets the comparison.
     """
     try:
         [least], [greatest] = (canonical(field_values(field, pa.table([each], field.source_ids))) for each in wanted)
@@ -236,7 +236,7 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
     """Return the keys as a table with one row per key and the types of the key columns. Makes no request.
 
     Args:
-        snapshot: The snapshot whose key columns are used.
+        snapshot: The snapshot with the key columns.
         keys: The keys. Each is a value, a sequence of values in primary-key order, or a mapping.
 
     Raises:
@@ -391,9 +391,9 @@ class RegionPlan:
         log_entries: The number of WAL entries outside all generations. The lookup reads all of these entries.
         generations: The number of generations that the base has not merged.
         copied_filters: The number of Bloom filters that the region's manifest contains.
-        admitted_by_bounds: The number of these generations whose bounds admit the key.
-        admitted_by_filters: The number of these generations whose Bloom filter also admits the key. The lookup reads
-            them from the newest to the oldest, until one of them contains the whole row.
+        admitted_by_bounds: The number of these generations with bounds that admit the key.
+        admitted_by_filters: The number of these generations with a Bloom filter that also admits the key. The lookup
+            reads them from the newest to the oldest, until one of them contains the whole row.
     """
 
     region_id: str

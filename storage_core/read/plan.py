@@ -107,7 +107,7 @@ class TablePlan:
 class Analysis:
     """The cost of a read that was run.
 
-    All requests to the stores of the tables during the run are counted, including those of other readers.
+    All requests to the stores of the tables during the run are counted, including requests of other readers.
 
     Attributes:
         rows: The number of returned rows.

@@ -247,31 +247,31 @@ class Column:
         return Filter(Compare(self._name, comparison, value), (compare(column, constant),))
 
     def __eq__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
-        """Return a filter for the rows whose value is equal to `value`."""
+        """Return a filter for rows with a value equal to `value`."""
         return self._compare(Comparison.EQ, value)
 
     def __ne__(self, value: Scalar) -> Filter:  # type: ignore[override]  # expressions are not booleans
-        """Return a filter for the rows whose value differs from `value`."""
+        """Return a filter for rows with another value than `value`."""
         return self._compare(Comparison.NE, value)
 
     def __lt__(self, value: Scalar) -> Filter:
-        """Return a filter for the rows whose value is less than `value`."""
+        """Return a filter for rows with a value less than `value`."""
         return self._compare(Comparison.LT, value)
 
     def __le__(self, value: Scalar) -> Filter:
-        """Return a filter for the rows whose value is less than or equal to `value`."""
+        """Return a filter for rows with a value less than or equal to `value`."""
         return self._compare(Comparison.LE, value)
 
     def __gt__(self, value: Scalar) -> Filter:
-        """Return a filter for the rows whose value is greater than `value`."""
+        """Return a filter for rows with a value greater than `value`."""
         return self._compare(Comparison.GT, value)
 
     def __ge__(self, value: Scalar) -> Filter:
-        """Return a filter for the rows whose value is greater than or equal to `value`."""
+        """Return a filter for rows with a value greater than or equal to `value`."""
         return self._compare(Comparison.GE, value)
 
     def isin(self, values: Iterable[Scalar]) -> Filter:
-        """Return a filter for the rows whose value is one of `values`. An empty list matches no row.
+        """Return a filter for rows with a value in `values`. An empty list matches no row.
 
         Raises:
             InvalidInput: `values` is not a list, or has more than `MOST_CLAUSES` values.

@@ -5,7 +5,7 @@ split stays:
 
 - a missing statistic, or a statistic that is not a value of its column,
 - an `Opaque` condition,
-- a literal whose type is not comparable with the type of the column.
+- a literal with a type that is not comparable with the type of the column.
 
 Splits are pruned in batches, on the columns of the state (`log.split_columns`), and never one at a time.
 
@@ -55,9 +55,9 @@ from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque
 
 @dataclass(frozen=True, slots=True)
 class FieldTexts:
-    """The least and the greatest text of a partition field, for each part of a table. A text is null if it is unknown.
+    """The smallest and the greatest text of a partition field, for each part of a table. An unknown text is null.
 
-    `nulls` contains the number of rows whose column is null, and `rows` the number of all rows. Both are null if
+    `nulls` contains the number of rows with null in the column, and `rows` the number of all rows. Both are null if
     unknown.
     """
 
@@ -379,7 +379,7 @@ def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
 
 
 def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
-    """Yield the conditions of a predicate that `possible` evaluates, in their order."""
+    """Yield the conditions of a predicate that `possible` evaluates, in the same order."""
     match predicate:
         case And(children) | Or(children):
             for child in children:

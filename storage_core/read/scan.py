@@ -98,7 +98,7 @@ class Scan(Conversions):
         read: see `query_errors`.
 
         Args:
-            batch_rows: The most rows of a batch.
+            batch_rows: Maximum number of rows of a batch.
         """
         return self.read_from(*self._source(), batch_rows=batch_rows)
 
@@ -200,7 +200,7 @@ class Scan(Conversions):
 
 
 def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None:
-    """Return the requested columns in their order, or None for all columns.
+    """Return the requested columns in the same order, or None for all columns.
 
     Raises `InvalidInput` for an unknown name.
     """

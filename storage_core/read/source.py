@@ -124,9 +124,9 @@ _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
 _ENDS = "tidemark_ends_"
-# The Parquet format requires that bounds exclude NaN, and DuckDB trusts the bounds by default. Rows with NaN would then
-# be missing from `f > 100` and appear in `f < 100`, because DuckDB and Tidemark sort NaN above all numbers. The second
-# option is needed because the path of a table may contain a folder `year=2026`. Its name is not a column of the table.
+# The Parquet format requires that bounds exclude NaN, and DuckDB trusts the bounds by default. DuckDB and Tidemark sort
+# NaN above all numbers. Rows with NaN would then be missing from `f > 100` and appear in `f < 100`. The second option
+# is needed because the path of a table may contain a folder `year=2026`. Its name is not a column of the table.
 _OPTIONS = "can_have_nan = true, hive_partitioning = false"
 # If several files have equal columns, DuckDB opens only one of them to bind the query. Otherwise it opens each file.
 _UNLIKE = ", union_by_name = true"
@@ -236,7 +236,7 @@ class Source:
     def _unread(self, name: str) -> str:
         """Return SQL for the unread rows.
 
-        The first row has the least value of each column. The next rows have the greatest value, until the column has
+        The first row has the smallest value of each column. The next rows have the greatest value, until the column has
         the recorded number of values. In the remaining rows the column is null.
         """
         if self.ends is None:

@@ -8,7 +8,7 @@ For two kinds of queries, the log alone can determine the result or the splits t
 - The first rows, in the order of the table or in the order of one column (`first_splits`). A split is excluded only if
   enough other rows certainly come before all of its rows. A split without the needed statistics is kept, and its rows
   do not count as earlier rows.
-- Exact metrics of columns, such as the least value and the number of values (`exact_metrics`).
+- Exact metrics of columns, such as the smallest value and the number of values (`exact_metrics`).
 """
 
 from __future__ import annotations

@@ -407,7 +407,7 @@ class Capture(Generic[_Found]):
 def undistributed_over(
     view: OpenView, capture: Callable[[Snapshot], Capture[_Found]]
 ) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
-    """Return the newest snapshot, the earlier result of `capture`, and the raw log chunks that are in neither.
+    """Return the newest snapshot, the earlier result of `capture`, and the remaining raw log chunks.
 
     Like `undistributed.settled`, returns None if another process distributed, merged or changed the regions in between.
 

@@ -116,7 +116,7 @@ class Searchers:
 
     @contextmanager
     def searcher(self, definition: IndexDefinition, parts: Sequence[Part], scratch: Path) -> Iterator[Searcher]:
-        """Yield a searcher over the parts, in their order.
+        """Yield a searcher over the parts, in the same order.
 
         `scratch` is a folder. It should be on the same file system as the parts. If the block raises `Corrupt`, all
         cached searchers are dropped.
@@ -189,7 +189,7 @@ class Searchers:
 
 
 def _directories(parts: Sequence[Part]) -> Iterator[Path]:
-    """Yield the directories of the parts in their order.
+    """Yield the directories of the parts in the same order.
 
     They are fetched concurrently, but built one after the other.
     """

@@ -216,7 +216,7 @@ class Best:
         return last.column(self._score)[0].as_py(), last.column(self._columns[0]).combine_chunks()
 
     def answer(self, columns: Sequence[str], *, score: str) -> pa.Table:
-        """Return these columns of the rows in their order, followed by the `score`."""
+        """Return these columns of the rows, best first, and then the `score`."""
         rows = self._rows.rows()
         return rows.select(list(columns)).append_column(score, rows.column(self._score))
 

@@ -6,7 +6,7 @@ in the form for the kind of index.
 `fuse` computes one score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
 
 - Reciprocal rank fusion (`rrf`) adds `weight / (60 + rank)` for each ranking. The first rank is 1.
-- Linear fusion (`linear`) adds `weight * (score - least) / (most - least)`, with the least and greatest score of the
+- Linear fusion (`linear`) adds `weight * (score - least) / (most - least)`, with the smallest and greatest score of the
   ranking. If all scores of a ranking are equal, each score counts as 1.
 
 A ranking that does not contain a row adds nothing to the score of the row.
@@ -119,7 +119,7 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
 
     - `=`, `<>`, `<`, `<=`, `>`, `>=` with a value
     - `in` and `not in` with a list
-    - `between` with the least and the greatest value
+    - `between` with the smallest and the greatest value
     - `is null` with true or false
 
     As in SQL, a null meets no condition except `is null`. Values are parsed by the type of the column, and timestamps

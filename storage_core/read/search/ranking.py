@@ -62,9 +62,9 @@ _MOST_SOURCES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order by a column. If `descending` is True, the greatest value is first, otherwise the least value.
+    """The order by a column. If `descending` is True, the greatest value is first.
 
-    Nulls are last.
+    Otherwise the smallest value is first. Nulls are last.
     """
 
     column: str
@@ -110,7 +110,7 @@ def search_ordered(
     """Return `limit` matching rows after the first `offset` rows, in the order of a column and without a score.
 
     Rows with equal values are ordered like rows with equal scores (`order.tie_columns`). Pages of one version therefore
-    neither overlap nor miss a row.
+    do not overlap or miss a row.
 
     Raises:
         InvalidInput: The column has no order. The errors of `search` are raised, too.

@@ -1,8 +1,8 @@
 """The sources of a search, and the filter that keeps hits in live rows.
 
 A `Source` is a set of rows that an index numbers from 0, such as a split or a generation. `Live` keeps the hits that
-are neither deleted nor excluded by the filter. `TextFilter` is a filter that consists of the hits of another index.
-Each segment numbers its rows separately. So this filter identifies rows by split and position, or by key.
+are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each segment
+numbers its rows separately. So this filter identifies rows by split and position, or by key.
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ def chosen(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 
 
 def by_source(hits: Iterable[Hit]) -> dict[int, list[Hit]]:
-    """Return the hits of each source, in their order."""
+    """Return the hits of each source, in the same order."""
     found: dict[int, list[Hit]] = {}
     for hit in hits:
         found.setdefault(hit.source, []).append(hit)

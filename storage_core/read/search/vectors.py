@@ -199,7 +199,7 @@ def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
 
 
 def _candidates_of(found: Sequence[Found], most: int) -> list[Found]:
-    """Return for each source the candidates whose exact embeddings decide their rank."""
+    """Return for each source the candidates to rank by exact embeddings."""
     return _up_to(found, most, vector.farthest_candidate)
 
 

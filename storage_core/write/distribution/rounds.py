@@ -84,7 +84,7 @@ class HeldChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """One round: the work, and the tables whose offsets move.
+    """One round: the work, and the tables with moving offsets.
 
     Later chunks wait for the missing chunks in `held`. The round gives up the missing chunks in `given_up`.
     """

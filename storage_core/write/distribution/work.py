@@ -52,7 +52,7 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whol
 # Parts are the typed rows of one task for one region, until the generation is written (decision 0031).
 # A part is a data file in the directory of a generation, but not in any manifest. It looks like a file of a distributor
 # that ended before its manifest. Only the task that received the name reads the part. The collector deletes old parts.
-# With parts, records are decoded and typed once, and neither the driver nor a shuffle carries the records.
+# With parts, records are decoded and converted once. The driver and shuffles do not carry the records.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

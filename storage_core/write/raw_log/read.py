@@ -166,7 +166,7 @@ def _digits(most: int) -> str:
 
 
 def _fraction(exponent: str) -> str:
-    """Return the pattern of numbers with a point, an exponent or both. Whole numbers have neither.
+    """Return the pattern of numbers with a point, an exponent or both. Whole numbers do not match.
 
     The pattern allows at most 17 digits before the point. So the exponent cannot exceed the range of the type.
     """
@@ -527,7 +527,7 @@ def _numbered(value: Any, type_: pa.DataType) -> Any:
             return {name: _numbered(each, _type_within(type_, name)) for name, each in value.items()}
         case list():
             return [_numbered(each, _type_within(type_, None)) for each in value]
-        case (key, item):  # an entry of a map, whose keys may be other than text
+        case (key, item):  # An entry of a map. Its key may be another type than text.
             key_type, item_type = (
                 (type_.key_type, type_.item_type) if pa.types.is_map(type_) else (pa.null(), pa.null())
             )

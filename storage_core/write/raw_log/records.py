@@ -90,7 +90,7 @@ UNNAMED = Named()
 def record_of(
     table: str, row: Mapping[str, object], *, operation: Operation = "put", named: Named = UNNAMED
 ) -> RawRecord:
-    """Return the record of a row. Raise `InvalidInput` if a named field is neither a text nor an integer."""
+    """Return the record of a row. Raise `InvalidInput` if a named field is not text or an integer."""
     key, given = _value(row, named.key, "key"), _value(row, named.id, "id")
     return RawRecord(table=table, fields=row, operation=operation, key=key, id=given)
 

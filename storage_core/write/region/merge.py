@@ -123,10 +123,10 @@ class IndexedBase:
 
 
 # Segments of generations that become segments of the base. A merge stores the source row in a generation for each row.
-# If a generation gives a whole row, and no later generation has a record of the same key, the row is the same in the
-# base. So the segments of the generation cover the row through a translation, and the merge only adds the segments to
-# the log. Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers
-# the other rows of the merge, which are called the rest.
+# If a generation gives a whole row, and no later generation has a record of its key, the base has the same row. So the
+# segments of the generation cover the row through a translation, and the merge only adds the segments to the log.
+# Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers the other
+# rows of the merge, which are called the rest.
 
 
 _logger = logging.getLogger(__name__)

@@ -246,8 +246,8 @@ def open_writer(
     """Return a writer of a keyed table by its newest region spec (see `Table.writer`).
 
     Raises:
-        InvalidInput: the table is an append table, the spec does not have the `region`, or `region` is a name and the
-            table has no manual regions.
+        InvalidInput: the table is an append table, or the spec does not have the `region`. Or `region` is a name and
+            the table has no manual regions.
     """
     if snapshot.config.kind != "keyed":
         raise InvalidInput(f"{log.store.uri}: a writer needs a keyed table. Use append", uri=log.store.uri)

@@ -343,7 +343,7 @@ PARALLEL_REGIONS = 8
 def read_registry(store: ObjectStore) -> Registry:
     """Return the registry. One GET. A lost or torn registry is rebuilt from the regions (see `rebuilt`).
 
-    Raises `Corrupt` if neither the registry nor the regions can be read. Raises `Unsupported` for a newer format.
+    Raises `Corrupt` if the registry and the regions are unreadable. Raises `Unsupported` for a newer format.
     """
     key = keys.region_registry_key()
     try:

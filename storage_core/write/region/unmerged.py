@@ -79,7 +79,7 @@ def find(
     cache entries, because the manifest of the generation has no checksum of entries.
 
     Args:
-        wanted: a table of the key columns, in their order and types.
+        wanted: a table of the key columns, in key order and with the types of the key.
         schema: the record schema of the result. If it is None, records keep their original schema.
 
     Raises:
