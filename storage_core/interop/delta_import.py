@@ -32,7 +32,7 @@ from storage_core.store.s3_location import parse_s3_uri
 if TYPE_CHECKING:
     from deltalake import DeltaTable
 
-# delta-rs misreads a character above U+FFFF if the JSON of a Delta log has it as two `\u` escapes.
+# delta-rs misreads a character above U+FFFF if the JSON of a Delta log contains two `\u` escapes for it.
 #
 # For every second Unicode plane, the JSON decoder of delta-rs combines the two escapes to a wrong character. Python's
 # `json.dumps` writes these escapes. Characters in UTF-8 and checkpoints in Parquet are read correctly.

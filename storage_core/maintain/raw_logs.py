@@ -7,7 +7,7 @@ the deletion, the chunk is read once more. A chunk without a valid copy stays, a
 quarantine. Record ids are deleted when no future record must be compared with these ids
 (docs/architecture/ingestion.md).
 
-The retention does not apply to a chunk with forgotten rows, and to every earlier chunk of the same writer. It also does
+The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. It also does
 not apply to a chunk that was already deleted on another store.
 
 Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of

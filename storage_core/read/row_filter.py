@@ -79,7 +79,7 @@ class RowFilter:
         with query_errors(query, columns=snapshot.schema.names):  # DuckDB may refuse a literal
             self._condition = str(wanted.expression)
         self.rows_read = 0
-        """The number of rows with `columns` that were read."""
+        """The number of rows for which `columns` were read."""
         self._name = ("filter", self._condition, snapshot.table_id, snapshot.version)
         self.answers: dict[str, Answer] = {}
         """The results of the bitmap indexes, by the path of the split."""

@@ -155,8 +155,8 @@ class FilterPlan:
         columns: The columns that are read for all other rows.
         told_splits: After a run, the number of splits for which the bitmap indexes decided.
         not_asked: After a run, the number of other splits for each reason.
-        rows_read: After a run, the number of rows with columns that were read. Rows that an earlier search of the same
-            version evaluated are not counted.
+        rows_read: After a run, the number of rows for which these columns were read. Rows that an earlier search of the
+            same version evaluated are not counted.
     """
 
     condition: str

@@ -62,9 +62,9 @@ _MOST_SOURCES: Final = 16
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """The order by a column. If `descending` is True, the greatest value is first.
+    """The order by a column. Nulls are last.
 
-    Otherwise the smallest value is first. Nulls are last.
+    If `descending` is True, the greatest value is first. Otherwise the smallest value is first.
     """
 
     column: str

@@ -74,7 +74,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldChunks:
-    """Missing chunks `first` to `last`. Later chunks of the writer must wait for the tables in `tables`."""
+    """Missing chunks `first` to `last`. Later chunks of the writer wait in the distribution to `tables`."""
 
     writer: str
     first: int
@@ -516,7 +516,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
-    """Return whether another work read later chunks of the writer of the damaged chunk."""
+    """Return whether another work read later chunks of the same writer as a damaged chunk."""
     return any(
         each.writer == writer and each.number > number
         for writer, number in damaged

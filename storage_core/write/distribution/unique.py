@@ -1,8 +1,8 @@
 """Deduplication of records by producer id. If several records have the same id, a table takes only one of them.
 
-A table has an id if it has a chunk with this id. The offsets of the table show its chunks. One commit contains rows,
-offset and ids, and no id is stored in a table. Before an offset passes a chunk, the ids of the chunk are stored next to
-the raw log, in every mandatory store. So the ids remain after the deletion of the chunks, for the required time
+A table has an id if it has a chunk with this id. The offsets of the table show its chunks. So one commit makes rows,
+offset and ids valid, and no id is stored in a table. Before an offset passes a chunk, the ids of the chunk are stored
+next to the raw log, in every mandatory store. So the ids remain after the deletion of the chunks, for the required time
 (`unique_for`).
 
 If several records of one round have the same id, a common order of all tasks selects one of them. A second attempt at

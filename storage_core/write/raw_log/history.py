@@ -284,7 +284,7 @@ class History:
         return sorted(refs, key=lambda each: (each.segment_ms, each.writer, each.number))
 
     def chunks_of(self, writer: str) -> list[RawChunkRef]:
-        """Return the chunks of one writer by number. The segments of these chunks never decrease."""
+        """Return the chunks of one writer by number. A later chunk is never in an earlier segment."""
         found = sorted(self._listed.get(writer, {}).items())
         starts = accumulate((min(each.keys) for _, each in found), max)
         return [
@@ -461,7 +461,7 @@ def _holes(numbers: Iterable[int], before: int) -> Iterator[tuple[int, int]]:
 
 
 def _after(chunk: RawColumns, last: int) -> RawColumns | None:
-    """Return the chunk without the earlier read records up to `last`, or None if no record remains."""
+    """Return the chunk without the records up to `last`, or None if no record remains."""
     if chunk.first > last:
         return chunk
     known = last + 1 - chunk.first
