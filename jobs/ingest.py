@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from jobs.due_runs import TableInputs
 from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
-from storage_core.change.creation import GrownTable, as_declared, grow
+from storage_core.change.creation import as_declared, grow
 from storage_core.change.declaration import TableDeclaration, load
 from storage_core.data.rows.window_range import EVERY_WINDOW, WindowRange
 from storage_core.data.rows.windows import LateMetrics, by_start
@@ -216,12 +216,12 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Seque
     waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}
     if waiting:  # these files are read again, because no task knew what the other tasks would find
         results = [replace(each, files=tuple(f for f in each.files if f.file not in waiting)) for each in results]
-        again = [replace(each, settled=True) for each in work if each.landed.path in waiting]
+        again = [replace(each, settled=grown.refused) for each in work if each.landed.path in waiting]
         results += _read_files(job, found, again, grown.snapshot)
     files = [file for result in results for file in result.files]
     actions = [action for result in results for action in result.actions]
     adds = [add for result in results for add in result.adds]
-    grown = grown if adds else GrownTable(job.before, {}, {})
+    grown = grown if adds else grown.without_changes(job.before)
     counts = count_fields(*(file.drift.counts for file in files))
     details = _details(results) | _about(spec, found.landed) | _far_times(adds, job) | grown.details
     details |= {spec.drift.counted_as: counts} if counts else {}

@@ -11,7 +11,7 @@ import logging
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Final
 
@@ -179,6 +179,22 @@ def without_locations(text: str) -> str:
 
 def _more(count: int, noun: str) -> str:
     return f"… and {counted(count, 'more ' + noun)}" if count > 0 else ""
+
+
+def most_frequent(counts: Iterable[Mapping[str, int]], others: str, longest: int, most: int = 50) -> dict[str, int]:
+    """Return the sum of the counts: the `most` most frequent names, and the number of all others under `others`.
+
+    The total is exact. If counts are added in several steps, a rare name may be counted under `others`. A name is cut
+    at `longest` characters.
+    """
+    total = Counter[str]()
+    for each in counts:
+        for name, count in each.items():
+            total[fitted(name, longest)] += count
+    rest = total.pop(others, 0)
+    commonest = dict(total.most_common(most))
+    rest += total.total() - sum(commonest.values())
+    return commonest | ({others: rest} if rest else {})
 
 
 def repeated(names: Iterable[str]) -> list[str]:

@@ -10,17 +10,17 @@ columns refuse a table with this feature.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from types import MappingProxyType
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import unknown_names
+from storage_core.base.text import MOST_LISTED, shortened, unknown_names
 from storage_core.change.declaration_parts import arrow_field, spark_type
 from storage_core.change.definition import (
     check_definition,
@@ -349,16 +349,23 @@ class GrownTable:
 
     - `snapshot`: the planned version with the new schema.
     - `added`, `widened`: the new and the wider columns, each with its type.
+    - `refused`: the fields and columns that the table does not allow to add or widen, each with the reason.
     """
 
     snapshot: Snapshot
     added: Mapping[str, str]
     widened: Mapping[str, str]
+    refused: Mapping[str, str]
+
+    def without_changes(self, before: Snapshot) -> GrownTable:
+        """Return the result of a run that adds no row, and therefore changes no column of the table `before`."""
+        return GrownTable(before, {}, {}, self.refused)
 
     @property
     def details(self) -> dict[str, object]:
-        """The changed columns, for the report."""
-        found = {"columns_added": dict(self.added), "columns_widened": dict(self.widened)}
+        """The changed columns and the first refused ones, for the report."""
+        refused = dict(islice(self.refused.items(), MOST_LISTED))
+        found = {"columns_added": dict(self.added), "columns_widened": dict(self.widened), "columns_refused": refused}
         return {name: each for name, each in found.items() if each}
 
     @property
@@ -367,23 +374,29 @@ class GrownTable:
         return [self.snapshot.metadata] if self.added or self.widened else []
 
 
+_LONGEST_REASON: Final = 500
+
+
 def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
     """Return the table with the new fields of landed files as columns, and with wider columns. Nothing is committed.
 
-    The fields with the most values become columns, at most `most`. A change that `change_column` refuses is left out.
+    The fields with the most values become columns, at most `most`. A change that `change_column` refuses is in
+    `refused` with the reason.
     """
-    added, widened = dict[str, str](), dict[str, str]()
+    added, widened, refused = dict[str, str](), dict[str, str](), dict[str, str]()
     fields = sorted(drift.fields.items(), key=lambda each: (-each[1][0], each[0]))
     wanted = [(added, name, column_type(type_)) for name, (_, type_) in fields]
     wanted = [(widened, *each) for each in sorted(drift.widened.items())] + wanted
     for into, name, type_ in wanted:
         if into is added and len(added) == most:
             break
-        with suppress(InvalidInput):
+        try:
             change = (add_column if into is added else widen_column)(name, type_)
             if (changed := altered(snapshot, change)) is not None:
                 snapshot, into[name] = changed, type_name(type_)
-    return GrownTable(snapshot, added, widened)
+        except InvalidInput as error:
+            refused[name] = shortened(str(error), _LONGEST_REASON)
+    return GrownTable(snapshot, added, widened, refused)
 
 
 def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:

@@ -26,7 +26,7 @@ import io
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -70,8 +70,8 @@ from storage_core.write.ingest.convert import (
 from storage_core.write.ingest.drift import NO_DRIFT, QUARANTINE, Drift
 from storage_core.write.ingest.landed_regions import CollectedRecords, IsPassed, fill_regions, offset_of
 from storage_core.write.ingest.landed_times import AS_WRITTEN, LandedTimes
-from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec, as_hex
-from storage_core.write.ingest.progress import file_app, path_of
+from storage_core.write.ingest.landing import TYPED, LandedFile, LandingSpec
+from storage_core.write.ingest.progress import progress
 from storage_core.write.ingest.text_files import ESCAPED, UNCLOSED, is_one_record, ndjson_blocks
 from storage_core.write.late_rows import (
     LATE,
@@ -436,7 +436,8 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
 
     The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
-    in quarantine with their new reason. A run reads about 256 MiB of entries, and another run continues.
+    in quarantine with their new reason. A run stops reading after the object with which its entries exceed 256 MiB.
+    The next run reads the entries that are then in quarantine. It begins again with the lines that still fail.
 
     In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
     records that the table holds, unless the landing location declares `order_by`.
@@ -457,6 +458,8 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
+    """The entries to retry, the number of the other lines in their objects, and the objects without pending lines."""
+
     entries: list[PendingEntry]
     others: Counter[str]
     unneeded: list[str]
@@ -466,18 +469,23 @@ class _Plan:
 
 
 def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
+    """Return the entries to retry. At most one object after the limit is read."""
     found: list[PendingEntry] = []
     others, unneeded, size = Counter[str](), list[str](), 0
     most = _MOST_KEYED if snapshot.config.kind == "keyed" else math.inf
     for each in pending_entries(job.store, snapshot, unneeded=unneeded):
-        if size <= _MOST_BYTES and len(found) < most and job.options.source in (None, each.entry.source):
+        is_full = size > _MOST_BYTES or len(found) >= most
+        if is_full and each.key != found[-1].key:  # the entries of an object follow each other
+            break
+        if not is_full and job.options.source in (None, each.entry.source):
             found.append(each)
             size += _size(each.entry)
         else:
             others[each.key] += len(each.lines)
     if snapshot.config.kind == "keyed":  # the order of the files is the order of the records of a key
         found.sort(key=lambda each: (_arrival(each.entry), each.entry.source, each.lines))
-    return _Plan(found, others, unneeded)
+    read = {each.key for each in found}
+    return _Plan(found, Counter({key: lines for key, lines in others.items() if key in read}), unneeded)
 
 
 def _arrival(entry: Entry) -> int:
@@ -516,7 +524,8 @@ def _applied(
     """Read the lines of a plan. With `grown`, its columns are final. Otherwise, the lines may need other columns."""
     log, store = job.log, job.store
     snapshot, now_ms = (job.before if grown is None else grown.snapshot), log.clock.now_ms()
-    declared = _Declared(snapshot, spec, now_ms, accept_late=job.options.accept_late, settled=grown is not None)
+    sources = {each.unit[0] for each in plan.entries}
+    declared = _Declared(snapshot, spec, now_ms, sources, accept_late=job.options.accept_late, grown=grown)
     collector = CollectedRows if declared.changes is None else CollectedRecords
     collected = collector(store, context_of(snapshot), log.ids, now_ms)
     offsets: dict[str, int] = {}
@@ -552,7 +561,7 @@ def _applied(
         if collected.parts and declared.changes is not None:
             check = partial(_require_first, job, leaving.number)
             fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
-    return _AppliedPlan(grown or GrownTable(snapshot, {}, {}), leaving, collected.adds, outcome, left)
+    return _AppliedPlan(grown or GrownTable(snapshot, {}, {}, {}), leaving, collected.adds, outcome, left)
 
 
 def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
@@ -563,9 +572,9 @@ def _require_first(job: JobRun[RetryQuarantine], number: int) -> IsPassed:
 
 def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
     outcome, adds = found.outcome, found.adds
+    grown = found.grown if adds else found.grown.without_changes(job.before)
     if not found.leaving:
-        return job.report("nothing_to_do", details=outcome.details)
-    grown = found.grown if adds else GrownTable(job.before, {}, {})
+        return job.report("nothing_to_do", details=outcome.details | grown.details)
     actions, requirement = found.leaving.write(job.log.clock.now_ms())
     metrics = replace(
         Metrics.of_adds(adds),
@@ -609,13 +618,20 @@ Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
 
 
 class _Declared:
-    """The present declaration, applied to entries."""
+    """The present declaration, applied to entries of these sources."""
 
     def __init__(
-        self, snapshot: Snapshot, spec: LandingSpec | None, now_ms: int, *, accept_late: bool, settled: bool
+        self,
+        snapshot: Snapshot,
+        spec: LandingSpec | None,
+        now_ms: int,
+        sources: Collection[str],
+        *,
+        accept_late: bool,
+        grown: GrownTable | None,
     ) -> None:
-        rule_of_drift = QUARANTINE if spec is None else spec.drift
-        self._drift_rule, self.drift = rule_of_drift.settled() if settled else rule_of_drift, NO_DRIFT
+        rule_of_drift, self.drift = QUARANTINE if spec is None else spec.drift, NO_DRIFT
+        self._drift_rule = rule_of_drift if grown is None else rule_of_drift.settled(grown.refused)
         if spec is not None:
             spec.check_time_format()
         self._schema, self._config, self._spec, self._now_ms = snapshot.schema, snapshot.config, spec, now_ms
@@ -624,14 +640,7 @@ class _Declared:
         self.form = "" if spec is None else spec.to_json() + snapshot.metadata.schemaString
         rule = None if accept_late else LateRule.of(self._config)
         self._rule = None if rule is None or rule.late_data.policy == "accept" else rule
-        self._whole: dict[str, int] = {}
-        self._contents: dict[str, set[str]] = {}
-        for app, txn in snapshot.txns.every("landed").items():
-            if app == file_app(path_of(app)):
-                self._whole[path_of(app)] = txn.version
-        for app, txn in snapshot.txns.every("content").items():
-            self._contents.setdefault(path_of(app), set()).add(as_hex(txn.version))
-        self._pruned = {(path_of(app), app.rpartition("@")[2]) for app in snapshot.txns.every("pruned")}
+        self._progress = progress(snapshot.txns, (LandedFile(each, 0, "") for each in sources))
 
     def why_not(self, each: PendingEntry) -> str | None:
         """Return why the entry cannot be retried, or None.
@@ -651,9 +660,10 @@ class _Declared:
             return NO_HEADER
         if isinstance(entry, RejectedLines) and self._spec.year is not None and entry.landed_ms is None:
             return NO_ARRIVAL
-        known = self._contents.get(source)
-        is_whole = self._whole.get(source) == size and (content == "" or not known or content in known)
-        return None if is_whole or content.startswith("entry:") or (source, content) in self._pruned else NOT_COMMITTED
+        known = self._progress[source]
+        if content.startswith("entry:") or known.holds(size, content):
+            return None
+        return WHOLE_FILE if known.rejected_size == size else NOT_COMMITTED
 
     def apply(self, each: PendingEntry) -> Applied:
         """Return the rows of the entry that are valid now."""

@@ -15,9 +15,11 @@ from storage_core.base.errors import TidemarkError
 from storage_core.data.formats.keys import parse
 from storage_core.data.formats.kinds import KeyKind
 from storage_core.data.settings.table import LateData, TableConfig
+from storage_core.log.actions import Txn
 from storage_core.log.job_run import JobReport
+from storage_core.log.transactions import Transactions
 from storage_core.maintain.collect import forgotten_keys, read_plan
-from storage_core.maintain.quarantine import clear
+from storage_core.maintain.quarantine import WHOLE_FILE, clear
 from storage_core.store.local import LocalStore
 from storage_core.table import Table
 from storage_core.write.ingest.convert import RejectedLine, write_quarantine
@@ -25,6 +27,7 @@ from storage_core.write.late_rows import keep
 from tests.support.copies import copy_of
 from tests.support.crashes import left_by_crashes
 from tests.support.quarantined import HOUR, NOW_MS, SCHEMA, WIDER, Bench, line, make_bench
+from tests.support.waves import WavesStore
 
 UNKNOWN = "the field city is not a column of the table"
 INVALID = "the line is not valid JSON"
@@ -308,6 +311,61 @@ def test_records_of_a_raw_log_and_whole_files_are_not_retried(tmp_path: Path) ->
     assert counts(report) == (0, 0, 0)
     assert sum(report.details["not_retried"].values()) == 2  # type: ignore[attr-defined]
     assert len(bench.pending()) == 2
+
+
+def test_a_retry_reads_at_most_one_object_after_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_core.maintain.quarantine._MOST_BYTES", 0)
+    bench = make_bench(tmp_path)
+    for number in range(0, 10, 2):  # an object for two files
+        for each in (number, number + 1):
+            bench.land(f"{each}.ndjson", line(1, each, city="x"))
+        bench.ingest()
+    bench.widen()
+    objects = bench.objects()
+    watched = WavesStore(bench.store)
+    assert bench.at(watched).retry().details["added"] == 1
+    assert len(objects) == 5
+    assert len(watched.waves.bytes.keys() & {*objects}) == 2
+    while bench.retry().status == "committed":
+        pass
+    assert bench.ids() == [*range(10)], "no object was given to the collector while it had pending lines"
+
+
+def test_a_retry_reads_only_the_transactions_of_its_files(tmp_path: Path) -> None:
+    bench = make_bench(tmp_path)
+    for name in ("a", "b"):
+        bench.land(f"{name}.ndjson", line(1, ord(name)) + line(2, 2, city="x"))
+        bench.ingest()
+    bench.widen()
+    asked: list[str | None] = []
+    every = Transactions.every
+
+    def watched(txns: Transactions, kind: str | None = None) -> dict[str, Txn]:
+        asked.append(kind)
+        return every(txns, kind)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Transactions, "every", watched)
+        assert counts(bench.retry(source="a.ndjson")) == (1, 1, 0)
+    assert {*asked} == {"quarantine"}
+
+
+def test_lines_of_a_rejected_file_advise_to_land_it_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("storage_core.write.ingest.batch.MOST_HELD_BYTES", 1)
+    required = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False), pa.field("id", pa.int64())])
+    bench = make_bench(tmp_path, "parquet", schema=required)
+    times = pa.array([None, 5, None, 6], pa.timestamp("us", tz="UTC"))
+    path = tmp_path / "landing" / "a.parquet"
+    pq.write_table(pa.table({"at": times, "id": [1, 2, 3, 4]}), path, row_group_size=2, compression="none")
+    data = bytearray(path.read_bytes())
+    at = pq.read_metadata(path).row_group(1).column(1).data_page_offset
+    data[at : at + 8] = b"\xff" * 8
+    path.write_bytes(data)
+    bench.ingest()
+    assert [number for _, number, _ in bench.pending()] == [0, 1], "the first group is readable"
+    bench.widen()
+    assert bench.retry().details["not_retried"] == {WHOLE_FILE: 2}
+    assert bench.ids() == []
 
 
 def test_cleared_lines_do_not_come_back(drifted: Bench) -> None:

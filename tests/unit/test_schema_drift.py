@@ -282,20 +282,25 @@ def test_a_retry_widens_columns(project: Project) -> None:
 ROWS = pa.table({"id": [1, 2, 3], "city": ["Rome", None, "Oslo"], "zip": pa.array([7, None, None], pa.int32())})
 
 
-def write(folder: Path, form: str, rows: pa.Table) -> None:
+def write(folder: Path, form: str, rows: pa.Table, name: str = "a") -> None:
     if form == "csv":
-        pa_csv.write_csv(rows, folder / "a")
+        pa_csv.write_csv(rows, folder / name)
     elif form == "parquet":
-        pq.write_table(rows, folder / "a")
+        pq.write_table(rows, folder / name)
     elif form == "arrow":
-        with pa.ipc.new_file(folder / "a", rows.schema) as writer:
+        with pa.ipc.new_file(folder / name, rows.schema) as writer:
             writer.write_table(rows)
     else:
-        kinds = {pa.int64(): "long", pa.int32(): "int", pa.string(): "string", pa.float64(): "double"}
+        kinds: dict[pa.DataType, object] = {pa.int64(): "long", pa.int32(): "int", pa.string(): "string"}
+        kinds |= {
+            pa.float64(): "double",
+            pa.bool_(): "boolean",
+            pa.list_(pa.int64()): {"type": "array", "items": "long"},
+        }
         fields = [{"name": each.name, "type": ["null", kinds[each.type]]} for each in rows.schema]
         sink = io.BytesIO()
         fastavro.writer(sink, {"type": "record", "name": "r", "fields": fields}, rows.to_pylist())
-        (folder / "a").write_bytes(sink.getvalue())
+        (folder / name).write_bytes(sink.getvalue())
 
 
 FORMATS = ("csv", "parquet", "arrow", "avro")
@@ -376,6 +381,89 @@ def test_a_rejected_row_of_a_typed_file_keeps_its_new_fields(project: Project) -
     table = Table.open(project.uri)
     (entry,) = [each.entry for each in pending_entries(table.store, table.snapshot)]
     assert json.loads(entry.rejected[0]["text"])["city"] == "Oslo"  # type: ignore[union-attr]
+
+
+MIXED: Sequence[tuple[str, pa.Array, pa.Array, list[str | None]]] = (
+    ("whole numbers and fractions", pa.array([5, None]), pa.array([1.5, 2.0]), ["5", None, "1.5", "2.0"]),
+    ("text and booleans", pa.array(["a", '"b"']), pa.array([True, False]), ["a", '"b"', "true", "false"]),
+    ("lists and numbers", pa.array([[1, 2], None]), pa.array([7, 8]), ["[1, 2]", None, "7", "8"]),
+)
+
+
+@pytest.mark.parametrize("form", ["parquet", "arrow", "avro"])
+@pytest.mark.parametrize(("first", "second", "texts"), [each[1:] for each in MIXED], ids=[each[0] for each in MIXED])
+def test_typed_files_whose_types_differ_fill_a_column_of_text(
+    project: Project, monkeypatch: pytest.MonkeyPatch, form: str, first: pa.Array, second: pa.Array, texts: list[str]
+) -> None:
+    monkeypatch.setattr("storage_core.write.ingest.batch.BATCH_BYTES", (1, 1))  # a task per file
+    project.declare(f"format: {form}, on_new_field: add")
+    write(project.root / "landing", form, pa.table({"id": [1, 2], "v": first}), "a")
+    write(project.root / "landing", form, pa.table({"id": [3, 4], "v": second}), "b")
+    report = project.ingest()
+    assert project.reasons() == []
+    assert report.details["columns_added"] == {"v": "string"}
+    assert [value for _, value in project.rows("v")] == texts
+    write(project.root / "landing", form, pa.table({"id": [5, 6], "v": first}), "c")
+    project.ingest()
+    assert [value for _, value in project.rows("v")] == [*texts, *texts[:2]], "a later run adds the same texts"
+
+
+def test_a_typed_file_fills_a_column_of_text_that_a_json_file_added(project: Project) -> None:
+    project.declare("format: ndjson, on_new_field: add, suffix: json")
+    project.land("a.json", {"id": 1, "v": "x"}, {"id": 2, "v": 5})
+    project.ingest()
+    project.declare("format: parquet, on_new_field: add, suffix: parquet")
+    at = pa.array([0, None], pa.timestamp("us", "UTC"))
+    write(project.root / "landing", "parquet", pa.table({"id": [3, 4], "v": at}), "b.parquet")
+    large = pa.array([2**64 - 1], pa.uint64())
+    write(project.root / "landing", "parquet", pa.table({"id": [5], "v": large}), "c.parquet")
+    project.ingest()
+    assert project.reasons() == []
+    assert [value for _, value in project.rows("v")] == ["x", "5", "1970-01-01 00:00:00+00:00", None, str(2**64 - 1)]
+
+
+def test_a_typed_value_for_a_column_of_text_is_rejected_if_its_row_would_be(project: Project) -> None:
+    project.declare("format: parquet, on_new_field: add", "{id: long, v: string}")
+    far = pa.array([0, 253_402_300_800_000_000], pa.timestamp("us"))
+    write(project.root / "landing", "parquet", pa.table({"id": [1, 2], "v": far}), "a")
+    write(project.root / "landing", "parquet", pa.table({"id": [3, 4], "v": pa.array([None, 5], pa.time64("us"))}), "b")
+    project.ingest()
+    assert project.rows("v") == [(1, "1970-01-01 00:00:00"), (3, None)]
+    assert sorted(project.reasons()) == [
+        "column v: not between the years 1 and 9999",
+        "the field v has the type time64[us], which tables do not hold. Leave it out",
+    ]
+
+
+def test_a_field_that_the_table_refuses_is_rejected_with_the_reason(project: Project) -> None:
+    project.declare("format: parquet, on_new_field: add")
+    rows = pa.table({"id": [1, 2], "v": pa.array([{"A": 1, "a": 2}, None]), "w": [1, 2]})
+    write(project.root / "landing", "parquet", rows)
+    report = project.ingest()
+    why = "the fields 'A' and 'a' of 'v' differ at most in case. Rename one"
+    assert report.details["columns_refused"] == {"v": why}
+    assert project.reasons() == [f"the field v is not a column, and the run could not add it: {why}"]
+    assert project.rows("w") == [(2, 2)]
+
+
+def test_only_the_rule_add_stores_typed_values_as_text(project: Project) -> None:
+    project.declare("format: parquet, on_new_field: ignore", "{id: long, v: string}")
+    write(project.root / "landing", "parquet", pa.table({"id": [1], "v": [5]}))
+    project.ingest()
+    assert "column 'v' has type int64, the table has string" in project.reasons()[0]
+
+
+def test_a_column_without_values_does_not_reject_the_file_whose_other_column_is_new(
+    project: Project, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("storage_core.write.ingest.batch.BATCH_BYTES", (1, 1))  # a task per file
+    project.declare("format: parquet, on_new_field: add", "{id: long!}")
+    rows = pa.table({"id": [1, None, 2], "v": pa.array([None, 7, None], pa.int64()), "w": [1, 2, 3]})
+    write(project.root / "landing", "parquet", rows, "a")
+    write(project.root / "landing", "parquet", pa.table({"id": [3], "v": [True]}), "b")
+    project.ingest()
+    assert project.rows("v", "w") == [(1, None, 1), (2, None, 3), (3, True, None)]
+    assert project.reasons() == ["column v: a value of type int64 does not fit bool"]
 
 
 def test_csv_numbers_with_leading_zeros_stay_text(project: Project) -> None:

@@ -121,7 +121,7 @@ def parse_blocks(
     nonzero: Collection[str] = (),
     block_bytes: int = BLOCK_BYTES,
     content: ContentHash | None = None,
-    settled: bool = False,
+    settled: Mapping[str, str] | None = None,
     changes: ChangeFormat | None = None,
 ) -> Iterator[Parsed]:
     """Yield the file in blocks. If the last block is marked `unreadable`, all earlier blocks of the file are invalid.
@@ -135,7 +135,8 @@ def parse_blocks(
     Args:
         nonzero: embedding columns. Zero embeddings in these columns are rejected.
         content: receives the hash of the file's bytes after the last block of a readable file.
-        settled: whether the schema is final, so that the file adds and widens no columns.
+        settled: the fields that could not become columns, each with the reason. The schema is then final, so the file
+            adds and widens no columns. None if the schema is not final.
         changes: how the records change a keyed table. The blocks then have records (`rows.fold`) in place of rows.
 
     Raises:
@@ -171,13 +172,13 @@ def _row_format(
     time_column: str | None,
     *,
     nonzero: Collection[str],
-    settled: bool,
+    settled: Mapping[str, str] | None,
     changes: ChangeFormat | None = None,
 ) -> RowFormat:
     spec.check_time_format()
     fields = schema if changes is None else changes.fields
     times = spec.times_of(landed)
-    drift = spec.drift.settled() if settled else spec.drift
+    drift = spec.drift if settled is None else spec.drift.settled(settled)
     return RowFormat(
         fields, time_column, spec.time_format, spec.null_values, frozenset(nonzero), times, drift=drift, changes=changes
     )
@@ -269,7 +270,8 @@ class IngestWork:
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
     - `pruned`: contents that were completely in the table when a file of this path disappeared. This list is used only
       while nothing newer is recorded for the file.
-    - `settled`: the schema is final, because the columns for new fields and wider values were already decided.
+    - `settled`: the fields that could not become columns, each with the reason. The schema is then final, because the
+      columns for new fields and wider values were already decided. None if the schema is not final.
     """
 
     landed: LandedFile
@@ -283,11 +285,12 @@ class IngestWork:
     contents: tuple[int, ...] = ()
     seen: bool = False
     pruned: tuple[int, ...] = ()
-    settled: bool = False
+    settled: Mapping[str, str] | None = None
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal work item."""
-        return json.dumps(asdict(self), sort_keys=True)
+        settled = None if self.settled is None else dict(self.settled)
+        return json.dumps(asdict(replace(self, settled=settled)), sort_keys=True)
 
     @staticmethod
     def from_json(text: str) -> IngestWork:

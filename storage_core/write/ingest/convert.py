@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import re
 from bisect import bisect_left
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -30,7 +29,7 @@ import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput, out_of_memory, unsound
 from storage_core.base.limits import LONGEST_QUERY_SECONDS, QueryLimits
-from storage_core.base.text import fitted, unknown_names
+from storage_core.base.text import most_frequent, unknown_names
 from storage_core.data.formats.arrow_files import RejectedLines
 from storage_core.data.rows.conform import conform
 from storage_core.data.rows.times import BEYOND
@@ -69,19 +68,8 @@ OTHERS = "other reasons"
 
 
 def tally(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the counts: the 50 most frequent reasons, and the number of all other lines as `other reasons`.
-
-    The total is exact. If counts are added in several steps, some lines of a rare reason may be counted as `other
-    reasons`. A reason is cut at 200 characters. The quarantine has the whole reason of each line.
-    """
-    total: Counter[str] = Counter()
-    for each in counts:
-        for reason, count in each.items():
-            total[fitted(reason, LONGEST_REASON)] += count
-    rest = total.pop(OTHERS, 0)
-    commonest = dict(total.most_common(MOST_REASONS))
-    rest += total.total() - sum(commonest.values())
-    return commonest | ({OTHERS: rest} if rest else {})
+    """Return the sum of the counts by reason, as `most_frequent` does. The quarantine has each whole reason."""
+    return most_frequent(counts, OTHERS, LONGEST_REASON, MOST_REASONS)
 
 
 BLOCK_BYTES = 32 * 2**20

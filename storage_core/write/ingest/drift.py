@@ -18,6 +18,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from types import MappingProxyType
 from typing import Final, Literal, Protocol
 
 import numpy as np
@@ -26,7 +27,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from storage_core.base.errors import InvalidInput
-from storage_core.base.text import choice_of, fitted
+from storage_core.base.text import choice_of, fitted, most_frequent
 from storage_core.data.rows.columns import may_widen
 from storage_core.data.rows.schema import from_schema_string, require_new_columns, table_type, to_schema_string
 from storage_core.data.rows.times import row_text
@@ -36,7 +37,6 @@ MOST_NEW_FIELDS: Final = 16
 """The default of the most columns that one run adds."""
 
 MOST_NEW_FIELDS_ALLOWED: Final = 1_000
-MOST_NAMES_COUNTED: Final = 50
 OTHER_FIELDS: Final = "other fields"
 
 _INTO: Final = "column:"
@@ -55,12 +55,14 @@ class DriftRule:
     - `column`: the column that gets the new fields of a row as a JSON object, for the rule `column`.
     - `widens`: whether columns become wider.
     - `is_settled`: whether the schema is final, so that no file adds or widens columns any more.
+    - `refused`: the fields that a settled table could not add as columns, each with the reason.
     """
 
     new_field: Literal["quarantine", "ignore", "add", "column"] = "quarantine"
     column: str | None = None
     widens: bool = False
     is_settled: bool = False
+    refused: Mapping[str, str] = field(default_factory=dict)
 
     @staticmethod
     def parse(on_new_field: str, on_type_conflict: str) -> DriftRule:
@@ -86,9 +88,9 @@ class DriftRule:
         """Whether a file can add or widen columns."""
         return not self.is_settled and (self.new_field == "add" or self.widens)
 
-    def settled(self) -> DriftRule:
-        """Return the rule for files that are ingested with the final schema."""
-        return replace(self, is_settled=True, widens=False)
+    def settled(self, refused: Mapping[str, str] = MappingProxyType({})) -> DriftRule:
+        """Return the rule for files that are ingested with the final schema. `refused` has the fields left out."""
+        return replace(self, is_settled=True, widens=False, refused=refused)
 
     def filled(self, schema: pa.Schema) -> pa.Schema:
         """Return the columns that fields of the same name fill. The column of new fields is not one of them."""
@@ -109,7 +111,10 @@ class DriftRule:
             name.encode()
         except (InvalidInput, UnicodeEncodeError):
             return f"{shown} cannot be a column, because its name is blank or not usable. Rename the field"
-        return f"{shown} is not a column, and the run could not add it. Add the column" if self.is_settled else None
+        if not self.is_settled:
+            return None
+        why = self.refused.get(name)
+        return f"{shown} is not a column, and the run could not add it{f': {why}' if why else '. Add the column'}"
 
 
 QUARANTINE: Final = DriftRule()
@@ -168,15 +173,8 @@ NO_DRIFT: Final = Drift()
 
 
 def count_fields(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the counts: the 50 most frequent fields, and the number of all other values together."""
-    total = Counter[str]()
-    for each in counts:
-        for name, count in each.items():
-            total[fitted(name, _LONGEST_NAME)] += count
-    rest = total.pop(OTHER_FIELDS, 0)
-    commonest = dict(total.most_common(MOST_NAMES_COUNTED))
-    rest += total.total() - sum(commonest.values())
-    return commonest | ({OTHER_FIELDS: rest} if rest else {})
+    """Return the sum of the counts by field, as `most_frequent` does."""
+    return most_frequent(counts, OTHER_FIELDS, _LONGEST_NAME)
 
 
 def _text_of(type_: pa.DataType) -> str:
@@ -385,14 +383,26 @@ class ColumnFields:
         ]
 
     def _unheld(self, name: str) -> str | None:
-        type_ = self.columns.schema.field(name).type
-        try:
-            _text_of(table_type(type_))
-        except InvalidInput:
-            return (
-                f"the field {fitted(name, _LONGEST_NAME)} has the type {type_}, which tables do not hold. Leave it out"
-            )
-        return None
+        return unheld(self.columns.schema.field(name))
+
+
+def unheld(column: pa.Field) -> str | None:
+    """Return why a table cannot hold the values of a column of a file, or None."""
+    try:
+        _text_of(table_type(column.type))
+    except InvalidInput:
+        name = fitted(column.name, _LONGEST_NAME)
+        return f"the field {name} has the type {column.type}, which tables do not hold. Leave it out"
+    return None
+
+
+def json_texts(values: pa.ChunkedArray) -> pa.StringArray:
+    """Return the text of each value in JSON. Text and times are without quotes, as the column of a JSON file has them.
+
+    A row of the quarantine contains the same texts, so a retry adds equal values.
+    """
+    texts = (json.dumps(each, default=str, ensure_ascii=False) for each in values.to_pylist())
+    return pa.array([None if text == "null" else _plain(text) for text in texts], pa.string())
 
 
 def drift_of(new: NewFields, rule: DriftRule) -> Drift:

@@ -50,7 +50,9 @@ from storage_core.write.ingest.drift import (
     Drift,
     DriftRule,
     drift_of,
+    json_texts,
     split_columns,
+    unheld,
     widest_types,
     with_types,
 )
@@ -500,7 +502,7 @@ def check_columns(found: pa.Schema, target: RowFormat) -> None:
     Columns that are not in the table are refused unless the rule for drift accepts new fields.
     """
     empty, _ = _without_new(pa.Table.from_batches([], timed_schema(found, target.schema, target.times)), target)
-    _conformed(empty, _wide_schema(empty.schema, target))
+    _conformed(empty, _with_own_types(_wide_schema(empty.schema, target), empty.schema, target.drift))
 
 
 def _without_new(rows: pa.Table, target: RowFormat) -> tuple[pa.Table, ColumnFields | None]:
@@ -524,6 +526,56 @@ def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
     types = {each.name: table_type(each.type) for each in found if each.name in widest_types(target.schema)}
     wider = {name: to for name, to in types.items() if may_widen(target.schema.field(name).type, to)}
     return with_types(target.schema, wider)
+
+
+def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.Schema:
+    """Return the schema with the type of the file for each column of text that gets the texts of typed values.
+
+    Only the rule `add` accepts such values, because it chooses text for fields whose types differ. If the schema is
+    settled, other new columns may have a type that the values of this file do not have. They get the type of the file,
+    too, and their values reject their rows.
+    """
+    if rule.new_field != "add":
+        return schema
+    types = {
+        each.name: each.type if pa.types.is_integer(each.type) else table_type(each.type)
+        for each in found
+        if each.name in schema.names and _is_foreign(each, schema.field(each.name), rule)
+    }
+    return with_types(schema, types)
+
+
+def _is_foreign(found: pa.Field, column: pa.Field, rule: DriftRule) -> bool:
+    """Return whether the column does not convert to the column of the table, and still is accepted."""
+    if not (rule.is_settled or pa.types.is_string(column.type)):
+        return False
+    try:
+        _conformed(pa.schema([found]).empty_table(), pa.schema([column]))
+    except Corrupt:
+        return True
+    return False
+
+
+def _foreign_faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Yield the rows with a value that has no text, or whose type is not the type of a column other than text."""
+    for own, field in zip(rows.schema, schema, strict=True):
+        if own.type == field.type:
+            continue
+        why = unheld(own)
+        if why is None and not pa.types.is_string(field.type):
+            why = f"column {field.name}: a value of type {own.type} does not fit {field.type}"
+        if why is not None:
+            yield why, np.asarray(rows.column(field.name).is_valid())
+
+
+def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Return the rows without faults with exactly the schema, and with the texts of typed values."""
+    for index, (own, field) in enumerate(zip(rows.schema, schema, strict=True)):
+        if own.type != field.type:
+            is_text = pa.types.is_string(field.type)
+            values = json_texts(rows.column(index)) if is_text else pa.nulls(rows.num_rows, field.type)
+            rows = rows.set_column(index, field, values)
+    return conform(rows, schema)
 
 
 def _widened(rows: pa.Table, target: RowFormat) -> dict[str, pa.DataType]:
@@ -629,7 +681,7 @@ def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: Ro
 
     Raises `Corrupt` if the columns do not convert exactly to the table's, or contradict themselves.
     """
-    schema, rule = target.schema, target.drift
+    rule = target.drift
     numbers = np.arange(first_number, first_number + batch.num_rows)
     try:
         given, invalid = examined(pa.Table.from_batches([batch]))
@@ -641,11 +693,12 @@ def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: Ro
         rejected, valid = _rejected(file, numbers, reasons, with_bytes(given, invalid))
         given, numbers = given.filter(pa.array(valid)), numbers[valid]
     given, new = _without_new(given, target)
-    fitting, numbered = timed_columns(given, schema, target.times)
+    fitting, numbered = timed_columns(given, target.schema, target.times)
+    schema = _with_own_types(target.schema, fitting.schema, rule)
     fitting, misfits = without_misfits(fitting, schema)
     fitting, texts = times.without_misfits(fitting, schema)
     if rule.widens and (widened := _widened(fitting, target)):
-        return Parsed(schema.empty_table(), (), drift=Drift(fields=new.types() if new else {}, widened=widened))
+        return Parsed(target.schema.empty_table(), (), drift=Drift(fields=new.types() if new else {}, widened=widened))
     if new is not None and rule.column is not None:
         fitting = fitting.append_column(rule.column, new.objects())
     rows = _conformed(fitting, schema)
@@ -656,11 +709,13 @@ def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: Ro
     if new is not None:
         shown = _with_new(shown, new.columns, rule)
     refused = [] if new is None else new.reasons(rule, schema)
-    faults = [*refused, *numbered, *misfits, *texts, *_faults(rows, schema, target.nonzero)]
+    foreign = _foreign_faults(rows, target.schema)
+    faults = [*refused, *numbered, *misfits, *texts, *foreign, *_faults(rows, schema, target.nonzero)]
     more, complete = _rejected(file, numbers, faults, shown)
     kept = rows.filter(pa.array(complete)) if more else rows
     drift = NO_DRIFT if new is None else drift_of(new.filter(complete), rule)
-    return Parsed(conform(kept, schema), (), numbers[complete], drift=drift).and_rejected([*rejected, *more])
+    rows = _in_types(kept, target.schema)
+    return Parsed(rows, (), numbers[complete], drift=drift).and_rejected([*rejected, *more])
 
 
 def _rejected(

@@ -157,6 +157,16 @@ class FileProgress:
         """Return whether the content is known without reading the file: its ETag is recorded, or it has no ETag."""
         return file.etag is None or etag_hash(file.etag) in self.contents
 
+    def holds(self, size: int, content: str) -> bool:
+        """Return whether the whole file of this size and content is, or was, in the table.
+
+        `content` is the hash as hexadecimal digits, or empty if it is unknown.
+        """
+        if content and from_hex(content) in self.pruned:
+            return True
+        is_known = not content or not self.contents or from_hex(content) in self.contents.values()
+        return self.whole and self.ingested_size == size and is_known
+
     def has_changed(self, size: int) -> bool:
         """Return whether rows of this file were ingested when it had another size."""
         return self.ingested_size not in (None, size)
