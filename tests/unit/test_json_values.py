@@ -34,7 +34,7 @@ TYPES = {
 
 def written() -> Iterator[tuple[str, str, str]]:
     """Return type, value and stored value of every example in the table."""
-    section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].split("\n## ")[0]
+    section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].partition("\n##")[0]
     for line in section.splitlines():
         if not line.startswith("| `"):
             continue
