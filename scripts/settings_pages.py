@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Final
@@ -57,8 +58,12 @@ def with_new_rows(page: str, listed: Collection[str]) -> str:
     """Return the page with the missing rows of settings. Each row is below the row of the setting before it."""
     for before, name in pairwise(SETTINGS):
         if name not in listed and SETTINGS[name].change is not Change.WINDOW:
-            page = re.sub(rf"(?m)^\| `{re.escape(before)}` \|.*\n", rf"\g<0>| `{name}` | – | – |\n", page)
+            page = _TABLE.sub(partial(_with_row, before, name), page)
     return page
+
+
+def _with_row(before: str, name: str, table: re.Match[str]) -> str:
+    return re.sub(rf"(?m)^\| `{re.escape(before)}` \|.*\n", rf"\g<0>| `{name}` | – | – |\n", table[0])
 
 
 def _step_row(step: Step) -> str:

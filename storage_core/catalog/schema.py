@@ -144,4 +144,4 @@ REGIONS = Table(
 )
 
 OF_A_TABLE = (SPLITS, SEGMENTS, COMMITS, REGIONS, TABLES)
-"""All database tables with rows that belong to a table. The last of them is `TABLES`."""
+"""The database tables that contain rows about tables of Tidemark. The last of them is `TABLES`."""

@@ -192,7 +192,7 @@ class _Attempt:
         return True
 
     def _claimed(self) -> Claim | None:
-        """Claim the region if its state has not changed, else return None. Raises the errors of a claim."""
+        """Claim the region if its state has not changed, else return None. Raises the same errors as a claim."""
         store, clock, ids, region, looked = self.log.store, self.log.clock, self.log.ids, self.region, self.looked
         records = record_schema(self.snapshot.schema)
         if looked is None:

@@ -437,8 +437,10 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
     The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, one of them
     makes each commit.
 
-    Args: log: Transaction log of the table. shows_vectors: whether deleted rows are shown as deletion vectors. If
-        False, a version with deleted rows waits for a compaction that removes the deleted rows.
+    Args:
+        log: Transaction log of the table.
+        shows_vectors: whether deleted rows are shown as deletion vectors. If False, a version with deleted rows waits
+            for a compaction that removes the deleted rows.
 
     Raises:
         InvalidInput: The table cannot be published.

@@ -73,7 +73,7 @@ _REFUSALS = (TypeError, ValueError, OverflowError, AttributeError)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManifestBounds:
-    """The bounds of a manifest's splits, from the root of a state. They are known before the manifest is read.
+    """Bounds of the splits in a manifest. The root of a state contains them, so a reader need not read the manifest.
 
     Attributes:
         partitions: The smallest and largest text of each partition column for which every split has a value. None

@@ -38,7 +38,7 @@ Run = Callable[[TransactionLog], object]
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """An operation of one process on a table on which `before` has happened.
+    """An operation of one process on a table. The operations in `before` ran earlier.
 
     `decides` is the key whose put makes the operation visible. It is None for derived objects that change nothing for
     readers. `result` is a key that exists when the operation is complete.

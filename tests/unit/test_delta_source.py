@@ -152,7 +152,7 @@ def test_progress_is_read_as_it_was_recorded() -> None:
 
 
 def test_no_delta_table_is_no_landing_place(tmp_path: Path) -> None:
-    with pytest.raises(NotFound, match="there is no Delta table here"):
+    with pytest.raises(NotFound, match="a Delta table does not exist here"):
         next_group(DeltaLog.look(str(tmp_path)), None, "refuse")
 
 

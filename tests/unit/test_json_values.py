@@ -34,11 +34,14 @@ TYPES = {
 
 def written() -> Iterator[tuple[str, str, str]]:
     """Return type, value and stored value of every example in the table."""
-    section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].split("\n## ")[0]
+    section = SPEC.read_text(encoding="utf-8").split("### 14.1 JSON values\n")[1].partition("\n## ")[0]
     for line in section.splitlines():
         if not line.startswith("| `"):
             continue
-        columns, taken, rejected = (each.strip() for each in line.split("|")[1:-1])
+        cells = [each.strip() for each in line.split("|")[1:-1]]
+        if len(cells) != 3:
+            continue  # the table of new fields
+        columns, taken, rejected = cells
         for column in re.findall(r"`([^`]+)`", columns):
             yield from ((column, *pair) for pair in re.findall(r"`([^`]+)` ▸ `([^`]+)`", taken))
             yield from ((column, value, REJECTED) for value in re.findall(r"`([^`]+)`", rejected))

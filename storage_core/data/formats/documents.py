@@ -76,7 +76,7 @@ def encode_gc_plan(candidates: Iterable[Candidate], *, counter: int, nonce: str)
 
 
 def decode_gc_plan(data: bytes) -> Plan:
-    """Return the plan in these bytes, without an ETag. Raises `Corrupt`, or `Unsupported` for a newer format."""
+    """Decode the plan. The plan has no ETag. Raises `Corrupt`, or `Unsupported` for a newer format."""
 
     def read(body: Mapping[str, Any]) -> Plan:
         candidates = map(_CANDIDATE.read, body["candidates"])

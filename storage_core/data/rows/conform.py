@@ -129,11 +129,15 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
     """Return the first value that Arrow does not cast, as text for a message. Empty if no single value is the cause."""
-    for value in pc.unique(column) if not pa.types.is_nested(column.type) else ():
+    if pa.types.is_nested(column.type):
+        return ""
+    distinct = pc.unique(column)
+    for place, value in enumerate(distinct):
         try:
             value.cast(type_)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
-            return f": {quoted(str(value))}"
+            beyond = times.first_beyond(distinct.slice(place, 1))  # Python cannot represent such a time
+            return f": {quoted(beyond or str(value))}"
     return ""
 
 

@@ -212,7 +212,7 @@ def train_books(rotated: Floats, words: np.random.PCG64) -> Floats:
 
 
 def to_product(rotated: Floats, books: Floats) -> Bytes:
-    """Return the code of each row: the number of the nearest entry of each book."""
+    """Return the code of each row. A code contains, for each book, the number of the nearest entry."""
     padded = _padded(rotated)
     codes = np.empty((len(rotated), len(books)), np.uint8)
     for number, book in enumerate(books):

@@ -74,7 +74,7 @@ class TargetTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldChunks:
-    """Missing chunks `first` to `last`. Later chunks of the writer wait in the distribution to `tables`."""
+    """Missing chunks `first` to `last`. The distribution to `tables` holds back later chunks of the writer."""
 
     writer: str
     first: int
@@ -300,7 +300,7 @@ class Tasks(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Distributor:
-    """Distributor of one raw log into the tables with the given logs. The commits record `run_id`.
+    """Distributes one raw log into the tables of the given logs. The commits record `run_id`.
 
     `guards` are further requirements of the commits to a table, by the name of the table. A commit fails if another
     process has taken over the lease.
@@ -505,7 +505,7 @@ class _Fillings:
 
 
 def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
-    """Return the ranges, and one more range that every distribution of records with ids moves.
+    """Return the ranges, and one more range. Every distribution of records with ids changes this range.
 
     The extra range ensures that only one distribution of records with ids commits at a time. A distribution only knows
     the ids of chunks that were distributed before its plan. A concurrent distribution may add ids of another writer.

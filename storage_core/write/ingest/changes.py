@@ -10,7 +10,7 @@ is a column of the table because a later run compares its values with the rows t
 | patch | `patch` |
 | delete | `delete`, `d` |
 
-A patch sets the fields that a JSON record names. In other formats it sets the columns with a value.
+A patch sets the fields that a JSON record names. In other formats, a patch sets the columns that have a value.
 """
 
 from __future__ import annotations

@@ -255,7 +255,7 @@ class _RecordCounter:
 
     @property
     def all_passed(self) -> bool:
-        """Whether no misshapen record follows the last numbered record.
+        """Return True if all records after the last numbered record have the right shape.
 
         At the end of the file, the mark is a misshapen record that follows.
         """

@@ -442,7 +442,7 @@ def execute_sort(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Id
 
     Cost:
         One GET per manifest, WAL entry and data file of the generations, and three PUTs. From `SEGMENT_ROWS` records
-        on, one more PUT per maintained index of the table.
+        on, each maintained index of the table costs another PUT.
     """
     opened = [generation.read(store, work.region, each) for each in work.generations]
     schema = fold.record_schema(work.context.schema)

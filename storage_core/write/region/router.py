@@ -313,7 +313,7 @@ def offsets(store: ObjectStore, region: str) -> Mapping[str, int]:
 def take_turn(store: ObjectStore, snapshot: Snapshot, region: Region, *, clock: Clock, ids: Ids) -> Turn:
     """Claim the region, and flush the acknowledged rows that its last writer did not flush.
 
-    A new region is registered first. Raises the errors of a claim and of a flush.
+    A new region is registered first. Raises the same errors as a claim and a flush.
 
     Cost:
         The requests of a claim, of a flush if there are unflushed rows, and about three more requests.
