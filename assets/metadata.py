@@ -25,7 +25,7 @@ from storage_core.log.job_run import Prices
 _LATE = ("rows_late_accepted", "rows_late_quarantined", "rows_late_dropped")
 _OF_A_WINDOW = ("rows_in", "rows_out", "bytes_in", "bytes_out", "splits_in", "splits_out")
 _DRIFT = ("fields_ignored", "fields_kept", "columns_added", "columns_widened")
-_COUNTS = (*_OF_A_WINDOW, *_LATE, "rows_rejected", *_DRIFT, "version")
+_COUNTS = (*_OF_A_WINDOW, *_LATE, "rows_rejected", "rows_older", "tombstones", *_DRIFT, "version")
 _TIMES = ("seconds", "spark_seconds")
 _REQUESTS = ("get", "put", "list", "head", "delete")
 

@@ -8,7 +8,7 @@ next run reads the files of the round again, and each region takes only the file
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -32,6 +32,9 @@ ROUND_FILES: Final = 1_000
 
 ROUND_BYTES: Final = 256 * 2**20
 """The landed bytes above which a round ends. A larger file is a round of its own."""
+
+ROUND_PUTS: Final = 10
+"""The PUTs of a round whose records belong to one region that exists, with the commit."""
 
 _MOST_LOST: Final = 5
 _PAUSE_MS: Final = 100
@@ -57,7 +60,6 @@ class KeyedIngest:
     record: Callable[[Snapshot], Sequence[Action]]
     _results: list[BatchResult] = field(default_factory=list)
     _metrics: Metrics = NO_METRICS
-    _older: int = 0
     _last: JobReport | None = None
 
     def run(self) -> JobReport:
@@ -69,7 +71,7 @@ class KeyedIngest:
             Held: Another run ingests into the same table.
             TidemarkError: Any other error. It contains the report of the rounds that were committed.
         """
-        works = self._planned()
+        works = self._planned(self.files)
         self.job.predict(_prediction(works))
         if self.job.options.dry_run:
             works = [each for each in works if may_have_new_rows(each)]
@@ -83,7 +85,7 @@ class KeyedIngest:
             with self.job.holding(self.job.step.lease) as waited:
                 if waited:
                     self.job.look_again()
-                    works = self._planned()
+                    works = self._planned(self.files)
                 for each in _rounds(works):
                     self._bring_or_retry(each)
                 self._record_listing()
@@ -99,17 +101,21 @@ class KeyedIngest:
             with suppress(CommitConflict):  # another run lists again
                 self._last = self.job.commit(actions, operation="INGEST", metrics=NO_METRICS)
 
-    def _planned(self) -> list[IngestWork]:
-        """Return the work in the order in which the files landed."""
-        works = plan(self.job.before, self.spec, self.files)
+    def _planned(self, files: Iterable[LandedFile]) -> list[IngestWork]:
+        """Return the work that the present version leaves, in the order in which the files landed."""
+        works = plan(self.job.before, self.spec, files)
         return sorted(works, key=lambda each: (each.landed.landed_ms or 0, each.landed.path))
 
     def _bring_or_retry(self, works: Sequence[IngestWork]) -> None:
-        """Ingest the files of a round. After a lost race, plan these files again."""
-        paths = {each.landed.path for each in works}
+        """Ingest the files of a round, planned on the present version. After a lost race, plan these files again.
+
+        Another run may have ingested files of the round since the run was planned. `require_unlanded` compares the log
+        with `before`, so it finds only files that were committed after `before`.
+        """
+        files = [each.landed for each in works]
         for lost in range(_MOST_LOST):
             try:
-                self._bring(works)
+                self._bring(self._planned(files))
             except (CommitConflict, Fenced) as error:
                 self.job.require_held()
                 if lost + 1 == _MOST_LOST:
@@ -118,7 +124,6 @@ class KeyedIngest:
                 # Without a random pause, two processes could claim a region from each other without end.
                 self.job.log.clock.sleep_ms(self.job.log.ids.fraction() * _PAUSE_MS * 2**lost)
                 self.job.look_again()
-                works = [each for each in self._planned() if each.landed.path in paths]
             else:
                 return
 
@@ -146,12 +151,18 @@ class KeyedIngest:
         late = sum((file.late for file in files), LateMetrics())
         rejected = sum(result.rows_rejected for result in results)
         found = Metrics.of(results)
-        metrics = replace(found, rows_out=found.rows_out - older, rows_rejected=rejected, **late.as_mapping())
+        metrics = replace(
+            found,
+            rows_out=found.rows_out - older,
+            rows_rejected=rejected,
+            rows_older=older,
+            tombstones=sum(file.skipped for file in files),
+            **late.as_mapping(),
+        )
         report = job.commit(actions, operation="INGEST", metrics=metrics, details={"files": len(files)})
         job.look_again()
         self._results += results
         if report.status == "committed":
-            self._older += older
             self._last = report
             both = (self._metrics, metrics)
             self._metrics = Metrics(
@@ -159,8 +170,7 @@ class KeyedIngest:
             )
 
     def _report(self) -> JobReport:
-        skipped = sum(file.skipped for result in self._results for file in result.files)
-        found = {"rows_older": self._older, "tombstones": skipped}
+        found = {"rows_older": self._metrics.rows_older, "tombstones": self._metrics.tombstones}
         details = {**self.describe(self._results), **self.about}
         details |= {name: count for name, count in found.items() if count}
         if self._last is None:
@@ -189,7 +199,8 @@ def _rounds(works: Sequence[IngestWork]) -> Iterator[list[IngestWork]]:
 
 
 def _prediction(works: Sequence[IngestWork]) -> Prediction:
-    return Prediction(benefit=len(works), unit="files", bytes_in=_bytes(works), puts=1 if works else 0)
+    rounds = sum(1 for _ in _rounds(works))
+    return Prediction(benefit=len(works), unit="files", bytes_in=_bytes(works), puts=ROUND_PUTS * rounds)
 
 
 def _bytes(works: Sequence[IngestWork]) -> int:

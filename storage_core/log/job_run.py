@@ -96,7 +96,8 @@ class Metrics:
 
     `rows_rejected` is the number of rejected rows that no earlier commit has counted. New fields of landed files are
     counted in four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new
-    fields), `columns_added` and `columns_widened`.
+    fields), `columns_added` and `columns_widened`. Two numbers count landed records of a keyed table that have no
+    effect: `rows_older` (older than the row of their key) and `tombstones`.
     """
 
     rows_in: int = 0
@@ -113,6 +114,8 @@ class Metrics:
     fields_kept: int = 0
     columns_added: int = 0
     columns_widened: int = 0
+    rows_older: int = 0
+    tombstones: int = 0
 
     @staticmethod
     def of_adds(adds: Sequence[Add]) -> Metrics:
@@ -139,7 +142,12 @@ class Metrics:
         return {name: count for name, count in found.items() if count or name not in _ABSENT}
 
 
-_ABSENT: Final = frozenset({"rows_rejected", "fields_ignored", "fields_kept", "columns_added", "columns_widened"})
+_ABSENT: Final = frozenset(
+    {
+        *("rows_rejected", "rows_older", "tombstones"),
+        *("fields_ignored", "fields_kept", "columns_added", "columns_widened"),
+    }
+)
 NO_METRICS = Metrics()
 
 

@@ -402,10 +402,14 @@ def _mark(log: TransactionLog, keys: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The outcome of a retry: how many rows were read and added, and the reasons of the lines that still fail."""
+    """The outcome of a retry: how many rows were read and added, and the reasons of the lines that still fail.
+
+    `older` counts the added records that had no effect, because they are older than the row of their key.
+    """
 
     read: int = 0
     added: int = 0
+    older: int = 0
     reasons: dict[str, int] = field(default_factory=dict)
     drift: Drift = NO_DRIFT
     counted_as: str = "fields_ignored"
@@ -421,6 +425,7 @@ class _Outcome:
             "rejected_reasons": dict(self.reasons),
             "not_retried": dict(self.not_retried),
             **({self.counted_as: dict(self.drift.counts)} if self.drift.counts else {}),
+            **({"rows_older": self.older} if self.older else {}),
         }
 
 
@@ -560,7 +565,7 @@ def _applied(
         again.write_all()
         if collected.parts and declared.changes is not None:
             check = partial(_require_first, job, leaving.number)
-            fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
+            _, outcome.older = fill_regions(job, collected.parts, offsets, order=declared.changes.order, check=check)
     return _AppliedPlan(grown or GrownTable(snapshot, {}, {}, {}), leaving, collected.adds, outcome, left)
 
 
@@ -579,7 +584,8 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
     metrics = replace(
         Metrics.of_adds(adds),
         rows_in=outcome.read,
-        rows_out=outcome.added,
+        rows_out=outcome.added - outcome.older,
+        rows_older=outcome.older,
         **{outcome.counted_as: sum(outcome.drift.counts.values())},
         columns_added=len(grown.added),
         columns_widened=len(grown.widened),
@@ -689,7 +695,13 @@ class _Declared:
         except (InvalidInput, CommitConflict) as error:
             reasons = dict.fromkeys(range(entry.rows.num_rows), str(error))
             return self._none, np.zeros(0, np.int64), reasons
-        return rows, np.arange(rows.num_rows), {}
+        order = None if self.changes is None else self.changes.order
+        if order is None or not rows.column(order).null_count:
+            return rows, np.arange(rows.num_rows), {}
+        # The entry is older than `order_by`, so its records may have no order.
+        fits = np.asarray(rows.column(order).is_valid())
+        missing = dict.fromkeys(np.flatnonzero(~fits).tolist(), f"column {order}: a value is required")
+        return rows.filter(pa.array(fits)), np.flatnonzero(fits), missing
 
     def _parsed(self, entry: RejectedLines) -> tuple[pa.Table, npt.NDArray[np.int64], dict[int, str]]:
         reasons = {index: str(each["reason"]) for index, each in enumerate(entry.rejected)}

@@ -50,6 +50,7 @@ class Rejections:
         rows_in: The number of rows that were read. A commit that rejected no row counts the rows that it handled.
         rows_out: The number of rows that were written.
         rows_rejected: The number of rows that were rejected. Late rows are not included.
+        rows_older: The number of landed records of a keyed table that were older than the row of their key.
         fields_ignored: The number of values of landed files that were left out, because their fields are not columns.
         fields_kept: The number of such values that were stored in the column for new fields.
         columns_added: The number of columns that landed files added.
@@ -69,6 +70,7 @@ class Rejections:
     rows_late_accepted: int
     rows_late_quarantined: int
     rows_late_dropped: int
+    rows_older: int
     fields_ignored: int
     fields_kept: int
     columns_added: int
@@ -115,6 +117,7 @@ def measure_rejections(store: ObjectStore, snapshot: Snapshot, *, now_ms: int) -
         rows_late_accepted=counts["rows_late_accepted"],
         rows_late_quarantined=counts["rows_late_quarantined"],
         rows_late_dropped=counts["rows_late_dropped"],
+        rows_older=counts["rows_older"],
         **{name: counts[name] for name in _DRIFT},
         share=share,
         max_rejected=limit,
@@ -166,10 +169,10 @@ def _percent(share: float) -> str:
 
 def _counts(metrics: Mapping[str, Any]) -> Counter[str]:
     """Return the counts of one commit. A missing or invalid number counts as 0."""
-    names = ("rows_out", "rows_late_accepted", "rows_late_quarantined", "rows_late_dropped", *_DRIFT)
-    found = Counter({name: _count(metrics, name) for name in names})
+    without_fault = ("rows_out", "rows_late_quarantined", "rows_late_dropped", "rows_older")
+    found = Counter({name: _count(metrics, name) for name in (*without_fault, "rows_late_accepted", *_DRIFT)})
     found["rows_rejected"] = _count(metrics, "rows_rejected") or _count(metrics, "rejected")
-    handled = sum(found[name] for name in ("rows_out", "rows_rejected", "rows_late_quarantined", "rows_late_dropped"))
+    handled = sum(found[name] for name in (*without_fault, "rows_rejected"))
     # A run that is limited to some windows reads the whole file again. Only one of these runs counts the rejected rows.
     # If each of them counted all rows of the file, the share would be too small.
     found["rows_in"] = max(handled, _count(metrics, "rows_in")) if found["rows_rejected"] else handled

@@ -17,6 +17,7 @@ from storage_core.data.steps import Ingest, RetryQuarantine
 from storage_core.log.actions import Metadata
 from storage_core.log.job_run import Here, JobReport, JobRun
 from storage_core.log.log import TransactionLog
+from storage_core.log.versions import entries
 from storage_core.maintain.quarantine import pending_entries, retry
 from storage_core.store.contract import ObjectStore
 from storage_core.store.memory import MemoryStore
@@ -109,6 +110,10 @@ class KeyedLanding:
     def names(self) -> dict[object, object]:
         """Return the name of each row by its key."""
         return {key: row["name"] for key, row in self.rows().items()}
+
+    def metrics(self) -> Mapping[str, object]:
+        """Return the metrics of the newest commit."""
+        return next(entries(self.store, self.log.snapshot().version)).metrics
 
     def reasons(self) -> list[tuple[str, int, str]]:
         """Return the file, the line and the reason of every rejected line in quarantine."""

@@ -12,18 +12,27 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from jobs.ingest import run_ingest
+from jobs.keyed_ingest import ROUND_PUTS
 from storage_core.base.errors import CommitConflict, InvalidInput
+from storage_core.data.rows.fold import OPERATION, Operation
 from storage_core.data.rows.window_range import window_range
 from storage_core.data.settings.table import LateData, TableConfig
+from storage_core.data.steps import Ingest
+from storage_core.log.job_run import Here, JobRun
 from storage_core.maintain.check import fsck
+from storage_core.maintain.rejections import measure_rejections
 from storage_core.store.meter import MeteredStore
 from storage_core.table import Table
 from storage_core.write.ingest.changes import ChangeFormat
-from storage_core.write.ingest.landed_regions import ROWS_OF_A_GENERATION
+from storage_core.write.ingest.envelopes import UNAVAILABLE
+from storage_core.write.ingest.landed_regions import ROWS_OF_A_GENERATION, require_unlanded
 from storage_core.write.ingest.landing import LandingSpec
+from storage_core.write.region.held_orders import newest_of, without_older
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.spec import known_regions
 from tests.support.keyed_landing import KEYED, SCHEMA, THREE_REGIONS, KeyedLanding, change, make_landing
+from tests.support.quarantined import Opened
 
 MAPS = pa.schema([*SCHEMA, pa.field("tags", pa.map_(pa.string(), pa.string()))])
 
@@ -225,6 +234,23 @@ def test_a_record_without_an_order_goes_to_quarantine(ordered: KeyedLanding) -> 
     assert [reason for _, _, reason in ordered.reasons()] == ["column lsn: a value is required"] * 2
 
 
+def test_older_records_and_tombstones_are_in_the_history(tmp_path: Path) -> None:
+    landing = make_landing(tmp_path, envelope="debezium", order_by="source.lsn")
+    landing.land("a", change("c", 5, 1, name="new"))
+    landing.ingest()
+    assert not {"rows_older", "tombstones"} & {*landing.metrics()}, "a count of 0 is absent"
+    landing.land("b", change("u", 4, 1, name="old"), None, change("c", 6, 2, name="two"))
+    landing.ingest()
+    assert {name: landing.metrics()[name] for name in ("rows_in", "rows_out", "rows_older", "tombstones")} == {
+        "rows_in": 2,
+        "rows_out": 1,
+        "rows_older": 1,
+        "tombstones": 1,
+    }
+    found = measure_rejections(landing.store, landing.log.snapshot(), now_ms=landing.clock.now_ms())
+    assert (found.rows_in, found.rows_out, found.rows_older) == (3, 2, 1)
+
+
 def settle(landing: KeyedLanding, state: str) -> None:
     if state == "sorted":
         landing.table.sort()
@@ -282,9 +308,57 @@ def test_numbers_in_envelopes_keep_their_digits(tmp_path: Path) -> None:
 def test_a_value_that_the_database_did_not_send_stays(tmp_path: Path) -> None:
     landing = make_landing(tmp_path, envelope="debezium", order_by="source.lsn")
     landing.land("a", change("c", 1, 1, name="long text", price=1.0))
-    landing.land("b", change("u", 2, 1, name="__debezium_unavailable_value", price=2.25))
+    landing.land("b", change("u", 2, 1, name=UNAVAILABLE, price=2.25))
     landing.ingest()
     assert landing.rows()[1] == {"id": 1, "name": "long text", "price": 2.25, "lsn": 2}
+
+
+@pytest.mark.parametrize(
+    ("value", "is_unsent"),
+    [
+        ([UNAVAILABLE], True),
+        ([[UNAVAILABLE]], True),
+        ([f"see {UNAVAILABLE}"], False),
+        ([], False),
+    ],
+)
+def test_a_list_whose_only_value_is_the_placeholder_stays(tmp_path: Path, value: object, *, is_unsent: bool) -> None:
+    tags = pa.list_(pa.list_(pa.string())) if value == [[UNAVAILABLE]] else pa.list_(pa.string())
+    landing = make_landing(tmp_path, schema=pa.schema([*SCHEMA, pa.field("tags", tags)]), envelope="debezium")
+    stored = [["a"], ["b"]] if tags.value_type != pa.string() else ["a", "b"]
+    landing.land("a", change("c", 1, 1, name="one", price=1.0, tags=stored))
+    landing.land("b", change("u", 2, 1, name="two", tags=value))
+    landing.ingest()
+    row = landing.rows()[1]
+    assert (row["name"], row["price"], row["tags"]) == ("two", *((1.0, stored) if is_unsent else (None, value)))
+
+
+def test_a_map_or_object_whose_only_value_is_the_placeholder_stays(tmp_path: Path) -> None:
+    schema = pa.schema([*MAPS, pa.field("place", pa.struct([("city", pa.string())]))])
+    landing = make_landing(tmp_path, schema=schema, envelope="debezium")
+    landing.land("a", change("c", 1, 1, tags={"a": "1"}, place={"city": "Bonn"}))
+    landing.land("b", change("u", 2, 1, name="two", tags={UNAVAILABLE: UNAVAILABLE}, place={"city": UNAVAILABLE}))
+    landing.ingest()
+    row = landing.rows()[1]
+    assert (row["name"], row["tags"], row["place"]) == ("two", [("a", "1")], {"city": "Bonn"})
+
+
+def test_a_text_that_contains_the_placeholder_is_part_of_a_whole_row(tmp_path: Path) -> None:
+    landing = make_landing(tmp_path, envelope="debezium")
+    landing.land("a", change("c", 1, 1, name="one", price=1.0))
+    landing.land("b", change("u", 2, 1, name=f"see {UNAVAILABLE} docs"))
+    landing.ingest()
+    assert landing.rows()[1] == {"id": 1, "name": f"see {UNAVAILABLE} docs", "price": None, "lsn": None}
+
+
+def test_a_placeholder_between_other_values_goes_to_quarantine(tmp_path: Path) -> None:
+    landing = make_landing(tmp_path, schema=MAPS, envelope="debezium")
+    landing.land("a", change("c", 1, 1, tags={"a": "1"}))
+    landing.land("b", change("u", 2, 1, name="x", tags={"a": "2", "b": UNAVAILABLE}))
+    report = landing.ingest()
+    assert (landing.rows()[1]["tags"], report.metrics.rows_rejected) == ([("a", "1")], 1)
+    fault = f"the field 'tags' has {UNAVAILABLE} between other values, so its value is unknown"
+    assert landing.reasons() == [("b", 1, f"{fault}. Send the whole row again")]
 
 
 def test_records_that_are_no_envelopes_keep_their_text_in_quarantine(tmp_path: Path) -> None:
@@ -347,6 +421,39 @@ def test_many_files_take_several_rounds(landing: KeyedLanding, monkeypatch: pyte
     assert landing.names() == {1: "4", **{10 + number: "own" for number in range(5)}}
 
 
+def test_a_run_never_replays_files_that_another_run_ingested_after_its_plan(
+    landing: KeyedLanding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.keyed_ingest.ROUND_FILES", 2)
+    for number in range(6):
+        landing.land(f"{number}", {"id": 1, "name": f"{number}"}, {"id": 10 + number, "name": "landed"})
+    log = landing.log
+    planned = JobRun(Ingest(table_uri=landing.store.uri), Here(log), Opened(log), takes_leases=False)  # type: ignore[arg-type]
+    assert landing.ingest().details["files"] == 6
+    with landing.table.writer() as writer:
+        writer.put({"id": 1, "name": "written later"})
+    version = landing.log.snapshot().version
+    assert run_ingest(planned).status == "nothing_to_do"
+    assert landing.log.snapshot().version == version
+    assert landing.names() == {1: "written later", **{10 + number: "landed" for number in range(6)}}
+
+
+def test_the_report_has_the_bytes_of_the_parts_and_predicts_the_puts_of_each_round(
+    landing: KeyedLanding, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    landing.store = MeteredStore(landing.store)
+    landing.land("0", {"id": 1, "name": "0"})
+    landing.ingest()
+    before = landing.store.requests["put"]
+    monkeypatch.setattr("jobs.keyed_ingest.ROUND_FILES", 2)
+    for number in range(1, 4):
+        landing.land(f"{number}", {"id": 1, "name": f"{number}"})
+    report = landing.ingest()
+    assert report.predicted is not None
+    assert report.predicted.puts == landing.store.requests["put"] - before == 2 * ROUND_PUTS
+    assert report.metrics.bytes_out > report.metrics.bytes_in > 0
+
+
 def test_records_above_the_size_of_a_generation_become_several(
     ordered: KeyedLanding, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -367,10 +474,6 @@ def test_two_runs_at_once_apply_each_file_once(landing: KeyedLanding) -> None:
     log = landing.log
     planned = log.snapshot()
     landing.ingest()
-    from storage_core.data.steps import Ingest
-    from storage_core.log.job_run import Here, JobRun
-    from storage_core.write.ingest.landed_regions import require_unlanded
-
     job = JobRun(Ingest(table_uri=landing.store.uri), Here(log), takes_leases=False)
     job.use(log, planned)
     with pytest.raises(CommitConflict, match="another run ingested the file of 'landed:a'"):
@@ -398,6 +501,34 @@ def test_late_records_of_a_keyed_table_go_to_quarantine_and_come_back(tmp_path: 
 # Retry.
 
 
+def test_a_retry_refuses_rows_without_the_order_that_was_declared_later(tmp_path: Path) -> None:
+    schema = pa.schema([pa.field("at", pa.timestamp("us", tz="UTC"), nullable=False), *SCHEMA])
+    late = LateData(policy="quarantine", acceptance_ms=0)
+    config = TableConfig(primary_key=("id",), time_column="at", window_seconds=3600, late_data=late)
+    landing = make_landing(tmp_path, config, schema, op="_op")
+    old = {"at": "1969-12-31T00:00:00Z"}
+    landing.land("a", {**old, "id": 1, "name": "no order"}, {**old, "id": 2, "name": "ordered", "lsn": 3})
+    landing.land("b", {"at": "1970-01-01T00:30:00Z", "id": 1, "name": "newer", "lsn": 9})
+    landing.ingest()
+    landing.declare(order_by="lsn")
+    report = landing.retry(accept_late=True)
+    assert (report.details["added"], report.details["rejected_reasons"]) == (1, {"column lsn: a value is required": 1})
+    assert landing.names() == {1: "newer", 2: "ordered"}
+    assert landing.retry(accept_late=True).details["added"] == 0
+
+
+def test_a_null_order_is_older_than_every_value(ordered: KeyedLanding) -> None:
+    ordered.land("a", {"id": 1, "name": "one", "lsn": -9})
+    ordered.ingest()
+    operations = pa.array([int(Operation.PUT)] * 4, pa.int8())
+    orders = pa.array([5, None, -7, None], pa.int64())
+    records = pa.table({OPERATION: operations, "id": [1, 1, 2, 2], "lsn": orders})
+    assert newest_of(records, "lsn").column("lsn").to_pylist() == [None, None, -7, 5]
+    [region] = known_regions(ordered.store, ordered.log.snapshot())
+    newer = without_older(ordered.store, records, region.id, key=["id"], order="lsn")
+    assert newer.select(["id", "lsn"]).to_pydict() == {"id": [1, 2, 2], "lsn": [5, -7, None]}
+
+
 def test_a_retry_applies_each_line_once_and_respects_the_order(ordered: KeyedLanding) -> None:
     ordered.land("a", {"id": 1, "name": "one", "lsn": 1, "op": "c"}, {"id": 2, "name": "two", "lsn": 5, "op": "c"})
     ordered.land("b", {"id": 2, "name": "newer", "lsn": 7}, {"id": 3, "name": "three", "lsn": 3, "op": "zap"})
@@ -406,6 +537,7 @@ def test_a_retry_applies_each_line_once_and_respects_the_order(ordered: KeyedLan
     ordered.declare(op="op")
     report = ordered.retry()
     assert (report.details["read"], report.details["added"], report.details["still_rejected"]) == (3, 2, 1)
+    assert (report.metrics.rows_out, ordered.metrics()["rows_older"]) == (1, 1)
     assert ordered.names() == {1: "one", 2: "newer"}
     assert ordered.retry().status == "nothing_to_do"
 

@@ -57,7 +57,7 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whol
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FillPart:
-    """A part: a file with rows of one region, and its checksum.
+    """A part: a file with rows of one region, its checksum and its size.
 
     The rows have `rows.fold.record_schema` and are in the order of the history.
     """
@@ -66,6 +66,7 @@ class FillPart:
     directory: str
     checksum: str
     rows: int
+    size_bytes: int
 
     @property
     def key(self) -> str:
@@ -90,7 +91,8 @@ def write_part(store: ObjectStore, records: pa.Table, *, region: str, clock: Clo
     data = arrow_files.encode_data_file(records)
     checksum = arrow_files.checksum(data)
     # The number 1 in the name has no meaning. The generation of the rows is known only after the region is claimed.
-    part = FillPart(region=region, directory=f"{ids.uuid()[:8]}_gen_1", checksum=checksum, rows=records.num_rows)
+    directory = f"{ids.uuid()[:8]}_gen_1"
+    part = FillPart(region=region, directory=directory, checksum=checksum, rows=records.num_rows, size_bytes=len(data))
     if not create_numbered(store, part.key, data, clock=clock):
         raise CommitConflict(f"{part.key}: has other content. Distribute again, which uses a new name", key=part.key)
     return part

@@ -361,8 +361,8 @@ class IngestResult:
 
     @property
     def bytes_out(self) -> int:
-        """The bytes of the splits that were written."""
-        return sum(add.size for add in self.adds)
+        """The bytes of the splits and parts that were written."""
+        return sum(add.size for add in self.adds) + sum(each.part.size_bytes for each in self.parts)
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""
@@ -451,8 +451,8 @@ class BatchResult:
 
     @property
     def bytes_out(self) -> int:
-        """The bytes of the splits that were written."""
-        return sum(add.size for add in self.adds)
+        """The bytes of the splits and parts that were written."""
+        return sum(add.size for add in self.adds) + sum(each.part.size_bytes for each in self.parts)
 
     def to_json(self) -> str:
         """Return the text that `from_json` turns into an equal result."""

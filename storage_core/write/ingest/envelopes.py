@@ -8,8 +8,10 @@ as other lines of JSON. A rejected record keeps the text of its envelope.
 | `c`, `r`, `u` | put | `after` |
 | `d` | delete | `before` |
 
-PostgreSQL does not send a large value that did not change, and Debezium writes a placeholder in its place. An envelope
-with the placeholder becomes a patch without these fields. A record that is null is a tombstone, and has no effect.
+PostgreSQL does not send a large value that did not change, and Debezium writes a placeholder in its place. For a list
+or a map, Debezium writes a list or a map whose only value is the placeholder. An envelope with such fields becomes a
+patch without these fields. An envelope is rejected if a field has the placeholder between other values. A longer text
+that contains the placeholder is an ordinary value. A record that is null is a tombstone, and has no effect.
 """
 
 from __future__ import annotations
@@ -160,9 +162,40 @@ def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[l
             texts.append(f"the envelope with the operation {word!r} has no object in {name}")
             continue
         if word != "d" and UNAVAILABLE in row:
-            sent = {field: value for field, value in json.loads(row).items() if value != UNAVAILABLE}
-            word, row = "patch", json.dumps(sent, ensure_ascii=False)
+            given = json.loads(row)
+            sent = {field: value for field, value in given.items() if not _is_unsent(value)}
+            partial = next((field for field, value in sent.items() if _has_placeholder(value)), None)
+            if partial is not None:
+                fits.append(False)
+                texts.append(
+                    f"the field {fitted(partial, _LONGEST_WORD)!r} has {UNAVAILABLE} between other values, so its "
+                    "value is unknown. Send the whole row again"
+                )
+                continue
+            if len(sent) < len(given):
+                word, row = "patch", json.dumps(sent, ensure_ascii=False)
         added = f'"{ENVELOPE_OP}":"{word}"' + (f",{name_of_order}:{at}" if order and at is not None else "")
         fits.append(True)
         texts.append(f"{{{added}}}" if row == "{}" else f"{row[:-1]},{added}}}")
     return fits, unmarked(pa.chunked_array([pa.array(texts, pa.string())]), mark).to_pylist()
+
+
+def _is_unsent(value: object) -> bool:
+    """Return whether the value is the placeholder, or a list or object whose only value is the placeholder."""
+    while isinstance(value, (list, dict)) and len(value) == 1:
+        (value,) = value.values() if isinstance(value, dict) else value
+    return value == UNAVAILABLE
+
+
+def _has_placeholder(value: object) -> bool:
+    """Return whether a value or a key in the list or object is the placeholder."""
+    waiting = [value]
+    while waiting:
+        each = waiting.pop()
+        if each == UNAVAILABLE:
+            return True
+        if isinstance(each, (list, dict)):
+            waiting += each
+        if isinstance(each, dict):
+            waiting += each.values()
+    return False

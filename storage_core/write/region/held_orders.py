@@ -31,8 +31,9 @@ from storage_core.write.region.merge_work import MergeWork, find
 
 
 def newest_of(records: pa.Table, order: str) -> pa.Table:
-    """Return the records in the ascending order of the column. Equal values keep their order."""
-    return records.take(pc.sort_indices(records.select([order]).combine_chunks(), sort_keys=[(order, "ascending")]))
+    """Return the records in the ascending order of the column. Nulls are first, and equal values keep their order."""
+    orders = records.select([order]).combine_chunks()
+    return records.take(pc.sort_indices(orders, sort_keys=[(order, "ascending", "at_start")]))
 
 
 def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Sequence[str], order: str) -> pa.Table:
@@ -103,6 +104,7 @@ def _is_older(records: pa.Table, held: pa.Table, key: Sequence[str], order: str)
     last[others] = np.arange(len(others))  # for each key, the last one stays
     places = last[own]
     against = held.column(order).take(pa.array(places, mask=places < 0))
-    older = pc.less(records.column(order), against)
-    mask: Mask = np.asarray(pc.fill_null(older, fill_value=False))
+    own_orders = records.column(order)
+    is_less = pc.fill_null(pc.less(own_orders, against), fill_value=False)
+    mask: Mask = np.asarray(pc.or_(is_less, pc.and_(own_orders.is_null(), against.is_valid())))
     return mask
