@@ -507,6 +507,22 @@ FAULTS = (
         ),
     ),
     Fault(
+        "spec 14",
+        "a new field sends its line to quarantine by default",
+        "DriftRule.fault",
+        'if self.new_field == "quarantine":',
+        'if self.new_field == "":',
+        ("tests/unit/test_schema_drift.py::test_a_new_field_sends_its_line_to_quarantine_by_default",),
+    ),
+    Fault(
+        "spec 14",
+        "the type of a new column holds all values of the run",
+        "joined",
+        "if one == other or may_widen(one, other) or is_exact:",
+        "if True:",
+        ("tests/unit/test_schema_drift.py::test_files_of_one_run_agree_on_one_type",),
+    ),
+    Fault(
         "guarantee 8",
         "the message of a file that changed while it was read stays in the queue",
         "settle",

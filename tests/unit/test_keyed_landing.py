@@ -28,7 +28,7 @@ from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.envelopes import UNAVAILABLE
 from storage_core.write.ingest.landed_regions import ROWS_OF_A_GENERATION, require_unlanded
 from storage_core.write.ingest.landing import LandingSpec
-from storage_core.write.region.held_orders import newest_of, without_older
+from storage_core.write.region.held_orders import sort_by_order, without_older
 from storage_core.write.region.manifest import read_latest
 from storage_core.write.region.spec import known_regions
 from tests.support.keyed_landing import KEYED, SCHEMA, THREE_REGIONS, KeyedLanding, change, make_landing
@@ -523,7 +523,7 @@ def test_a_null_order_is_older_than_every_value(ordered: KeyedLanding) -> None:
     operations = pa.array([int(Operation.PUT)] * 4, pa.int8())
     orders = pa.array([5, None, -7, None], pa.int64())
     records = pa.table({OPERATION: operations, "id": [1, 1, 2, 2], "lsn": orders})
-    assert newest_of(records, "lsn").column("lsn").to_pylist() == [None, None, -7, 5]
+    assert sort_by_order(records, "lsn").column("lsn").to_pylist() == [None, None, -7, 5]
     [region] = known_regions(ordered.store, ordered.log.snapshot())
     newer = without_older(ordered.store, records, region.id, key=["id"], order="lsn")
     assert newer.select(["id", "lsn"]).to_pydict() == {"id": [1, 2, 2], "lsn": [5, -7, None]}
