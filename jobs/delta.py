@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -78,8 +78,7 @@ class _Done:
 
     def add(self, group: DeltaGroup, brought: _Brought, report: JobReport) -> None:
         """Add a committed group."""
-        both = (self.metrics, brought.metrics)
-        self.metrics = Metrics(**{each.name: sum(getattr(one, each.name) for one in both) for each in fields(Metrics)})
+        self.metrics += brought.metrics
         self.table_id, self.last, self.report = group.table.id, group.last, report
         self.first = group.first if self.first is None else self.first
         self.groups += 1

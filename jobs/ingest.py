@@ -13,6 +13,7 @@ from operator import or_
 from typing import TYPE_CHECKING
 
 from jobs.due_runs import TableInputs
+from jobs.keyed_ingest import KeyedIngest
 from storage_core.base.errors import CommitConflict, InvalidInput, TidemarkError
 from storage_core.base.text import counted
 from storage_core.change.creation import as_declared, grow
@@ -41,7 +42,7 @@ from storage_core.split.context import SplitContext, context_of
 from storage_core.store.resolve import open_store
 from storage_core.table import Table, exists
 from storage_core.write.ingest import batch
-from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, may_have_new_rows, plan
+from storage_core.write.ingest.batch import BatchResult, IngestWork, Unread, landed_bytes, may_have_new_rows, plan
 from storage_core.write.ingest.convert import tally
 from storage_core.write.ingest.drift import NO_DRIFT, count_fields
 from storage_core.write.ingest.landing import Landed, LandingSpec, landing_of, reject_overlap, survey
@@ -56,7 +57,8 @@ _DAY_SECONDS = 24 * 3600
 def run_ingest(job: JobRun[Ingest]) -> JobReport:
     """Ingest all landed data that is not in the table yet.
 
-    - From files: one Spark task per batch, in one commit. Every run lists and counts the entries that are not regular
+    - From files: one Spark task per batch. An append table gets one commit, and a keyed table gets one commit per round
+      of files (`jobs.keyed_ingest`, with its errors). Every run lists and counts the entries that are not regular
       files and the names that cannot be keys (`not_read`).
     - From a Delta table: groups of its versions, one commit per group (`jobs.delta`).
 
@@ -121,8 +123,8 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     try:
         announced.settle(gone=found.unread["gone"], changed=found.unread["changed"])
     except TidemarkError as error:  # the rows are in the table, and the messages come again
-        raise with_report(error, found.on(report)) from None
-    return found.on(report)
+        raise with_report(error, found.with_queue(report)) from None
+    return found.with_queue(report)
 
 
 @dataclass(slots=True)
@@ -144,7 +146,7 @@ class _Found:
         is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
         return [self.listed] if self.listed is not None and is_new else []
 
-    def on(self, report: JobReport) -> JobReport:
+    def with_queue(self, report: JobReport) -> JobReport:
         """Return the report with the messages of the queue."""
         if self.announced is None or self.listed is None:
             return report
@@ -157,8 +159,6 @@ def _from_landed(
 ) -> JobReport:
     landed = found.landed
     if job.before.config.kind == "keyed":
-        from jobs.keyed_ingest import KeyedIngest  # imports regions, which append tables do not need
-
         read, about = partial(_read_files, job, found), _about(spec, landed)
         return KeyedIngest(job, spec, landed.files, read, _details, about, found.record).run()
 
@@ -169,10 +169,12 @@ def _from_landed(
     return job.carry_out(
         planned_at,
         partial(_ingested, job, spec, found),
-        predict=lambda work: Prediction(benefit=len(work), unit="files", bytes_in=_bytes(work), puts=1 if work else 0),
+        predict=lambda work: Prediction(
+            benefit=len(work), unit="files", bytes_in=landed_bytes(work), puts=1 if work else 0
+        ),
         leases=(),
         planned=lambda work: {
-            "metrics": Metrics(bytes_in=_bytes(work)),
+            "metrics": Metrics(bytes_in=landed_bytes(work)),
             "details": {"files": len(work)} | _not_read(landed),
         },
         nothing=lambda _: _nothing(job, spec, found),
@@ -196,7 +198,7 @@ def _read_files(
     The tasks use the columns of `table`, by default of the version on which the run is planned.
     """
     context = context_of(table or job.before).to_json()
-    size = _bytes(work)
+    size = landed_bytes(work)
     tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
     parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
@@ -256,14 +258,8 @@ def ingest_files(place: Place, item: Item) -> Answer:
     return {"result": result.to_json()}
 
 
-def _bytes(work: Sequence[IngestWork]) -> int:
-    return sum(item.landed.size for item in work)
-
-
 def _from_delta(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
-    from jobs.delta import (
-        DeltaIngest,
-    )  # imports regions, which landed files do not need
+    from jobs.delta import DeltaIngest  # most landing locations contain files
 
     if job.options.windows != EVERY_WINDOW:
         raise InvalidInput(f"{job.uri}: a Delta table lands by its versions, not by windows. Leave the windows out.")

@@ -8,9 +8,9 @@ next run reads the files of the round again, and each region takes only the file
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,14 @@ from storage_core.data.steps import Ingest
 from storage_core.log.actions import Action
 from storage_core.log.job_run import NO_METRICS, JobReport, JobRun, Metrics, Prediction, Status, with_report
 from storage_core.log.snapshot import Snapshot
-from storage_core.write.ingest.batch import BatchResult, IngestWork, may_have_new_rows, plan
+from storage_core.write.ingest.batch import (
+    BatchResult,
+    IngestWork,
+    consecutive,
+    landed_bytes,
+    may_have_new_rows,
+    plan,
+)
 from storage_core.write.ingest.changes import ChangeFormat
 from storage_core.write.ingest.landed_regions import fill_regions, offset_of, require_unlanded
 from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex
@@ -75,7 +82,7 @@ class KeyedIngest:
         self.job.predict(_prediction(works))
         if self.job.options.dry_run:
             works = [each for each in works if may_have_new_rows(each)]
-            planned = Metrics(bytes_in=_bytes(works))
+            planned = Metrics(bytes_in=landed_bytes(works))
             status: Status = "planned" if works else "nothing_to_do"
             return self.job.report(status, metrics=planned, details={**self.about, "files": len(works)})
         if not works:
@@ -164,10 +171,7 @@ class KeyedIngest:
         self._results += results
         if report.status == "committed":
             self._last = report
-            both = (self._metrics, metrics)
-            self._metrics = Metrics(
-                **{each.name: sum(getattr(one, each.name) for one in both) for each in fields(Metrics)}
-            )
+            self._metrics += metrics
 
     def _report(self) -> JobReport:
         found = {"rows_older": self._metrics.rows_older, "tombstones": self._metrics.tombstones}
@@ -185,23 +189,10 @@ class KeyedIngest:
         )
 
 
-def _rounds(works: Sequence[IngestWork]) -> Iterator[list[IngestWork]]:
-    found: list[IngestWork] = []
-    size = 0
-    for each in works:
-        if found and (len(found) == ROUND_FILES or size + each.landed.size > ROUND_BYTES):
-            yield found
-            found, size = [], 0
-        found.append(each)
-        size += each.landed.size
-    if found:
-        yield found
+def _rounds(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+    return consecutive(works, most_files=ROUND_FILES, most_bytes=ROUND_BYTES)
 
 
 def _prediction(works: Sequence[IngestWork]) -> Prediction:
-    rounds = sum(1 for _ in _rounds(works))
-    return Prediction(benefit=len(works), unit="files", bytes_in=_bytes(works), puts=ROUND_PUTS * rounds)
-
-
-def _bytes(works: Sequence[IngestWork]) -> int:
-    return sum(each.landed.size for each in works)
+    puts = ROUND_PUTS * len(_rounds(works))
+    return Prediction(benefit=len(works), unit="files", bytes_in=landed_bytes(works), puts=puts)

@@ -136,6 +136,10 @@ class Metrics:
             splits_out=sum(isinstance(action, Add) for action in actions),
         )
 
+    def __add__(self, other: Metrics) -> Metrics:
+        """Return the sum of both."""
+        return Metrics(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
+
     def as_mapping(self) -> dict[str, int]:
         """Return the metrics by name, as in commit metrics. The counts of `_ABSENT` are absent if they are 0."""
         found = {each.name: getattr(self, each.name) for each in fields(self)}

@@ -7,11 +7,13 @@ If all windows of the second run are recorded, its commit does nothing. If only 
 raises `CommitConflict` and the run must be planned again. Splits of a run that did not commit are orphans.
 
 A task takes a batch of files. It collects their rows by window and writes each window once, so the stray rows of many
-files share a split. The rows of a file are collected only after the whole file was read and found unchanged.
+files share a split. In a keyed table, a task collects records by region instead (`ingest.landed_regions`). The rows of
+a file are collected only after the whole file was read and found unchanged.
 
 Parsing turns every line of a file into a row of the table's schema, or into a rejection with a line number and a
-reason. It works on whole blocks with Arrow and DuckDB, never line by line. Memory is bounded for files of any size. A
-file that cannot be read to its end gives no rows, but one rejection without a line number.
+reason. It works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one. Memory is
+bounded for files of any size. A file that cannot be read to its end gives no rows, but one rejection without a line
+number.
 """
 
 from __future__ import annotations
@@ -592,7 +594,8 @@ def execute_batch(
     is_keyed = TableConfig.from_configuration(context.configuration).kind == "keyed"
     collected = (CollectedRecords if is_keyed else CollectedRows)(store, context, ids, now_ms)
     with shared_session():
-        files = [each for group in _groups(works) for each in _executed_group(collected, group, block_bytes)]
+        groups = consecutive(works, most_files=MOST_TOGETHER, most_bytes=MOST_TOGETHER_BYTES)
+        files = [each for group in groups for each in _executed_group(collected, group, block_bytes)]
     collected.write_all()
     collected.quarantine.write_all()
     keys = tuple(collected.quarantine.keys)
@@ -613,17 +616,22 @@ Ahead = tuple[Sequence[Parsed], ContentHash]
 """The blocks of a file that was read together with other files, and the hash of its content."""
 
 
-def _groups(works: Sequence[IngestWork]) -> list[list[IngestWork]]:
+def consecutive(works: Sequence[IngestWork], *, most_files: int, most_bytes: int) -> list[list[IngestWork]]:
     """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
     found: list[list[IngestWork]] = []
     room = 0
     for work in works:
-        if not found or work.landed.size > room or len(found[-1]) == MOST_TOGETHER:
+        if not found or work.landed.size > room or len(found[-1]) == most_files:
             found.append([])
-            room = MOST_TOGETHER_BYTES
+            room = most_bytes
         found[-1].append(work)
         room -= work.landed.size
     return found
+
+
+def landed_bytes(works: Iterable[IngestWork]) -> int:
+    """Return the total size of the files, as they landed."""
+    return sum(work.landed.size for work in works)
 
 
 def _executed_group(

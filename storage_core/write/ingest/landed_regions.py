@@ -37,7 +37,7 @@ from storage_core.store.meter import all_of
 from storage_core.write.distribution.work import FillPart, read_part, regions_of, write_part
 from storage_core.write.late_rows import SharedEntries
 from storage_core.write.region import router
-from storage_core.write.region.held_orders import newest_of, without_older
+from storage_core.write.region.held_orders import sort_by_order, without_older
 from storage_core.write.region.router import Stretch, Turn, groups_of
 from storage_core.write.region.spec import PARALLEL_REGIONS, route
 
@@ -188,7 +188,7 @@ def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tup
     older = 0
     if work.order is not None:
         count = records.num_rows
-        records = without_older(store, newest_of(records, work.order), work.turn.region, key=key, order=work.order)
+        records = without_older(store, sort_by_order(records, work.order), work.turn.region, key=key, order=work.order)
         older = count - records.num_rows
     if not records.num_rows:
         return None, 0, older

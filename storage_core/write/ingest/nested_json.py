@@ -10,18 +10,21 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from decimal import Decimal, InvalidOperation
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from storage_core.base.text import fitted
 from storage_core.data.rows.vectors import is_vector
 from storage_core.write.ingest.convert import RowFormat, convert
-from storage_core.write.ingest.json_numbers import without_exponent
 from storage_core.write.ingest.landed_times import LandedTimes
 
 _LONGEST_NAME = 100
+_EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
+_MOST_ZEROS = 100
 _LEAF = "value"
 _WRONG = object()
 
@@ -163,3 +166,25 @@ def _offsets(values: Sequence[Sequence[Any] | None]) -> pa.Array:
     ends = np.cumsum([0, *(len(each or ()) for each in values)])
     starts = [None if each is None else int(end) for each, end in zip(values, ends, strict=False)]
     return pa.array([*starts, int(ends[-1])], pa.int32())
+
+
+# Numbers with an exponent.
+
+
+def without_exponent(texts: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Return the texts, with the digits written out for each number with an exponent."""
+    found = pc.match_substring_regex(texts, _EXPONENT)
+    if not pc.any(found).as_py():
+        return texts
+    return pa.chunked_array([pa.array([_without_exponent(each) for each in texts.to_pylist()], pa.string())])
+
+
+def _without_exponent(text: str | None) -> str | None:
+    if text is None or "e" not in text.lower():
+        return text
+    try:
+        number = Decimal(text)
+    except InvalidOperation:
+        return text
+    # No decimal column has more digits, and a short text must not become a long one.
+    return f"{number:f}" if number.is_finite() and abs(number.adjusted()) <= _MOST_ZEROS else text

@@ -62,9 +62,8 @@ from storage_core.write.ingest.drift import (
     without_nulls,
 )
 from storage_core.write.ingest.json_lines import read_plain
-from storage_core.write.ingest.json_numbers import without_exponent
 from storage_core.write.ingest.landing import Dialect
-from storage_core.write.ingest.nested_json import is_nested_json, nested_column
+from storage_core.write.ingest.nested_json import is_nested_json, nested_column, without_exponent
 
 _LONGEST_HEADER = 2**20
 _MOST_NEW_COLUMNS = 1_000

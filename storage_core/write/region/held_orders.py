@@ -30,7 +30,7 @@ from storage_core.write.region.merge import IndexedBase, with_index
 from storage_core.write.region.merge_work import MergeWork, find
 
 
-def newest_of(records: pa.Table, order: str) -> pa.Table:
+def sort_by_order(records: pa.Table, order: str) -> pa.Table:
     """Return the records in the ascending order of the column. Nulls are first, and equal values keep their order."""
     orders = records.select([order]).combine_chunks()
     return records.take(pc.sort_indices(orders, sort_keys=[(order, "ascending", "at_start")]))
