@@ -104,13 +104,13 @@ def test_sql_asks_the_four_questions_and_anything_that_changes_nothing(
         (["sql", "candidates", "--url", "sqlite:///made.db"], "the table is missing"),
         (["sql", "changes", "events", "--url", "sqlite:///made.db"], "--since VERSION"),
         (["sql", "between", "events", "--from", "soon", "--url", "sqlite:///made.db"], "is not a time"),
-        (["sql", "SELECT", "--url", "sqlite:///made.db"], "syntax"),
+        (["sql", "SELECT", "--url", "sqlite:///made.db"], "is not valid SQL"),
     ],
 )
 def test_a_wrong_call_is_told_what_to_do(capfd: pytest.CaptureFixture[str], arguments: list[str], says: str) -> None:
     asked(capfd, "refresh", "events", "--url", "sqlite:///made.db")
     *_, refused = asked(capfd, *arguments, code=2)
-    assert says in refused["message"] or "incomplete input" in refused["message"]
+    assert says in refused["message"]
 
 
 @pytest.mark.usefixtures("place")
