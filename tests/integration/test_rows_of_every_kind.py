@@ -237,7 +237,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
     "a date and a time": (lambda: pd.DataFrame({"id": [1, 2], "day": [DAY, LOCAL]}, dtype=object), "'day'"),
     "values of two types": (lambda: pd.DataFrame({"id": [1, 2], "time": [1, "a"]}), "'time'.*no one type"),
     "an index": (lambda: pd.DataFrame({"time": [LOCAL]}, index=pd.Index([1], name="id")), "reset_index"),
-    "a frame that cannot be collected": (lambda: pl.LazyFrame({"id": [1]}).select("nope"), "broke off with ColumnNotFoundError"),
+    "a frame that cannot be collected": (
+        lambda: pl.LazyFrame({"id": [1]}).select("nope"),
+        "broke off with ColumnNotFoundError",
+    ),
 }
 
 
