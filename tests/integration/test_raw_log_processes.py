@@ -16,7 +16,7 @@ from uuid import uuid4
 
 import pytest
 
-from storage_core.base.errors import CommitUnknown, Unavailable
+from storage_core.base.errors import CommitUnknown, TidemarkError, Unavailable
 from storage_core.data.formats.raw_chunk import RawColumns
 from storage_core.data.formats.raw_fields import decode_fields
 from storage_core.store.resolve import open_store
@@ -40,6 +40,14 @@ def opened(folder: Path) -> RawLog:
     return RawLog(stores, limits=LIMITS)
 
 
+def reopened(folder: Path) -> RawLog:
+    """Open the log again and again until the operator has replaced a lost store in the file."""
+    while True:
+        with suppress(TidemarkError):
+            return opened(folder)
+        time.sleep(0.02)
+
+
 def produce(folder: Path, producer: str) -> None:
     """Append rows and record each acknowledged row. A closed writer is replaced by a new one.
 
@@ -59,7 +67,7 @@ def produce(folder: Path, producer: str) -> None:
                 except (CommitUnknown, Unavailable):
                     # A careful producer sends a row twice rather than lose it. The values identify duplicates.
                     time.sleep(0.02)
-                    log = opened(folder)
+                    log = reopened(folder)
             told.write(f"{producer}-{number}\n")
             told.flush()
     log.close()
@@ -152,6 +160,7 @@ def test_a_mandatory_store_is_lost_and_the_producers_go_on_with_the_others(tmp_p
     processes = started(tmp_path, "here there")
     half_way(tmp_path)
     lose(tmp_path / "there")
+    time.sleep(0.1)  # the producers find the loss before the operator has edited the file
     write_stores(tmp_path, "here elsewhere")
     assert ended(tmp_path, processes) == [0, 0]
     told = acknowledged(tmp_path)
