@@ -1,1 +1,1 @@
-"""Input of rows: regions with a WAL, landed files, raw logs, and appends."""
+"""Rows enter a table in four ways: region writers with a WAL, landed files, raw logs and appends."""

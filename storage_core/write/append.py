@@ -1,4 +1,4 @@
-"""Append: rows that one commit makes visible in the base (docs/architecture/README.md)."""
+"""Append rows to a table. One commit makes all rows of an append visible in the base (docs/architecture/README.md)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ class Appended:
 
 
 def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Iterator[pa.Table]:
-    """Yield the rows with exactly this schema. A stream is read piece by piece.
+    """Yield the rows, converted to exactly this schema. A stream is read piece by piece.
 
-    `nonzero` is the argument of `rows.vectors.require_sound`. Raises `InvalidInput` for a row that does not fit. The
-    error names the number of the row in its piece.
+    `nonzero` contains the embedding columns in which no embedding may be zero (`rows.vectors.require_sound`). Raises
+    `InvalidInput` for a row that does not fit. The error message contains the number of the row within its piece.
     """
     first = 0
     for piece in pieces_of(rows) if is_stream(rows) else (table_of(rows, schema),):
@@ -59,7 +59,7 @@ def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Ite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRows:
-    """Output of one writer of an append: splits to commit, and the numbers of input, output and late rows.
+    """The splits that one writer of an append wrote, and the numbers of input, output and late rows.
 
     The writer used the table version `version`. A task sends this object to the driver as JSON.
     """
@@ -71,7 +71,7 @@ class WrittenRows:
     late: LateMetrics = field(default_factory=LateMetrics)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal object."""
+        """Return this object as JSON text for `from_json`."""
         plain = {name: getattr(self, name) for name in ("version", "rows_in", "rows_out")}
         return json.dumps({**plain, "adds": write_actions(self.adds), "late": asdict(self.late)}, sort_keys=True)
 
@@ -88,8 +88,8 @@ def append(
 ) -> tuple[Appended, Snapshot]:
     """Add rows to an append table in one commit. The rows are durable when this returns. Return the new version.
 
-    See `write_rows` and `commit_rows`. An error of `pieces` ends the append without a commit. The collector then
-    deletes the written splits. If the work of `application` is already recorded, no piece is read.
+    See `write_rows` and `commit_rows`. If reading `pieces` raises an error, the append ends without a commit. The
+    collector then deletes the written splits. If the work `application` is already committed, no piece is read.
     """
     _, is_done = once(log, snapshot, application)
     if is_done:
@@ -103,8 +103,8 @@ def write_rows(
 ) -> WrittenRows:
     """Write rows as splits of an append table, without a commit. The splits are durable when this returns.
 
-    Late rows are counted, and quarantined or dropped if the table's rule requires it (docs/architecture/ingestion.md).
-    One PUT per split.
+    This counts late rows. If the table's rule requires it, this also quarantines or drops the late rows
+    (docs/architecture/ingestion.md). One PUT per split.
 
     Args:
         pieces: tables with the schema of the table. Each piece is sorted and written as separate splits before the next
@@ -166,7 +166,7 @@ def commit_rows(
 def put(log: TransactionLog, snapshot: Snapshot, rows: Rows) -> Appended:
     """Put rows into a keyed table through a region writer and flush them. The rows are durable when this returns.
 
-    The region is claimed only if there are rows, and every row has a key of valid length. Raises the errors of
+    This claims the region only if there are rows and all keys are present and have a valid length. Raises the errors of
     `open_writer`, and of the writer's `put` and `flush`.
     """
     from storage_core.data.rows.keys import require_short_keys
@@ -176,7 +176,7 @@ def put(log: TransactionLog, snapshot: Snapshot, rows: Rows) -> Appended:
     (table,) = fitting(read_whole(rows), snapshot.schema, snapshot.config.nonzero_vectors)
     if table.num_rows == 0:
         return Appended(snapshot.version, "", 0, 0)
-    require_keys(table, snapshot.config.primary_key)  # checked before a claim, which would fence a live writer
+    require_keys(table, snapshot.config.primary_key)  # checked before the claim, because a claim fences a live writer
     require_short_keys(table, snapshot.config.primary_key)
     with open_writer(log, snapshot) as writer:
         writer.put(table)

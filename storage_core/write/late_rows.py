@@ -1,12 +1,13 @@
 """Quarantine, and the filter for late rows.
 
-The quarantine of a table holds incoming rows and lines that were not added to the table, each with the reason (rule 7).
-The key of an object is derived from its content, so a second write leaves one object. The entries of a batch of landed
-files share objects (`SharedEntries`). Two runs may divide the same files into different batches, so two objects may
-have the same line. Each line has an identity: the file, the content of the file, and the number of the line.
-`storage_core.maintain.quarantine` folds equal lines, and removes entries.
+The quarantine of a table contains incoming rows and lines that were not added to the table. Each row or line has a
+reason (rule 7). The key of an object is derived from its content, so a second write gives the same object. The entries
+of a batch of landed files share objects (`SharedEntries`). Two runs may divide the same files into different batches,
+so two objects may have the same line. Each line has an identity: the file, the content of the file, and the number of
+the line. `storage_core.maintain.quarantine` combines equal lines, and removes entries.
 
-A `LateRowFilter` accepts, quarantines or drops late rows, by the table's rule (docs/architecture/ingestion.md).
+A `LateRowFilter` accepts, quarantines or drops late rows. The table's rule determines the treatment
+(docs/architecture/ingestion.md).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Kept:
 def keep(store: ObjectStore, entry: Entry) -> Kept:
     """Write an entry to the quarantine and return its key. The entry is durable when this returns. One PUT.
 
-    The call is idempotent, because equal entries are the same object. Raises `CommitUnknown` if the store did not
+    The call is idempotent, because equal entries give the same object. Raises `CommitUnknown` if the store did not
     report the outcome and the object cannot be found.
     """
     data = arrow_files.encode_quarantine(entry)
@@ -60,7 +61,7 @@ SHARED = "_landed"
 """The source in the keys of objects that have entries of several landed files."""
 
 REWRITTEN = "_again"
-"""The source in the keys of objects that have entries of older objects. A number follows after a dot."""
+"""The source in the keys of objects that have entries of older objects. A dot and a number follow this source."""
 
 _MOST_SHARED_BYTES = 16 * 2**20
 """Maximum size of an object in bytes of lines or rows. Above this size, another object begins."""
@@ -72,7 +73,8 @@ _ENTRY_BYTES = 200
 class SharedEntries:
     """Collected entries of many files that share objects.
 
-    An entry is in memory until `write_all`, or until all entries take more than 16 MiB. `keys` lists the objects.
+    An entry is in memory until `write_all`, or until all entries take more than 16 MiB. `keys` contains the keys of the
+    objects.
     """
 
     def __init__(self, store: ObjectStore, source: str = SHARED) -> None:
@@ -90,7 +92,7 @@ class SharedEntries:
             self.write_all()
 
     def write_all(self) -> None:
-        """Write the entries that are still in memory. They are durable when this returns.
+        """Write the entries that are still in memory. The entries are durable when this returns.
 
         One PUT for all lines, and one PUT for all rows of one schema. The same entries are the same objects. Raises the
         errors of `keep`.
@@ -117,7 +119,7 @@ RECEIPTS = "_receipts"
 
 
 def is_receipt(key: str) -> bool:
-    """Return whether a key of the quarantine names a receipt."""
+    """Return whether a key of the quarantine belongs to a receipt."""
     parsed = parse(key)
     return parsed is not None and parsed.source == RECEIPTS
 
@@ -126,14 +128,14 @@ def commit_app(key: str) -> str | None:
     """Return the appId of a quarantine object in a commit, or None for an object that needs no appId.
 
     The objects of a batch of landed files need an appId. If the run ends before its commit, the next run reads the
-    files again, perhaps with another declaration. The objects of the first run must then not count.
+    files again, perhaps with another declaration. In this case, the objects of the first run must not count.
     """
     parsed = parse(key)
     return f"quarantined:{parsed.id}" if parsed is not None and parsed.source == SHARED else None
 
 
 def rewrite_object(store: ObjectStore, key: str, entries: Sequence[Entry]) -> None:
-    """Write these entries of a valid object as another object. At most one PUT. No request without entries."""
+    """Write these entries of a valid object to a new object. At most one PUT. No request without entries."""
     parsed = parse(key)
     if not entries or parsed is None or parsed.source is None:
         return
@@ -180,7 +182,7 @@ LATE = "late"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The source of rows and the process that brings them (see `QuarantinedRows`)."""
+    """The source of rows, and the process that delivers the rows (see `QuarantinedRows`)."""
 
     source: str
     by: str
@@ -195,7 +197,10 @@ def late_records(rule: LateRule, records: pa.Table, arrived_ms: Arrival) -> pa.B
 
 
 def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_records: bool) -> pa.Table:
-    """Return the rows or records that a `LateRowFilter` of this rule admits. Other rows are not quarantined."""
+    """Return the rows or records that a `LateRowFilter` of this rule admits.
+
+    This function does not quarantine the other rows.
+    """
     if rule is None or rule.late_data.policy == "accept" or not rows.num_rows:
         return rows
     late = late_records(rule, rows, arrived_ms) if are_records else rule.is_late(rows, arrived_ms)
@@ -203,12 +208,14 @@ def in_time(rule: LateRule | None, rows: pa.Table, arrived_ms: Arrival, *, are_r
 
 
 class LateRowFilter:
-    """Filter of the rows of one input before they are acknowledged. It accepts, quarantines or drops late rows.
+    """A filter for late rows of one input, which accepts, quarantines or drops late rows.
 
-    `metrics` counts the late rows so far, and `keys` lists the quarantine entries. With `window_seconds`, each entry
-    has rows of one window only. With `hold`, the filter writes nothing. It calls `hold` with the arrival and a mask of
-    the rows to quarantine. The caller must write these rows before it acknowledges any row. A filter is not safe for
-    concurrent use, so callers must hold a lock.
+    It runs before the rows are acknowledged.
+
+    `metrics` counts the late rows so far, and `keys` contains the keys of the quarantine entries. With
+    `window_seconds`, each entry has only rows of one window. With `hold`, the filter writes nothing. The filter calls
+    `hold` with the arrival time and a mask of the rows to quarantine. The caller must write these rows before it
+    acknowledges any row. A filter is not safe for concurrent use, so callers must hold a lock.
     """
 
     def __init__(

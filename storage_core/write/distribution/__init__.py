@@ -1,1 +1,1 @@
-"""Distribution of a raw log to tables, each record once."""
+"""Distribution of a raw log to tables, without loss or duplicates."""

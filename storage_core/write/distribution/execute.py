@@ -1,8 +1,9 @@
 """Tasks of distribution: read chunks, divide their records by table, and write the records. The tasks commit nothing.
 
-When a function returns, rejected and late records are in quarantine. No offset moves before this. The same records
-always give the same quarantine objects, after any number of distributions. Memory holds one chunk and the rows of one
-work item. A task that fills a region holds all rows of the region in one round.
+When a function returns, rejected and late records are in quarantine. Offsets move only after these records are in
+quarantine. The same records always give the same quarantine objects, after any number of distributions. A task keeps
+one chunk and the rows of one work item in memory. A task that fills a region keeps in memory all rows that the round
+writes to the region.
 """
 
 from __future__ import annotations
@@ -44,15 +45,16 @@ from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 from storage_core.write.raw_log.read import RejectedRecord, TypedRecords
 from storage_core.write.region import router
 
-# Records of the raw log that no table takes, in quarantine (docs/architecture/README.md, rule 7).
+# Quarantine of raw log records that no table takes (docs/architecture/README.md, rule 7).
 #
-# There is one object per chunk and location. It has the same layout as the quarantine objects of landed files. `source`
-# is `<raw log>/<writer>/<chunk>`, and `size` is the number of its records. `line` is the sequence number of the record,
-# and `text` is the record as JSON. The key is derived from the content, so repeated distributions leave one object.
+# Each location has one quarantine object per chunk. It has the same layout as the quarantine objects of landed files.
+# The field `source` is `<raw log>/<writer>/<chunk>`, and the field `size` is the number of records in the object.
+# `line` is the sequence number of the record, and `text` is the record as JSON. The key is derived from the content, so
+# a repeated distribution writes the same object.
 
 
 def source_of(raw_log: str, ref: RawChunkRef) -> str:
-    """Return the name of a chunk as the source of quarantine entries."""
+    """Return the text that quarantine entries use as their source for records of this chunk."""
     return f"{raw_log}/{ref.writer}/{ref.number}"
 
 
@@ -83,7 +85,9 @@ def keep_in_any(
 
 
 def keep_unknown(stores: Sequence[ObjectStore], source: Source, ref: RawChunkRef, records: pa.Table) -> Counter[str]:
-    """Quarantine the records of a chunk for unknown tables. Return the number of records by table name.
+    """Quarantine those records of a chunk whose table is unknown.
+
+    Return the number of quarantined records by table name.
 
     Raises the errors of `keep_in_any`.
     """
@@ -108,9 +112,10 @@ Opener = Callable[[str], ObjectStore]
 def divide(work: DivideWork, raw: Sequence[ObjectStore], opened: Opener, *, clock: Clock, ids: Ids) -> DivideResult:
     """Write the rows of append tables as sorted splits, and the rows of keyed tables as one part per region.
 
-    If the records have producer ids and the work has no ids of the round, this only stores the producer ids. After a
-    chunk without a valid copy, later chunks of the writer are not read. The result of a table contains the error of its
-    store. Raises `Unavailable` for a chunk that no answering store has, if at least one store does not answer.
+    If the records have producer ids and `work.ids` is None, this only stores the producer ids. If a chunk has no valid
+    copy, this does not read later chunks of the same writer. If the store of a table raises an error, the table's
+    result contains the error. Raises `Unavailable` if a store does not answer and no other store has a chunk of the
+    work.
 
     Args:
         raw: the stores of the raw log.
@@ -156,10 +161,10 @@ def _noted(work: DivideWork, raw: Sequence[ObjectStore]) -> DivideResult:
 
 
 def fill(work: FillWork, store: ObjectStore, *, clock: Clock, ids: Ids) -> FillResult:
-    """Write the records of one region, in the order of its parts, as the next generation of the claimed region.
+    """Write the parts of a claimed region, in their order, as the region's next generation.
 
     Raises the errors of `read_part` and `router.write_distributed`. One GET per part, and the PUTs of
-    `router.write_distributed`. Memory holds all these records.
+    `router.write_distributed`. All these records are in memory at the same time.
     """
     records = pa.concat_tables([read_part(store, each) for each in work.parts])
     written = router.write_distributed(

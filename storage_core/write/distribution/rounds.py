@@ -2,8 +2,9 @@
 
 One commit contains both a table's rows and its offsets. For an append table, this is a commit in the table's log. For a
 keyed table, this is a new manifest of a region. So a distributor may end at any point without loss or duplicates. If
-several distributors run concurrently, one distributor per table wins. The other distributors find moved offsets, and
-the collector deletes their files. Tables do not wait for each other. Failures are reported at the end.
+several distributors run concurrently, one distributor per table wins. The other distributors detect that the offsets
+moved. The collector deletes the files of these distributors. Tables do not wait for each other. Failures are reported
+at the end.
 """
 
 from __future__ import annotations
@@ -50,15 +51,15 @@ from storage_core.write.raw_log.history import Damage, History, MissingChunks, R
 from storage_core.write.region import router
 from storage_core.write.region.router import Stretch
 
-# The plan of one round: chunks in the order of the history, and the chunks of each table.
+# The plan of one round contains chunks in the order of the history, and the chunks that each table needs.
 #
-# The plan reads only listings and offsets. The bytes of a round are limited, because the rows of a keyed table's region
-# become one generation in one task. Rounds follow one another until nothing is left.
+# The plan reads only listings and offsets. The bytes of a round are limited, because one task writes all rows of a
+# region as one generation. Rounds continue until no chunk is left.
 
 
 @dataclass(frozen=True, slots=True)
 class TargetTable:
-    """A table into which rows are distributed, at a snapshot and its offsets."""
+    """A table that receives rows, with its snapshot and its offsets."""
 
     name: str
     log: TransactionLog
@@ -67,14 +68,17 @@ class TargetTable:
 
     @classmethod
     def look(cls, name: str, log: TransactionLog) -> TargetTable:
-        """Return the current state of the table. Makes the requests of opening the table and of `read_offsets`."""
+        """Return the current state of the table.
+
+        Makes the requests for opening the table, and the requests of `read_offsets`.
+        """
         snapshot = log.snapshot()
         return cls(name, log, snapshot, read_offsets(log.store, snapshot))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldChunks:
-    """Missing chunks `first` to `last`. The distribution to `tables` holds back later chunks of the writer."""
+    """Missing chunks `first` to `last`. For these `tables`, later chunks of the writer must wait."""
 
     writer: str
     first: int
@@ -84,7 +88,7 @@ class HeldChunks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoundPlan:
-    """One round: the work, and the tables with moving offsets.
+    """The plan of one round: the work items, and the tables whose offsets move.
 
     Later chunks wait for the missing chunks in `held`. The round gives up the missing chunks in `given_up`.
     """
@@ -101,7 +105,7 @@ def plan_round(
 ) -> RoundPlan:
     """Return the next round. A round without targets means that no work remains. No request.
 
-    Raises `Unavailable` if missing chunks would be given up, but a store does not answer and may have the chunks.
+    Raises `Unavailable` if chunks would be given up while a store does not answer. This store may have the chunks.
     """
     plans = {each.name: left(history, each.offsets.log, terms, now_ms=now_ms) for each in tables}
     chosen = _first_of(history, plans.values(), terms.round_bytes)
@@ -128,7 +132,8 @@ def _target(table: TargetTable, plan: DistributionPlan, chosen: Collection[tuple
     for writer, offset in sorted(plan.offsets.items()):
         numbers = own.get(writer, [])
         taken = [number for number in numbers if (writer, number) in chosen]
-        # If given-up chunks follow the last chunk, the offset passes them only together with the last chunk.
+        # Given-up chunks may follow the last chunk of the plan. The offset passes these given-up chunks only if the
+        # round includes the last chunk.
         last = offset if len(taken) == len(numbers) else max(taken, default=0)
         if last > after.get(writer, 0):
             stretches.append(Stretch(writer=writer, after=after.get(writer, 0), last=last))
@@ -151,13 +156,16 @@ def _first_of(history: History, plans: Iterable[DistributionPlan], most_bytes: i
 def cut_into_works(
     chunks: Sequence[RawChunkRef], segments: Iterable[RawSegment], terms: Terms
 ) -> Iterator[tuple[RawChunkRef, ...]]:
-    """Yield the chunks of one round in order, cut into works by `Terms`."""
+    """Yield the chunks of one round in order, divided into works within the sizes in `terms`."""
     sizes = chunk_bytes(chunks, segments)
     return map(tuple, _cut(chunks, sizes, _most_bytes(sizes, terms)))
 
 
 def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
-    """Return the bytes of one work: the equal share plus one chunk. The extra chunk avoids an additional small work."""
+    """Return the maximum bytes of one work.
+
+    This is an equal share of the total plus the largest chunk. The extra chunk avoids an additional small work.
+    """
     total = sum(sizes)
     waves = math.ceil(total / (terms.work_bytes * terms.slots))
     share = total / max(1, waves * terms.slots) + max(sizes, default=0)
@@ -165,13 +173,13 @@ def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
 
 
 def chunk_bytes(chunks: Iterable[RawChunkRef], segments: Iterable[RawSegment]) -> list[float]:
-    """Return the stored bytes of each chunk, as the mean of all chunks of its segment."""
+    """Return an estimate of the stored bytes of each chunk. The estimate is the mean of all chunks in the segment."""
     means = {(each.writer, each.segment_ms): each.bytes / each.chunks for each in segments}
     return [means[each.writer, each.segment_ms] for each in chunks]
 
 
 def _cut(chunks: Sequence[RawChunkRef], sizes: Sequence[float], most_bytes: float) -> Iterator[list[RawChunkRef]]:
-    """Yield the chunks in order, in parts of about `most_bytes`, each with at least one chunk."""
+    """Yield the chunks in order, divided into parts. Each part has about `most_bytes` and at least one chunk."""
     part: list[RawChunkRef] = []
     taken = 0.0
     for each, size in zip(chunks, sizes, strict=True):
@@ -185,7 +193,7 @@ def _cut(chunks: Sequence[RawChunkRef], sizes: Sequence[float], most_bytes: floa
 
 
 def by_gap(missing: Mapping[str, Sequence[MissingChunks]]) -> tuple[HeldChunks, ...]:
-    """Return one entry per gap from the missing chunks of each table."""
+    """Return one entry per gap of missing chunks, with the tables that lack these chunks."""
     tables: dict[MissingChunks, list[str]] = {}
     for name, gaps in missing.items():
         for gap in gaps:
@@ -215,7 +223,7 @@ class Share:
 class Tally:
     """The totals of one table: rows, bytes of splits, splits, generations, rejections by reason, and late rows.
 
-    `version` is the version of the table afterwards.
+    `version` is the last version of the table that the run read.
     """
 
     version: int = 0
@@ -227,7 +235,7 @@ class Tally:
     late: LateMetrics = field(default_factory=LateMetrics)
 
     def add(self, share: Share) -> None:
-        """Add a committed share."""
+        """Add the results of a committed share to the totals."""
         self.rows += share.rows
         self.bytes += sum(each.size for each in share.adds)
         self.splits += len(share.adds)
@@ -287,7 +295,10 @@ _PAUSE_MS = 100
 
 
 class Tasks(Protocol):
-    """Executor of work items, in any process (see `distribution.execute`). Results are in the order of the items."""
+    """An executor of work items, which may run them in other processes (see `distribution.execute`).
+
+    Results are in the order of the items.
+    """
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
         """Run `execute.divide` for each work."""
@@ -302,8 +313,8 @@ class Tasks(Protocol):
 class Distributor:
     """Distributes one raw log into the tables of the given logs. The commits record `run_id`.
 
-    `guards` are further requirements of the commits to a table, by the name of the table. A commit fails if another
-    process has taken over the lease.
+    `guards` maps a table name to one more requirement of the commits to this table. With this requirement, a commit
+    fails if another process has taken over the lease.
     """
 
     source: Source
@@ -349,8 +360,9 @@ class Distributor:
         results = self._without_duplicates(plan, tables, divided)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
         if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
-            # Some written rows may be from chunks after a damaged chunk. Or a duplicate of a record in such a chunk may
-            # have been omitted. So nothing is committed, and the next plan omits the damaged chunk.
+            # Some written rows may be from chunks after a damaged chunk. Or a task may have omitted a record because
+            # one of these chunks has a record with the same id. So nothing is committed, and the next plan omits the
+            # damaged chunk.
             return damaged
         done.records += sum(result.records for result in results)
         done.chunks += sum(len(work.chunks) for work in plan.works)
@@ -378,14 +390,14 @@ class Distributor:
         keys = tuple(each.noted for each in results if each.noted is not None)
         if not keys:
             return results
-        # Offsets of all writers are needed, because chunks may have been distributed that no store lists now.
+        # The offsets of all writers are needed, because some distributed chunks may no longer be in any listing.
         ids = RoundIds(keys=keys, offsets={name: tables[name].offsets.log for name in plan.targets})
         again = [replace(work, ids=ids) for work, each in zip(plan.works, results, strict=True) if each.noted]
         second = iter(self.tasks.divide(again))
         return [next(second) if each.noted else each for each in results]
 
     def _commit(self, table: TargetTable, target: Target, share: Share) -> bool:
-        """Commit the splits of an append table with its offsets, or the offsets in the log of a keyed table.
+        """Commit the splits and offsets of an append table, or only the log offsets of a keyed table.
 
         Return False if another distributor has already committed the same chunks.
         """
@@ -419,8 +431,9 @@ class Distributor:
             key = target.config.primary_key
             work = FillWork(uri=target.uri, key=key, parts=parts, turn=turn, context=target.context)
             found.append(_Filling(work, tuple(_above(target.stretches, recorded))))
-        # A region drops offsets that the log has passed. After the claims, nobody can add offsets to the log or to the
-        # regions. So the log now shows whether another distributor was active between plan and claims.
+        # A region removes an offset after the log's offset has passed it. After the claims, nobody can add offsets to
+        # the log or to the regions. So the log now shows whether another distributor was active between plan and
+        # claims.
         head = table.log.refresh(table.snapshot)
         for each in starts(target.stretches, table.snapshot):
             each.check(head)
@@ -435,7 +448,8 @@ class Distributor:
             results = list(islice(written, len(several.regions)))
             with self._settling(name, done):
                 rows = self._finish_all(tables[name], several.regions, results, done.tables[name])
-                # The offset in the log is written last. It shows that every region has its rows of these chunks.
+                # The offset in the log is written last, because it shows that every region has its rows of these
+                # chunks.
                 share = replace(several.share, rows=rows)
                 if self._commit(tables[name], several.target, share):
                     done.tables[name].add(several.share)
@@ -471,7 +485,7 @@ class Distributor:
 
     @contextmanager
     def _settling(self, table: str, done: DistributionOutcome) -> Iterator[None]:
-        """Handle the errors of a block that works on one table. The next round retries a lost race.
+        """Handle the errors of a block that works on one table. After a lost race, the next round tries again.
 
         Other errors end the run only for this table.
         """
@@ -483,13 +497,13 @@ class Distributor:
             if not isinstance(error, CommitConflict | Fenced) or self._lost[table] == MOST_LOST:
                 done.failures[table] = error
             else:
-                # Without a random pause, two distributors could claim a region from each other without end.
+                # Without a random pause, two distributors could take the same region from each other without end.
                 self.clock.sleep_ms(self.ids.fraction() * _PAUSE_MS * 2 ** self._lost[table])
 
 
 @dataclass(frozen=True, slots=True)
 class _Filling:
-    """A region to fill, and the remaining ranges after its offset."""
+    """A region to fill, and the ranges of chunks after the region's offset."""
 
     work: FillWork
     stretches: tuple[Stretch, ...]
@@ -497,7 +511,7 @@ class _Filling:
 
 @dataclass(frozen=True, slots=True)
 class _Fillings:
-    """The remaining work for one keyed table in one round: the share of the first tasks, and the regions to fill."""
+    """The remaining work for one keyed table in one round: the results of the divide tasks, and the regions to fill."""
 
     target: Target
     share: Share
@@ -505,9 +519,11 @@ class _Fillings:
 
 
 def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
-    """Return the ranges, and one more range. Every distribution of records with ids changes this range.
+    """Return the ranges of the target and an extra range for the pseudo writer `WITH_IDS`.
 
-    The extra range ensures that only one distribution of records with ids commits at a time. A distribution only knows
+    Every distribution of records with ids moves the offset of this pseudo writer.
+
+    The extra range ensures that only one distribution of records with ids commits at a time. A distribution knows only
     the ids of chunks that were distributed before its plan. A concurrent distribution may add ids of another writer.
     """
     offsets = (table.offsets.log, *table.offsets.regions.values())
@@ -516,7 +532,7 @@ def _with_ids(target: Target, table: TargetTable) -> tuple[Stretch, ...]:
 
 
 def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]]) -> bool:
-    """Return whether another work read later chunks of the same writer as a damaged chunk."""
+    """Return whether one work found a damaged chunk and another work read later chunks of the same writer."""
     return any(
         each.writer == writer and each.number > number
         for writer, number in damaged
@@ -527,7 +543,7 @@ def _was_passed(works: Sequence[DivideWork], damaged: Iterable[tuple[str, int]])
 
 
 def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -> dict[str, Target]:
-    """Return the targets with moving offsets if each writer stops before its damaged chunk."""
+    """Return the targets with ranges that end before the damaged chunks. Omit targets without a remaining range."""
     ends = {writer: number for writer, number in damaged}  # noqa: C416  # of a mapping, `dict` would take the values
     cut = {
         name: replace(
@@ -544,7 +560,7 @@ def _before(targets: Mapping[str, Target], damaged: Iterable[tuple[str, int]]) -
 
 
 def _above(stretches: Iterable[Stretch], recorded: Mapping[str, int]) -> Iterator[Stretch]:
-    """Yield the missing parts of the ranges of a region. Each part starts at the offset."""
+    """Yield the parts of the ranges that a region lacks. Each part starts at the region's offset."""
     for each in stretches:
         if each.last > recorded.get(each.writer, 0):
             yield replace(each, after=recorded.get(each.writer, 0))

@@ -1,8 +1,8 @@
 """Rows of raw logs that a table does not have yet, for readers at `latest`.
 
 The result is the same as if a distribution took all waiting chunks now (docs/architecture/reads.md, "Consistency"). The
-chunks of closed segments come first, then the chunks of open segments, both in the order of the history. The functions
-of distribution convert the records, check for late records, and remove duplicates.
+chunks of closed segments come first, then the chunks of open segments. Each group is in the order of the history. The
+functions of distribution convert the records, check for late records, and remove duplicates.
 
 Each row occurs once, because the reads have this order (decision 0027):
 
@@ -12,8 +12,8 @@ Each row occurs once, because the reads have this order (decision 0027):
 
 This module reads the chunks that the table does not have at the third step. An append table has a chunk if the offset
 of the head includes the chunk. For a keyed table, the log is read before and after the capture of the regions. The
-offsets of both reads must be equal. The head must not have merged a generation outside the captured manifests. If
-another distribution or merge committed in between, `settled` returns None, and the reader starts again.
+offsets of both reads must be equal. The head must not contain a merge of a generation that is newer than the captured
+manifests. If another distribution or merge committed in between, `settled` returns None, and the reader starts again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ from storage_core.write.region.spec import Routed, route
 def of_table(records: pa.Table, name: str) -> pa.Table:
     """Return the records for the table. No request."""
     own = pc.equal(records.column("table"), name)
-    # Most chunks have records of only one table, and a copy of all text is expensive.
+    # Most chunks have records of only one table. They are returned unfiltered, because a filter copies all text, which
+    # is expensive.
     return records if pc.all(own).as_py() else records.filter(own)
 
 
@@ -78,7 +79,7 @@ def fit(records: pa.Table, target: Target) -> TypedRecords:
 
 
 def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]:
-    """Return the typed records (fitting puts and rejected records), and the fitting puts as rows.
+    """Return the result of `fit` for the puts, and the puts that fit the table as rows.
 
     An append table takes only puts.
     """
@@ -88,10 +89,12 @@ def fit_puts(records: pa.Table, target: Target) -> tuple[TypedRecords, pa.Table]
 
 
 def admitted(records: pa.Table, target: Target) -> pa.Table:
-    """Return the records of one chunk that distribution writes into the table. For an append table, all are puts.
+    """Return those records of one chunk that a distribution writes into the table.
 
-    These records are for the table, fit the table, and are in time or accepted. Other records are not quarantined here.
-    No request.
+    For an append table, all returned records are puts.
+
+    The returned records are for this table and fit the table. Late records are returned only if the table accepts late
+    records. This function does not quarantine the other records. No request.
     """
     own, config = of_table(records, target.name), target.config
     rule = LateRule.of(config)
@@ -105,8 +108,9 @@ def admitted(records: pa.Table, target: Target) -> pa.Table:
 def by_region(records: pa.Table, ref: RawChunkRef, target: Target) -> Iterator[tuple[Region, pa.Table]]:
     """Yield each region that needs records of the chunk, with the records of the region in order.
 
-    Regions that already have the chunk are omitted. Such a region belongs to the current spec, or to an earlier spec
-    that got rows while it was current. Raises `InvalidInput` if an expression of a region spec fails on a record.
+    This omits regions that already have the chunk. An omitted region belongs to the current region spec or to an
+    earlier spec. The region of an earlier spec got the chunk while that spec was current. Raises `InvalidInput` if an
+    expression of a region spec fails on a record.
     """
     having = {region for region, offsets in target.further.items() if offsets.get(ref.writer, 0) >= ref.number}
     for spec in _earlier_specs(target) if having else ():
@@ -176,7 +180,7 @@ class Listed:
         ]
 
     def of(self, runs: Sequence[RawRun]) -> tuple[RawChunkRef, ...]:
-        """Return the chunks of these runs, in the same order. Raise the errors of `behind` for a missing chunk."""
+        """Return the chunks of these ranges, in the same order. Raise the errors of `behind` for a missing chunk."""
         found: list[RawChunkRef] = []
         for run in runs:
             listed = {each.number: each for each in self.history.chunks_of(run.writer)}
@@ -222,8 +226,8 @@ class RegionOffsets:
 class Waiting:
     """The chunks of one raw log that a table lacks. `rounds` has these chunks in the order of distribution.
 
-    `further` contains, by region, the offsets beyond the offsets of the log. Only rows of `regions` are read.
-    `regions=None` means all regions.
+    For each region, `further` contains the offsets that are higher than the offsets of the table's log. Only rows of
+    `regions` are read. `regions=None` means all regions.
     """
 
     listed: Listed
@@ -237,7 +241,9 @@ class Waiting:
         return [each for several in self.rounds for each in several]
 
     def records(self, store: ObjectStore, snapshot: Snapshot, kept: KeptValues) -> Iterator[pa.Table]:
-        """Yield the records of each chunk for the table in `store`. For an append table, all are puts (`rows.fold`).
+        """Yield the records of each chunk for the table in `store`.
+
+        For an append table, all records are puts (`rows.fold`).
 
         Raises `Corrupt` for a chunk without a valid copy. Raises `Unavailable` if a store that may have a valid copy
         does not answer.
@@ -318,9 +324,9 @@ def settled(
     now_ms: int,
     regions: frozenset[str] | None = None,
 ) -> tuple[Waiting, ...] | None:
-    """Return the waiting chunks at `snapshot`.
+    """Return the chunks that the table at `snapshot` does not have yet.
 
-    Return None if `snapshot` and the captured regions contradict each other. Raises the errors of `Listed.behind`.
+    Return None if `snapshot` does not match the captured regions. Raises the errors of `Listed.behind`.
 
     Args:
         before: the snapshot at the capture of the regions.
@@ -364,7 +370,7 @@ def _has_moved(listed: Sequence[Listed], before: Offsets, after: Offsets) -> boo
 def _merged_meanwhile(
     captured_offsets: Sequence[RegionOffsets], before: Snapshot, snapshot: Snapshot, *, is_whole: bool
 ) -> bool:
-    """Return whether the base may have rows of a generation outside the captured manifests."""
+    """Return whether the base may contain a generation that is newer than the captured manifests."""
     known = {each.region: each.generation for each in captured_offsets}
     earlier = before.merged_generations
     merged = snapshot.merged_generations.items()
@@ -374,7 +380,10 @@ def _merged_meanwhile(
 def _further(
     captured_offsets: Sequence[RegionOffsets], offsets: Offsets, store: ObjectStore, snapshot: Snapshot
 ) -> dict[str, Offsets]:
-    """Return the offsets beyond the log, of captured regions and of closed regions of earlier specs."""
+    """Return by region the offsets that are higher than those in the log.
+
+    The result has captured regions and closed regions of earlier specs.
+    """
     found: dict[str, Offsets] = {
         each.region: ahead
         for each in captured_offsets

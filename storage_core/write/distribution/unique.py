@@ -1,13 +1,13 @@
 """Deduplication of records by producer id. If several records have the same id, a table takes only one of them.
 
-A table has an id if it has a chunk with this id. The offsets of the table show its chunks. So one commit makes rows,
-offset and ids valid, and no id is stored in a table. Before an offset passes a chunk, the ids of the chunk are stored
-next to the raw log, in every mandatory store. So the ids remain after the deletion of the chunks, for the required time
-(`unique_for`).
+A table has an id if the table has a chunk with this id. The offsets of a table show which chunks the table has. So one
+commit makes the rows, the offset and the ids valid. Tables do not store ids. Before an offset passes a chunk, the ids
+of the chunk are stored next to the raw log, in every mandatory store. So the ids remain for the required time
+(`unique_for`), even after the chunks are deleted.
 
-If several records of one round have the same id, a common order of all tasks selects one of them. A second attempt at
-the round uses the same order. If a region may already have a chunk, the records of this chunk come first. All other
-records are ordered by their position in the history.
+Several records of one round can have the same id. All tasks order these records in the same way and select the first
+record. A second attempt at the round uses the same order. If a region may already have a chunk, the records of this
+chunk come first. All other records are ordered by their position in the history.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ from storage_core.store.contract import ObjectStore, create_derived
 from storage_core.write.distribution.work import DivideWork, RoundIds, Target
 from storage_core.write.raw_log.history import Damage, RawChunkRef, read_columns
 
-# Objects next to a raw log with the recorded ids of distribution (docs/architecture/ingestion.md): list and read them.
+# List and read the objects next to a raw log that contain the ids recorded by distribution
+# (docs/architecture/ingestion.md).
 
 
 def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]:
-    """Yield the keys of objects that may have ids of records before the work, from the listings of all stores."""
+    """Yield the keys of id objects that may contain duplicates of the work's records. This lists all stores."""
     since = min(ref.segment_ms for ref in work.chunks) - work.source.unique_for_ms
     reasons: list[str] = []
     mandatory = raw[: work.source.mandatory]
@@ -51,7 +52,7 @@ def keys_in_reach(work: DivideWork, raw: Sequence[ObjectStore]) -> Iterator[str]
 
 
 def read_all(keys: Sequence[str], raw: Sequence[ObjectStore], *, must_exist: bool) -> Iterator[RecordIds]:
-    """Yield the objects. Objects that were collected since the listing are skipped.
+    """Yield the objects. This skips objects that the collector deleted after the listing.
 
     If `must_exist` is set, a missing object is an error.
     """
@@ -85,14 +86,14 @@ def _read(key: IdsKey, raw: Sequence[ObjectStore]) -> RecordIds | None:
 _Ranks = npt.NDArray[np.int64]
 _HELD, _IGNORED = np.int64(-1), np.int64(2**62)
 _POSITIONS = 20
-"""Bits of a position. A chunk has at most a million records."""
+"""The number of bits for the position of a record in its chunk. A chunk has at most a million records."""
 
 
 @dataclass(frozen=True, slots=True)
 class Duplicates:
     """The records to omit.
 
-    `positions` has the positions of these records in the chunk, by writer and number of the chunk. `counts` has the
+    `positions` maps the writer and number of a chunk to the positions of these records in the chunk. `counts` has the
     number of these records by table.
     """
 
@@ -113,7 +114,7 @@ NONE = Duplicates()
 
 
 def note_ids(work: DivideWork, raw: Sequence[ObjectStore]) -> str:
-    """Record the ids of all records of the work's chunks in every mandatory store. Return the key of the object.
+    """Write the record ids of the work's chunks to every mandatory store. Return the key of the object.
 
     The object is durable when this returns. Raises `Unavailable` or `CommitUnknown` if a store does not accept the
     object. One GET per chunk, and one PUT per mandatory store.
@@ -140,7 +141,7 @@ def note_ids(work: DivideWork, raw: Sequence[ObjectStore]) -> str:
 
 
 def find_duplicates(work: DivideWork, ids: RoundIds, raw: Sequence[ObjectStore]) -> Duplicates:
-    """Return the records of the work to omit, for each of its targets.
+    """Return for each target of the work the records that the task must omit.
 
     Raises `Unavailable` if no mandatory store answers, or if no mandatory store has an object of the round.
 
@@ -209,7 +210,7 @@ def _compared(
 
 @dataclass(slots=True)
 class _Wanted:
-    """The ids of one work for one table, and the best record so far for each id."""
+    """The ids of one work for one table. For each id, this stores the record that comes first in the order."""
 
     target: Target
     offsets: Mapping[str, int]
@@ -221,7 +222,7 @@ class _Wanted:
     _best: _Ranks = field(default_factory=lambda: np.zeros(0, np.int64))
 
     def take_own(self, found: RecordIds, table: str, own: Sequence[tuple[str, int]]) -> None:
-        """Add the ids of the chunks of the work for the table."""
+        """Add the ids of the work's chunks that belong to the table."""
         entries = _of_table(found, table)
         codes = entries.column("chunk").to_numpy()
         mine = set(own)
@@ -247,7 +248,7 @@ class _Wanted:
         np.minimum.at(self._best, self._places, self._own)
 
     def compare(self, found: RecordIds, table: str) -> None:
-        """Store records of other chunks that precede the records of the work."""
+        """For each id, keep a record of another chunk if it comes before the work's record."""
         if self._ids is None:
             return
         entries = _of_table(found, table)
@@ -305,7 +306,7 @@ def _of_table(found: RecordIds, table: str) -> pa.Table:
 
 
 def _entries(records: pa.Table, ids: pa.ChunkedArray, chunk: int, tables: dict[str, int]) -> pa.Table:
-    """Return the ids of one chunk. Add missing names to `tables`."""
+    """Return the ids of one chunk. Add new table names to `tables`."""
     given = np.flatnonzero(~np.asarray(ids.is_null()))
     named = records.column("table").take(pa.array(given)).combine_chunks().dictionary_encode()
     codes = np.array([tables.setdefault(name, len(tables)) for name in named.dictionary.to_pylist()], np.int32)

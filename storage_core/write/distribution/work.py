@@ -1,27 +1,29 @@
 """Work items of distribution, and the offsets of a raw log in a table.
 
-Work items and their results travel as JSON (docs/architecture/orchestration.md, "Spark"). There are two kinds:
+Work items and their results are sent as JSON (docs/architecture/orchestration.md, "Spark"). There are two kinds:
 
-- A `DivideWork` divides some chunks among all tables. Rows of append tables become splits at once, in any order. Rows
-  of keyed tables become one part per region, in the order of the history. The order matters, because the later record
-  of a key must replace an earlier record.
+- A `DivideWork` divides some chunks among all tables. Rows of append tables become splits immediately, in any order.
+  Rows of keyed tables become one part per region, in the order of the history. The order matters, because the later
+  record of a key must replace an earlier record.
 - A `FillWork` writes the parts of a region as one generation.
 
-An offset is the number of the last chunk of a raw log writer that is in the table (docs/architecture/ingestion.md, "Raw
-log", decision 0031). The id of a writer is unique forever, so offsets need no name of a raw log.
+An offset belongs to one writer of a raw log. It is the number of the writer's last chunk in the table
+(docs/architecture/ingestion.md, "Raw log", decision 0031). Writer ids are never reused, so an offset does not need the
+name of the raw log.
 
 | Where | Key | Meaning |
 |---|---|---|
-| table's log | transaction `raw:<writer>` | every row of the chunks up to it is in the table, in any region |
-| region's manifest | `distributed` | every row of the chunks up to it that belongs to the region is in the region |
+| table's log | transaction `raw:<writer>` | all rows of the chunks up to this number are in the table, in any of its
+regions |
+| region's manifest | `distributed` | all rows of this region in the chunks up to this number are in the region |
 
-The rows of an append table are committed with the transaction. The rows of a keyed table are committed with the offset
-of the region. The log's offset is committed when every region has its rows of these chunks. So a region has the chunks
-up to the higher of the two offsets. A region without rows in a chunk, or a region that does not exist yet, needs no
-offset.
+One commit adds the rows of an append table together with the transaction. The rows of a keyed table are committed
+together with the offset of the region. The log's offset is committed when every region has its rows of these chunks. So
+a region has the chunks up to the higher of the two offsets. A region without rows in a chunk, or a region that does not
+exist yet, needs no offset.
 
-A row is also in the table if a region of an earlier spec has its chunk. Such a region was merged completely before the
-next spec became current. This can be before the log's offset was committed.
+A row is also in the table if a region of an earlier spec has the chunk of the row. Such a region was merged completely
+before the next spec became current. The merge can happen before the log's offset is committed.
 """
 
 from __future__ import annotations
@@ -49,10 +51,11 @@ from storage_core.write.raw_log.history import CLOSED_AFTER_MS, Damage, History,
 from storage_core.write.region.router import OFFSETS, Stretch, Turn, offsets
 from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whole_table
 
-# Parts are the typed rows of one task for one region, until the generation is written (decision 0031).
-# A part is a data file in the directory of a generation, but not in any manifest. It looks like a file of a distributor
-# that ended before its manifest. Only the task that received the name reads the part. The collector deletes old parts.
-# With parts, records are decoded and converted once. The driver and shuffles do not carry the records.
+# A part contains the typed rows of one task for one region. Parts are needed until the generation is written (decision
+# 0031). A part is a data file in the directory of a generation, but not in any manifest. A part looks like a file of a
+# distributor that ended before it wrote the manifest. Only the task that received the name reads the part. The
+# collector deletes old parts. Because of parts, records are decoded and converted only once. The driver and shuffles do
+# not carry the records.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +87,7 @@ class FillPart:
 
 
 def write_part(store: ObjectStore, records: pa.Table, *, region: str, clock: Clock, ids: Ids) -> FillPart:
-    """Write the records. The part is durable when this returns, and nothing refers to it. One PUT.
+    """Write the records. The part is durable when this returns, but no object refers to the part yet. One PUT.
 
     Raise `CommitUnknown`.
     """
@@ -120,7 +123,7 @@ UNIQUE_FOR_MS = 24 * 3_600_000
 class Target:
     """One table for a task: the location, the context of the rows, and the chunks to distribute into the table.
 
-    `further` contains the regions that already have some of these chunks, with the offsets (`work.Offsets`). They can
+    `further` maps each region that already has some of these chunks to its offsets (`work.Offsets`). These regions can
     belong to earlier specs.
     """
 
@@ -161,10 +164,11 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The raw log: the name, the URIs of the stores (mandatory stores first), and the possible tables of records.
+    """The raw log: its name, the URIs of its stores (mandatory stores first), and the names of its tables.
 
-    `mandatory` is the number of mandatory stores. None means that all stores are mandatory. If several records have the
-    same producer id, a table takes one of them, provided that the segments began at most `unique_for_ms` apart.
+    `mandatory` is the number of mandatory stores. None means that all stores are mandatory. A table takes only one of
+    several records with the same producer id. This holds if the segments of the records began at most `unique_for_ms`
+    apart.
     """
 
     name: str
@@ -246,12 +250,12 @@ class FillWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Divided:
-    """The result for one table of dividing some chunks.
+    """The result of a `DivideWork` for one table.
 
     - `adds`: the splits of an append table.
     - `parts`: the rows of a keyed table, by region.
     - `rejected`: the number of rejected records by reason. These records are in quarantine.
-    - `late`: the late records. They are in quarantine, unless they are accepted or dropped.
+    - `late`: the late records. Late records are in quarantine, unless the table accepts or drops them.
     - `failure`: the kind and message of the error if the table did not get its rows. If `failure` is set, nothing in
       this object may be committed.
     """
@@ -293,8 +297,8 @@ class DivideResult:
 
     - `unknown`: the number of records of unknown tables. These records are in quarantine.
     - `damaged`: chunks without a valid copy. Later chunks of the same writer were not read.
-    - `noted`: the object with the record ids, if the work found ids but had no data for finding duplicates. If `noted`
-      is set, the work only stored ids.
+    - `noted`: the object with the record ids. It is set if the records have ids but `DivideWork.ids` is None. In this
+      case, the work only stored the ids.
     - `duplicates`: the number of omitted records, by table.
     """
 
@@ -363,7 +367,7 @@ def _read_refs(found: Sequence[Mapping[str, Any]]) -> tuple[RawChunkRef, ...]:
 
 
 WITH_IDS = "ids"
-"""A pseudo writer. Its offset counts the distributions of records with producer ids."""
+"""A pseudo writer. The offset of this pseudo writer counts the distributions of records with producer ids."""
 
 _APP = f"{OFFSETS}:"
 
@@ -372,7 +376,7 @@ _APP = f"{OFFSETS}:"
 class Offsets:
     """The offsets of one table by writer: in its log, and in each region of its current spec.
 
-    `further` contains the offsets beyond the log, of regions of all specs.
+    For regions of all specs, `further` contains the offsets that are higher than the offsets in the log.
     """
 
     log: Mapping[str, int]
@@ -383,7 +387,7 @@ class Offsets:
 def log_offsets(snapshot: Snapshot) -> dict[str, int]:
     """Return the offsets in the table's log by writer. All chunks up to these offsets are distributed.
 
-    One GET per object of transactions with offsets, only at the first call.
+    The first call makes one GET per object of transactions with offsets.
     """
     return {app.removeprefix(_APP): txn.version for app, txn in snapshot.txns.every(OFFSETS).items()}
 
@@ -429,15 +433,15 @@ def txns(stretches: Iterable[Stretch], now_ms: int) -> list[Txn]:
 
 
 def starts(stretches: Iterable[Stretch], planned: Snapshot) -> list[TxnProgress]:
-    """Return the requirements of the commit: the offset of every writer is the same as in the snapshot of the plan."""
+    """Return commit requirements. They ensure that no writer's offset has changed since the snapshot of the plan."""
     apps = [_APP + each.writer for each in stretches]
     return [TxnProgress(app, planned.txns.get(app, 0)) for app in apps]
 
 
-# Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log").
-# An offset is the number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The
-# numbers of a writer continue across its segments. So a second distribution from the same offsets gives the same chunks
-# and newer chunks.
+# Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log"). An offset is the
+# number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The numbers of a writer
+# continue across its segments. So a second distribution from the same offsets gives the same chunks and possibly newer
+# chunks.
 
 
 ROUND_BYTES = 256 * 2**20
@@ -445,7 +449,7 @@ WORK_BYTES = 32 * 2**20
 LEAST_WORK_BYTES = 4 * 2**20
 """Minimum size of a work in bytes.
 
-A smaller task would cost more than it saves, and tables would get more and smaller splits and parts.
+The cost of a smaller task is higher than its benefit. Tables would also get more and smaller splits and parts.
 """
 
 
@@ -468,10 +472,10 @@ class Terms:
     """Terms of distribution. Sizes are stored bytes of chunks.
 
     - `slots`: the number of concurrent works. A round has `slots` works or a multiple of this number, and all works
-      have about the same size. So no slot waits for a last work. A work has at most `work_bytes` and at least
-      `LEAST_WORK_BYTES`.
-    - `give_up_to`: the chunk number up to which missing chunks of a writer are given up.
-    - `damaged`: chunks, by writer and number, without a valid copy. They count as missing.
+      have about the same size. So no slot is idle while a last small work runs. A work has at most `work_bytes` and at
+      least `LEAST_WORK_BYTES`.
+    - `give_up_to`: a chunk number for each writer. Missing chunks up to this number are given up.
+    - `damaged`: the writer and number of each chunk without a valid copy. These chunks count as missing.
     """
 
     closed_after_ms: int = CLOSED_AFTER_MS
@@ -486,10 +490,10 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     """Return the chunks of closed segments after the offsets `after` (0 for unknown writers). No request.
 
     Chunks of a writer after a missing chunk are not planned, because an older record must not follow a newer record.
-    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed then.
-    A newer table starts after the collected chunks.
+    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed when
+    they were collected. A newer table starts after the collected chunks.
 
-    Raises `Unavailable` if chunks would be given up while a store does not answer, because it may have these chunks.
+    Raises `Unavailable` if chunks would be given up while a store does not answer. This store may have the chunks.
     Remove a permanently lost store from the list of stores.
     """
     if terms.give_up_to and history.unreachable:
@@ -523,7 +527,7 @@ def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: in
     return DistributionPlan(chunks=tuple(planned), offsets=offsets, held=tuple(held), given_up=tuple(given_up))
 
 
-# The size of a raw log, and the missing part of its tables. No request.
+# The size of a raw log, and the chunks that its tables lack. No request.
 
 
 ByTable = Mapping[str, Mapping[str, int]]
@@ -532,11 +536,13 @@ ByTable = Mapping[str, Mapping[str, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Backlog:
-    """Chunks and bytes in the stores, with each chunk counted once, and the number of missing chunks of each table.
+    """The number of chunks and bytes in the stores, and the number of chunks that each table lacks.
 
-    `waiting_chunks` is the number of chunks that some table lacks. `oldest_waiting_ms` is the start of the segment of
-    the oldest such chunk. `collected` is, by table, the number of chunks that may have been collected before the table
-    was added to the raw log.
+    A chunk in several stores counts once.
+
+    `waiting_chunks` is the number of chunks that some table lacks. `oldest_waiting_ms` is the start of the segment with
+    the oldest waiting chunk. `collected` contains a number of chunks for each table. These chunks may have been
+    collected before the table was added to the raw log.
     """
 
     chunks: int
@@ -548,7 +554,7 @@ class Backlog:
 
 
 def backlog(history: History, offsets: ByTable) -> Backlog:
-    """Return the chunks of the history beyond the offsets. Chunks in open segments count, too."""
+    """Return the size of the history and the number of chunks after the offsets. Chunks in open segments count, too."""
     reached = everywhere(history, offsets)
     chunks = history.chunks
     waiting = [each for each in chunks if each.number > reached[each.writer]]
@@ -567,7 +573,7 @@ def backlog(history: History, offsets: ByTable) -> Backlog:
 
 
 def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return by table the number of chunks that may have been collected before the table was added to the raw log."""
+    """Return for each table how many chunks may have been collected before the raw log had the table."""
     before = {
         name: sum(max(0, each.number - own.get(writer, 0)) for writer, each in history.collected.items())
         for name, own in offsets.items()
@@ -576,7 +582,7 @@ def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
 
 
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return for each writer the number of the last chunk up to which no table lacks a chunk.
+    """Return for each writer a chunk number. Every table has all chunks of the writer up to this number.
 
     The number is 0 if the raw log has no table. A table that was added later starts after the collected chunks.
     """

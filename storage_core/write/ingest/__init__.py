@@ -1,1 +1,1 @@
-"""Batch ingest: from landed files to rows, and from rows to splits, each row exactly once."""
+"""Batch ingest. It converts landed files to rows, and writes each row to a split exactly once."""

@@ -1,17 +1,19 @@
-"""Announcements of landed files: the messages of an SQS queue, to which S3 sends an event for each new object.
+"""Read the announcements of landed files from an SQS queue. S3 sends an event to this queue for each new object.
 
-A run of ingest receives at most `MOST_MESSAGES` messages, and ingests the files that they name. It deletes a message
-only after the commit of its files. If a run ends earlier, its messages come again, and later runs find that the files
-are in the table. Events can be lost, so a full listing finds files without a message (`progress.until_listing_ms`).
+A run of ingest receives at most `MOST_MESSAGES` messages, and ingests the files in these messages. It deletes a message
+only after the commit of its files. If a run ends earlier, SQS delivers its messages again. Later runs find the files
+that are already in the table. Events can be lost, so a full listing finds files without a message
+(`progress.until_listing_ms`).
 
 | Message | Treatment |
 |---|---|
-| names a file in the landing location | deleted after the commit |
-| names a file that does not exist any more, or that is in the table | counted, and deleted |
-| a test event, a removal, another object | counted, and deleted, because the queue serves one table only |
+| for a file in the landing location | deleted after the commit |
+| for a file that no longer exists, or that is already in the table | counted, and deleted |
+| a test event, a removal event, or an event for another object | counted, and deleted, because the queue serves one
+table only |
 | not understood | counted, and left in the queue |
 
-S3 can send its events to the queue itself, through SNS, or through EventBridge. Each way has a form of its own.
+S3 can send its events directly to the queue, through SNS, or through EventBridge. Each way has its own message format.
 """
 
 from __future__ import annotations
@@ -48,10 +50,16 @@ from storage_core.write.ingest.landing import (
 from storage_core.write.ingest.progress import Durations, progress
 
 MOST_MESSAGES: Final = 10_000
-"""The most messages of one run. They take about 10 MB of memory, and their files one commit."""
+"""The maximum number of messages that one run receives.
+
+The messages take about 10 MB of memory, and one commit adds their files.
+"""
 
 HIDDEN_SECONDS: Final = 900
-"""The time during which no other run receives the messages of a run. If the run fails, they come again after it."""
+"""The seconds for which the messages of a run are hidden from other runs.
+
+If the run fails, SQS delivers the messages again after this time.
+"""
 
 _WAIT_SECONDS: Final = 1
 _MESSAGES_PER_REQUEST: Final = 10
@@ -71,7 +79,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class CreatedObject:
-    """An object that an event names. The event may lack its size and its ETag."""
+    """An object in an event. The event may lack the size and the ETag of the object."""
 
     bucket: str
     key: str
@@ -82,7 +90,7 @@ class CreatedObject:
 def created_objects(body: str) -> tuple[CreatedObject, ...] | None:
     """Return the objects that a message announces, or None if the message is not understood.
 
-    A test event or an event about something else than a new object announces nothing.
+    Test events and events that are not about a new object announce no object.
     """
     try:
         return _created(json.loads(body), depth=2)
@@ -127,7 +135,7 @@ def _object(event: Mapping[str, Any], key: object) -> CreatedObject:
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """A received message: its id, the receipt with which it is deleted, and its objects (`created_objects`)."""
+    """A received message: its id, the receipt for its deletion, and its objects (`created_objects`)."""
 
     id: str
     receipt: str
@@ -138,10 +146,11 @@ class Message:
 
 
 class Queue:
-    """The client of an SQS queue, over boto3. It loads boto3 at its first request.
+    """A client of an SQS queue, based on boto3. It loads boto3 at its first request.
 
-    The host of the URL is the endpoint. The region is that of the host, else that of the landing location, else that of
-    the profile. The credentials come from the usual sources of boto3. `requests` counts the requests by kind.
+    The endpoint is the host of the queue URL. The region comes from the host, otherwise from the landing location,
+    otherwise from the profile. The credentials come from the usual sources of boto3. `requests` counts the requests by
+    kind.
     """
 
     def __init__(self, url: str, region: str | None = None) -> None:
@@ -156,7 +165,7 @@ class Queue:
         return Queue(spec.queue or "", parse_s3_uri(spec.uri, os.environ).region)
 
     def receive(self, most: int) -> list[Message]:
-        """Return the messages of the queue, about `most` at most. They are hidden from other runs for 15 minutes.
+        """Return up to about `most` messages of the queue. The messages are hidden from other runs for 15 minutes.
 
         Cost: a request per 10 messages, several at a time, and one that finds no message.
         """
@@ -174,7 +183,10 @@ class Queue:
         return found
 
     def delete(self, receipts: Sequence[str]) -> int:
-        """Delete messages, and return how many were deleted. The others come again. One request per 10 messages."""
+        """Delete messages, and return how many were deleted.
+
+        SQS delivers the other messages again. One request per 10 messages.
+        """
         starts = range(0, len(receipts), _MESSAGES_PER_REQUEST)
         parts = [receipts[start : start + _MESSAGES_PER_REQUEST] for start in starts]
         with ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
@@ -192,7 +204,7 @@ class Queue:
 
     def _sent(self, kind: str, acts: Sequence[Callable[[Any], T]], pool: ThreadPoolExecutor) -> list[T]:
         self.requests[kind] += len(acts)
-        self._call(lambda _: None)  # connects once, and not in several threads
+        self._call(lambda _: None)  # connects once here, before several threads use the client
         return list(pool.map(self._call, acts))
 
     def _receive(self, client: Any) -> list[Message]:
@@ -256,13 +268,13 @@ def _deletion(url: str, receipts: Sequence[str]) -> Callable[[Any], int]:
 
 
 class Announcements:
-    """The messages of one run, and the files that they name.
+    """The messages of one run, and the files in these messages.
 
-    Call `find` after the creation, then commit the files, then call `settle`.
+    Create the object, and call `find`. Then commit the files, and call `settle`.
     """
 
     def __init__(self, spec: LandingSpec) -> None:
-        """Receive the messages. Raises the errors of the queue, and has the cost of `Queue.receive`."""
+        """Receive the messages. Raises the errors of the queue. The cost is that of `Queue.receive`."""
         self._spec = spec
         self._queue = Queue.of(spec)
         self._place = parse_s3_uri(spec.uri, os.environ)
@@ -304,7 +316,10 @@ class Announcements:
         return self._place.table_key(found.key) if is_here else None
 
     def _settled(self, snapshot: Snapshot | None, uri: str, names: Sequence[str]) -> frozenset[str]:
-        """Return the names whose announced contents are all in the table. No HEAD is needed for these files."""
+        """Return the names of files whose announced contents are all in the table.
+
+        No HEAD is needed for these files.
+        """
         if snapshot is None:
             return frozenset()
         announced = [

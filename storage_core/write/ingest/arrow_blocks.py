@@ -1,7 +1,7 @@
 """Reader of landed Arrow files: the IPC file format and the IPC stream format, with or without compressed buffers.
 
 The messages are checked before Arrow expands them, because a small buffer can claim to expand to gigabytes. A file
-without the marker of its end is refused, because it may lack rows.
+without an end marker is refused, because rows may be missing.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from storage_core.write.ingest.parquet_files import check_columns, checked_rows,
 
 LARGEST_BATCH = 512 * 2**20
 BATCH_RATIO = 20
-"""A batch may expand further than `LARGEST_BATCH` if at least a twentieth of its size is in the file."""
+"""A batch may expand to more than `LARGEST_BATCH` if it expands by at most this factor."""
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"
 _ROWS_AT_ONCE = 250_000
 _ROW_BYTES = 8
-"""The bytes that a row counts in any case, because columns of nulls have no bytes."""
+"""The bytes that are added for every row, because columns of nulls have no bytes."""
 _DAMAGE = (pa.ArrowException, OSError, ValueError, OverflowError, TypeError, KeyError, RecursionError, struct.error)
 
 
@@ -45,7 +45,9 @@ def arrow_blocks(
     times: LandedTimes = AS_WRITTEN,
     drift: DriftRule = QUARANTINE,
 ) -> Iterator[Parsed]:
-    """Yield the records of an Arrow file or stream, numbered from 1. Rows are rejected as rows of Parquet are.
+    """Yield the records of an Arrow file or stream, numbered from 1.
+
+    The rules for rejecting rows are the same as for Parquet.
 
     Raises:
         Corrupt: the file is truncated or damaged, its columns do not convert exactly to the table's, or it expands too
@@ -83,7 +85,7 @@ def _batches(stream: BinaryIO, check: Callable[[pa.Schema], None]) -> Iterator[p
 
 
 def _start(stream: BinaryIO) -> int:
-    """Return where the messages begin."""
+    """Return the position of the first message."""
     stream.seek(0)
     head = stream.read(HEAD_BYTES)
     if not head.startswith(_MAGIC):
@@ -127,7 +129,7 @@ def _check_messages(stream: BinaryIO, start: int, size: int) -> None:
 
 
 def _require_consistent(rows: pa.RecordBatch) -> None:
-    """Raise `Corrupt` if offsets or indices are outside of their values."""
+    """Raise `Corrupt` if an offset or an index points outside the values."""
     try:
         examined(pa.Table.from_batches([rows]))
     except InvalidInput as error:

@@ -1,10 +1,10 @@
 """Reader of landed Avro object containers, block by block.
 
-`fastavro` decodes the records of a block without their logical types. Arrow converts the columns afterwards. Times of
-Python would lose nanoseconds, and do not have all years. Texts are decoded as bytes, so text that is not UTF-8 rejects
-its row and not the file.
+`fastavro` decodes the records of a block without their logical types. Arrow converts the columns afterwards. Python's
+time types would lose nanoseconds, and they do not support all years. Text is decoded as bytes. So text that is not
+UTF-8 rejects only its row, and not the whole file.
 
-Avro's rules for types that a table does not have are those of Parquet: the columns must convert exactly.
+Avro types that a table does not have follow the rules of Parquet. The columns must convert exactly.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from storage_core.write.ingest.landing import HEAD_BYTES, Expansion, require_unc
 from storage_core.write.ingest.parquet_files import check_columns, checked_rows, in_pieces
 
 LARGEST_BLOCK = 32 * 2**20
-"""The most bytes to which a block expands. A decoded record takes a multiple of its bytes in memory."""
+"""The maximum size of an expanded block in bytes. A decoded record takes several times its encoded size in memory."""
 
 _LARGEST_HEADER = 2**20
 _LONGEST_LONG = 10
@@ -81,7 +81,7 @@ def avro_blocks(
     times: LandedTimes = AS_WRITTEN,
     drift: DriftRule = QUARANTINE,
 ) -> Iterator[Parsed]:
-    """Yield the records of an Avro file, numbered from 1. Rows are rejected as rows of Parquet are.
+    """Yield the records of an Avro file, numbered from 1. The rules for rejecting rows are the same as for Parquet.
 
     Raises:
         Corrupt: the file is truncated or damaged, its columns do not convert exactly to the table's, or it expands too
@@ -228,7 +228,8 @@ def _header(cursor: _Cursor) -> tuple[bytes, str, bytes]:
 class _Columns:
     """The columns of an Avro schema.
 
-    - `plain`: the schema without logical types and with bytes in place of text. It has the same encoding.
+    - `plain`: the schema without logical types and with bytes in place of text. The plain schema has the same binary
+      encoding.
     - `physical`: the Arrow type of the values that `fastavro` returns for the plain schema.
     - `changes`: the conversion of each leaf to its logical type.
     """
@@ -239,7 +240,7 @@ class _Columns:
 
     @staticmethod
     def of(schema: Any) -> _Columns:
-        """Return the columns. Raises `Corrupt` for a type that tables do not hold."""
+        """Return the columns. Raises `Corrupt` for a type that tables do not support."""
         types = _Types()
         plain, physical = types.read(schema, "the record")
         if not pa.types.is_struct(physical):
@@ -260,7 +261,10 @@ class _Columns:
 
 
 class _Types:
-    """Conversion of an Avro schema to its plain form and Arrow type. Named types are known by name from then on."""
+    """Conversion of an Avro schema to its plain form and Arrow type.
+
+    Each named type is stored, so that later references find the type by its name.
+    """
 
     def __init__(self) -> None:
         self.changes: list[Change | None] = []
@@ -296,7 +300,10 @@ class _Types:
                 return self._leaf(kind, schema, path)
 
     def _name(self) -> str:
-        """Return a new name, because a plain schema has no references to named types."""
+        """Return a new name for a type.
+
+        Names are not reused, because a plain schema has no references to named types.
+        """
         return f"Type{next(self._names)}"
 
     def _union(self, branches: list[Any], path: str) -> tuple[Any, pa.DataType]:
@@ -351,7 +358,10 @@ def _change(kind: str, schema: Mapping[str, Any], path: str) -> Change | None:
 
 
 def _decimals(values: pa.Array, type_: pa.Decimal128Type) -> pa.Array:
-    """Return numbers of big-endian bytes as decimals. A number may have more digits than the type."""
+    """Return the decimals whose numbers are stored as big-endian bytes.
+
+    A number may have more digits than the decimal type allows.
+    """
     numbers = [int.from_bytes(each or b"", "big", signed=True) for each in values.to_pylist()]
     if any(not -(2**127) <= each < 2**127 for each in numbers):
         raise unsound("it has a decimal of more than 38 digits, which tables do not hold")

@@ -1,18 +1,20 @@
-"""Batch ingest: landed files become splits, each row exactly once (docs/architecture/ingestion.md, "Batch ingest").
+"""Batch ingest writes each row of the landed files exactly once (docs/architecture/ingestion.md, "Batch ingest").
 
-The unit of ingest is one file in one window. A run plans on a snapshot, executes its work items in any processes, and
-commits the splits together with the records of `ingest.progress`. Every run records each window that it writes, even
-if it ingests the whole file. So if two runs write the same rows, the second commit finds records of its own windows.
-If all windows of the second run are recorded, its commit does nothing. If only some of them are recorded, the commit
-raises `CommitConflict` and the run must be planned again. Splits of a run that did not commit are orphans.
+The unit of ingest is the rows of one file in one window. A run plans on a snapshot and executes its work items in any
+processes. It then commits the splits together with the records of `ingest.progress`. Every run records each window that
+it writes, even if it ingests the whole file. Two runs may write the same rows. The second commit then finds that some
+of its windows are already recorded. If all windows of the second run are recorded, its commit does nothing. If only
+some of them are recorded, the commit raises `CommitConflict` and the run must be planned again. Splits of a run that
+did not commit are orphans.
 
-A task takes a batch of files. It collects their rows by window and writes each window once, so the stray rows of many
-files share a split. In a keyed table, a task collects records by region instead (`ingest.landed_regions`). The rows of
-a file are collected only after the whole file was read and found unchanged.
+A task takes a batch of files. The task collects the rows of these files by window, and writes each window once. So a
+few rows from each of many files can share a split. In a keyed table, a task collects records by region instead
+(`ingest.landed_regions`). A task first reads the whole file and checks that the file did not change. Only then does the
+task collect the rows.
 
 Parsing turns every line of a file into a row of the table's schema, or into a rejection with a line number and a
-reason. It works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one. Memory is
-bounded for files of any size. A file that cannot be read to its end gives no rows, but one rejection without a line
+reason. Parsing works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one. Memory
+is bounded for files of any size. A file that cannot be read to its end gives no rows, but one rejection without a line
 number.
 """
 
@@ -208,12 +210,12 @@ def _blocks(
 
 
 def as_records(block: Parsed, changes: ChangeFormat) -> Parsed:
-    """Return the block with records in place of the rows."""
+    """Return the block with records instead of rows."""
     return replace(block, rows=changes.records_of(block.rows, block.given), given=None)
 
 
 def _checked(block: Parsed, target: RowFormat) -> Parsed:
-    """Return a block of typed values without the rows that are not valid changes, which are rejected."""
+    """Return a block of typed values with only the rows that are valid changes. The other rows are rejected."""
     if target.changes is None or not block.rows.num_rows:
         return block
     reasons = target.changes.faults(block.rows)
@@ -255,23 +257,23 @@ def text_blocks(
             assert_never(spec.format)
 
 
-# Work and result of a batch ingest. Both travel between driver and tasks as JSON.
+# Work and result of a batch ingest. The driver and the tasks exchange both as JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IngestWork:
-    """One file to ingest. Travels to a task as JSON.
+    """One file to ingest. The driver sends an `IngestWork` to a task as JSON.
 
     - `windows`: the windows to ingest. None means every window.
     - `done`: windows that are already in the table.
     - `spans`: windows of other durations whose rows are already in the table.
     - `ingested_size`: set if the file was ingested with another size. The file is then rejected without reading.
     - `rejected_size`: the size with which the file was rejected before. None if the file was never rejected.
-    - `contents`: the contents from which rows of the file were read. Unless `seen` is set, the file is read to check
-      whether it still has one of these contents.
+    - `contents`: the hashes of the contents from which earlier runs read rows of the file. Unless `seen` is set, the
+      task reads the file and checks whether it still has one of these contents.
     - `whole`: all rows of the file are already in the table. The content of the file may still have to be recorded.
-    - `pruned`: contents that were completely in the table when a file of this path disappeared. This list is used only
-      while nothing newer is recorded for the file.
+    - `pruned`: the hashes of contents that were completely in the table when a file of this path disappeared. This list
+      is used only if no newer content is recorded for the file.
     - `settled`: the fields that could not become columns, each with the reason. The schema is then final, because the
       columns for new fields and wider values were already decided. None if the schema is not final.
     """
@@ -290,7 +292,7 @@ class IngestWork:
     settled: Mapping[str, str] | None = None
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal work item."""
+        """Return this work item as JSON text for `from_json`."""
         settled = None if self.settled is None else dict(self.settled)
         return json.dumps(asdict(replace(self, settled=settled)), sort_keys=True)
 
@@ -318,24 +320,24 @@ Unread = Literal["gone", "changed"]
 class IngestResult:
     """Output of one work item. Without `actions` there is nothing to commit.
 
-    - `adds`: the splits that have rows of this file only. `BatchResult` has the splits that files share.
+    - `adds`: the splits that have rows of this file only. Splits with rows of several files are in `BatchResult`.
     - `actions`: these splits, the progress records and the names of the quarantine objects, to be committed together.
     - `rows_in`: the rows and rejected lines of the whole file.
     - `rows_out`: the rows that were written.
     - `windows`: all windows in which the file has rows.
     - `rejected`: the lines that this run quarantined, by reason (`tally`).
-    - `rejected_before`: the lines that the run of an earlier commit had already quarantined.
-    - `rows_rejected`: the rejected lines that the commit of this run adds to the quarantine. A file that is rejected as
-      a whole counts the lines that were read, at least 1.
-    - `quarantine_keys`: the quarantine objects of this file only. `BatchResult` has the objects that files share.
-    - `late`: the late rows in the windows of this item. Those that were quarantined or dropped are counted in
-      `rows_in` only.
-    - `drift`: the new fields. If the file needs other columns, the result has nothing else. The file is then executed
-      again with these columns and `settled`.
+    - `rejected_before`: the lines that an earlier committed run already quarantined.
+    - `rows_rejected`: the rejected lines that the commit of this run adds to the quarantine. If the whole file is
+      rejected, this is the number of lines that were read, at least 1.
+    - `quarantine_keys`: the quarantine objects of this file only. Objects with entries of several files are in
+      `BatchResult`.
+    - `late`: the late rows in the windows of this item. Quarantined or dropped late rows are counted only in `rows_in`.
+    - `drift`: the new fields. If the file needs new or wider columns, the result contains only the drift. The file is
+      then executed again with these columns and `settled`.
     - `parts`: for a keyed table, the parts that have records of this file only.
     - `content`: the hash of the content, if the file was read to its end.
     - `skipped`: the records that have no effect (`Parsed.skipped`).
-    - `unread`: why the file was not read now. Nothing is recorded for it.
+    - `unread`: the reason why this run did not read the file. The run records nothing for the file.
     """
 
     file: str
@@ -367,7 +369,7 @@ class IngestResult:
         return sum(add.size for add in self.adds) + sum(each.part.size_bytes for each in self.parts)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal result."""
+        """Return this result as JSON text for `from_json`."""
         body: dict[str, Any] = {name: getattr(self, name) for name in _PLAIN_FIELDS}
         body |= {"rejected": dict(self.rejected), "late": asdict(self.late), "drift": self.drift.to_json()}
         body |= {"adds": write_actions(self.adds), "txns": write_actions(self.txns)}
@@ -401,8 +403,8 @@ _PLAIN_FIELDS = (
 class BatchResult:
     """Output of a batch of work items: one result per file, and the splits or parts with rows of several files.
 
-    All actions of a batch must be in the same commit. `shared_keys` lists the quarantine objects with lines or rows of
-    several files.
+    All actions of a batch must be in the same commit. `shared_keys` contains the keys of the quarantine objects with
+    lines or rows of several files.
     """
 
     files: tuple[IngestResult, ...]
@@ -423,7 +425,7 @@ class BatchResult:
 
     @property
     def parts(self) -> list[LandedPart]:
-        """All parts of the batch. The parts of one file are before the parts that it shares with other files."""
+        """All parts of the batch. Parts with records of one file come before parts with records of several files."""
         return [*(part for file in self.files for part in file.parts), *self.shared_parts]
 
     @property
@@ -457,7 +459,7 @@ class BatchResult:
         return sum(add.size for add in self.adds) + sum(each.part.size_bytes for each in self.parts)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal result."""
+        """Return this result as JSON text for `from_json`."""
         body = {"files": [each.to_json() for each in self.files], "shared": write_actions(self.shared)}
         parts = [each.to_json() for each in self.shared_parts]
         return json.dumps({**body, "shared_keys": self.shared_keys, "shared_parts": parts})
@@ -483,7 +485,7 @@ _logger = logging.getLogger(__name__)
 def plan(
     snapshot: Snapshot, spec: LandingSpec, files: Iterable[LandedFile], windows: Collection[Window] | None = None
 ) -> list[IngestWork]:
-    """Return one work item per file that may have something left for `windows`, in the given order.
+    """Return one work item per file that may have new rows in `windows`, in the given order.
 
     `windows=None` means all windows. No request is made. Files are not opened, so an item may have no rows of these
     windows.
@@ -518,22 +520,37 @@ def may_have_new_rows(work: IngestWork) -> bool:
 
 
 BATCH_BYTES = (128 * 2**20, 512 * 2**20)
-"""The least and the most landed bytes of a batch, if the input has as many. A larger file is a batch of its own."""
+"""The minimum and maximum landed bytes of a batch.
+
+A smaller input gives a smaller batch. A larger file is a batch of its own.
+"""
 
 MOST_COLLECTED_BYTES = 256 * 2**20
-"""The most bytes of rows that a batch collects before it writes the windows with the most rows."""
+"""The maximum bytes of rows that a batch collects.
+
+Above this size, the batch writes the windows with the most bytes.
+"""
 
 MOST_HELD_BYTES = 16 * 2**20
-"""The most bytes of rejected lines and late rows of one file that are in memory before they are handed over."""
+"""The maximum bytes of rejected lines and late rows of one file in memory.
+
+Above this size, they are added to the quarantine entries of the batch.
+"""
 
 MOST_TOGETHER = 1_000
-"""The most small files that are read together."""
+"""The maximum number of small files that are read together."""
 
 MOST_TOGETHER_BYTES = 32 * 2**20
-"""The most bytes of small files that are read together, and of the text of each of them."""
+"""The maximum total bytes of small files that are read together.
+
+This is also the maximum size of the text of each file.
+"""
 
 MOST_PENDING_BYTES = 64 * 2**20
-"""The most bytes of rows of one file that are held until the file was read. Further rows become splits of this file."""
+"""The maximum bytes of rows that wait in memory until the whole file is read.
+
+Above this size, the rows become splits of this file.
+"""
 
 
 def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
@@ -548,7 +565,7 @@ def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
     for work in works:
         if not found or work.landed.size > room:
             found.append([])
-            room = min(max(room, 0) + size, most)  # with the room that is left, so a last small batch is not needed
+            room = min(max(room, 0) + size, most)  # add the remaining room, so that no small last batch is needed
         found[-1].append(work)
         room -= work.landed.size
     return found
@@ -579,10 +596,10 @@ def execute_batch(
 ) -> BatchResult:
     """Write the remaining rows of the files as sorted splits, and quarantine the invalid lines.
 
-    Return the actions to commit. Nothing is committed here. A repetition writes new splits (the earlier splits become
-    orphans) and the same quarantine objects. The quarantine objects are the same because the time when the file landed
-    decides whether a row is late, not the time of the run. A file that no longer exists, or that changes during the
-    read, gives an empty result with a rejection that is not recorded.
+    Return the actions to commit. Nothing is committed here. A second execution writes new splits, and the earlier
+    splits become orphans. A second execution writes the same quarantine objects, because the landing time of the file
+    decides whether a row is late. The time of the run does not matter. If a file no longer exists or changes during the
+    read, the result is empty. The rejection in this result is not recorded.
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
@@ -617,7 +634,10 @@ Ahead = tuple[Sequence[Parsed], ContentHash]
 
 
 def consecutive(works: Sequence[IngestWork], *, most_files: int, most_bytes: int) -> list[list[IngestWork]]:
-    """Divide the work into groups of consecutive files, limited in number and total size. A larger file is alone."""
+    """Divide the work into groups of consecutive files, limited in number and total size.
+
+    A larger file is a group of its own.
+    """
     found: list[list[IngestWork]] = []
     room = 0
     for work in works:
@@ -630,7 +650,7 @@ def consecutive(works: Sequence[IngestWork], *, most_files: int, most_bytes: int
 
 
 def landed_bytes(works: Iterable[IngestWork]) -> int:
-    """Return the total size of the files, as they landed."""
+    """Return the total size of the landed files."""
     return sum(work.landed.size for work in works)
 
 
@@ -645,9 +665,10 @@ def _executed_group(
 
 
 def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[str, Ahead]:
-    """Read new and small files of JSON lines. Their lines that are not plain take the exact path at once.
+    """Read new and small files of JSON lines. All lines that are not plain are converted together on the exact path.
 
-    The result lacks the files that must be read alone. They are read again, so an error names the file that causes it.
+    The result lacks the files that must be read alone. These files are read again, so an error message contains the
+    correct file.
     """
     import duckdb
 
@@ -672,7 +693,7 @@ def _read_together(context: SplitContext, works: Sequence[IngestWork]) -> dict[s
 
 
 def _lines_of(work: IngestWork, content: ContentHash) -> list[LineBlock] | None:
-    """Return all lines of a file. Return None for a file that cannot be read, or has a long text."""
+    """Return all lines of a file. Return None if the file cannot be read or its text is too long."""
     found, room = [], MOST_TOGETHER_BYTES
     try:
         with open_text(work.landed, content, work.spec.encoding) as stream:
@@ -756,11 +777,11 @@ def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int)
 
 
 class CollectedRows:
-    """Rows of the files of a batch, by window, and the splits that were written of them.
+    """The collected rows of a batch, by window, and the splits that were written from collected rows.
 
     `quarantine` collects the rejected lines and late rows of the files. If the rows take more memory than
-    `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So the few rows of a window that many files
-    contribute to are still written once.
+    `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So a window with few rows from many files is
+    still written only once.
     """
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
@@ -851,7 +872,7 @@ class _Run:
             self._written += self.collected.write(pa.concat_tables(self.pending), file_app(self._work.landed.path))
             self.pending.clear()
             self._pending_bytes = 0
-        if self._work.contents:  # the commit that recorded the content followed the quarantine of all its lines
+        if self._work.contents:  # the lines were quarantined before the commit that recorded the content
             self._rejected_before += len(rejected)
         elif rejected:
             self._rejected = tally(self._rejected, Counter(line.reason for line in rejected))
@@ -897,14 +918,17 @@ class _Run:
         self._held_bytes += late.nbytes
 
     def hand_over(self) -> None:
-        """Add the pending rows and lines to those of the batch. Call this after the whole file was read."""
+        """Add the pending rows and lines to the rows and lines of the batch.
+
+        Call this after the whole file was read.
+        """
         self.quarantine(self.content)
         if self.pending:
             self.collected.add(pa.concat_tables(self.pending), file_app(self._work.landed.path))
             self.pending.clear()
 
     def result(self, content: int | None) -> IngestResult:
-        """Return the result for all blocks, with the records that make the ingest exactly-once."""
+        """Return the result for all blocks. Its progress records ensure that each row is ingested exactly once."""
         work, now_ms = self._work, self.collected.now_ms
         written = {window for window in self._windows if self._is_wanted(window)}
         complete = self._windows <= written | set(work.done)
@@ -970,7 +994,7 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
 
 
 def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
-    """Record again that all rows of a file that disappeared and came back are in the table.
+    """Record again that all rows of the file are in the table, after the file disappeared and came back.
 
     So no later run reads the file again.
     """
@@ -1008,8 +1032,8 @@ def _rejected(
 ) -> IngestResult:
     """Reject a whole file.
 
-    If the rejection is not recorded, every run rejects the file again. So it gets an object of its own, which stays the
-    same.
+    If the rejection is not recorded, every run rejects the file again. So the rejection gets its own quarantine object,
+    and every run writes the same object.
     """
     _logger.info("rejected %s: %s", landed.path, reason)
     whole = [RejectedLine(landed.path, None, reason, "")]

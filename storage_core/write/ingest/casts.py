@@ -1,9 +1,9 @@
-"""Fast conversion of text with Arrow, for the values whose result is certainly the one of the exact conversion.
+"""Fast conversion of text with Arrow. It converts only values that certainly equal the result of the exact conversion.
 
 `convert` checks and converts every text with DuckDB. Most landed values have a plain form: digits, a plain decimal
 number, or a time such as `2026-01-01T10:00:00Z`. Arrow converts these forms to the same values in a fraction of the
-time. `cast_text` converts one column and marks the rows that it cannot decide. The caller converts only these rows
-with DuckDB, so every reason and every unusual form still comes from one place.
+time. `cast_text` converts one column and marks the rows that Arrow cannot convert with certainty. The caller converts
+only these rows with DuckDB. So only `convert` handles unusual forms and produces rejection reasons.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 Mask = npt.NDArray[np.bool_]
 
 _DIGITS: Final = {8: 2, 16: 4, 32: 9, 64: 18}
-"""The number of decimal digits that every integer of this many bits can have."""
+"""The number of decimal digits that always fit in an integer with this number of bits."""
 
 _PLAIN_NUMBER: Final = r"^-?[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]{1,2})?$"
 _FIRST_DAY: Final = -719_162
@@ -32,7 +32,10 @@ _LONGEST_TIME: Final = _SECOND_BYTES + len(".123456")
 
 @dataclass(frozen=True, slots=True)
 class Cast:
-    """A converted column, and the rows that are not decided. The values of these rows are null."""
+    """A converted column, and the rows that Arrow could not convert with certainty.
+
+    The values of these rows are null.
+    """
 
     values: pa.Array
     undecided: Mask
@@ -41,7 +44,7 @@ class Cast:
 def cast_text(texts: pa.Array, field: pa.Field) -> Cast | None:
     """Return a column of text as the type of the field. A null stays null.
 
-    Returns None if no text of this type can be decided here: embeddings, maps and other nested types.
+    Returns None for types that this function cannot convert: embeddings, maps and other nested types.
 
     Args:
         texts: strings, without the words for null.

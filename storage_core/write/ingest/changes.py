@@ -1,8 +1,9 @@
-"""Landed records as changes of a keyed table: the operation of a record, its order, and its conversion to a record.
+"""Convert landed records to changes of a keyed table. A change has an operation and an order.
 
-A landed record is a put of a whole row unless it has another operation. The operation is in a field of the record
-(`op`), which is not a column, or in an envelope (`envelopes`). The column `order_by` orders the records of one key. It
-is a column of the table because a later run compares its values with the rows that the table holds (decision 0045).
+A landed record is a put of a whole row unless it has another operation. A field of the record (`op`) contains the
+operation. This field is not a column. If the records have envelopes, the envelope contains the operation (`envelopes`).
+The column `order_by` orders the records of one key. `order_by` is a column of the table, because a later run compares
+its values with the table's rows (decision 0045).
 
 | Operation | Words, in upper or lower case |
 |---|---|
@@ -10,7 +11,8 @@ is a column of the table because a later run compares its values with the rows t
 | patch | `patch` |
 | delete | `delete`, `d` |
 
-A patch sets the fields that a JSON record names. In other formats, a patch sets the columns that have a value.
+In JSON, a patch sets the fields that are present in the record. In other formats, a patch sets the columns that have a
+value.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from storage_core.write.ingest.drift import QUARANTINE
 from storage_core.write.ingest.landing import LandingSpec
 
 ENVELOPE_OP: Final = OPERATION
-"""The field of the operation in the records that an envelope becomes."""
+"""The field with the operation in records that are made from envelopes."""
 
 OF_ENVELOPE: Final = ("ts_ms", "ts_us", "ts_ns")
 """The fields of an envelope that can order its records. A path with a dot is also a path in the envelope."""
@@ -50,7 +52,7 @@ _LONGEST_WORD: Final = 50
 
 @dataclass(frozen=True, slots=True)
 class ChangeFormat:
-    """How the records of a landing location change the rows of one keyed table.
+    """The rules for converting records of a landing location to changes of one keyed table.
 
     - `schema`, `key`, `merged_maps`: the columns, the key and the merged maps of the table.
     - `op`: the field with the operation, or None.
@@ -91,7 +93,10 @@ class ChangeFormat:
 
     @property
     def fields(self) -> pa.Schema:
-        """The fields of a landed record. Only the key and the order are required, because a delete has no other."""
+        """The fields of a landed record.
+
+        Only the key and the order are required, because a delete has no other fields.
+        """
         required = {*self.key, self.order}
         columns = [each.with_nullable(nullable=each.name not in required) for each in self.schema]
         op = [] if self.op is None else [pa.field(self.op, pa.string())]
@@ -99,17 +104,20 @@ class ChangeFormat:
 
     @property
     def records(self) -> pa.Schema:
-        """The schema of `records_of`."""
+        """The schema of the records that `records_of` returns."""
         return record_schema(self.schema)
 
     def faults(self, rows: pa.Table) -> pa.StringArray:
-        """Return the reason why each row of `fields` is not a valid change, or null."""
+        """Return for each row of `fields` the reason why it is not a valid change.
+
+        The reason of a valid change is null.
+        """
         reasons = np.full(rows.num_rows, None, object)
         operations = self._operations(rows)
         for row in np.flatnonzero(operations == _UNKNOWN):
             word = fitted(rows.column(self.op)[int(row)].as_py(), _LONGEST_WORD)
             reasons[row] = f"{word!r} is not an operation. Use insert, upsert, put, update, patch or delete"
-        # A patch may be the first record of its key, and then it creates the row.
+        # A patch may be the first record of its key. Such a patch creates the row.
         creates = operations != Operation.DELETE
         for name in self.key:
             for row in np.flatnonzero(beyond_limit(rows, name) & creates):
@@ -202,7 +210,7 @@ def _nulls(rows: pa.Table, name: str) -> Mask:
 
 
 def _lists_with(given: pa.ListArray, name: str) -> Mask:
-    """Return which lists contain the name."""
+    """Return for each list whether it contains the name."""
     mask = np.zeros(len(given), np.bool_)
     parents = pc.list_parent_indices(given).to_numpy()
     mask[parents[pc.equal(pc.list_flatten(given), name).to_numpy(zero_copy_only=False)]] = True

@@ -1,7 +1,8 @@
-"""Decompression of landed text files. The first bytes of a file determine its codec, never its name.
+"""Decompression of landed text files. The first bytes of a file determine its codec. The file name is not used.
 
-A file may consist of several streams (frames, members), whose texts follow each other. A reader holds a few megabytes
-of a file. A truncated or damaged file raises `Corrupt`, because the codec cannot return the rest of the text.
+A file may consist of several streams (frames, members). The text of the file is the text of all streams in order. A
+reader keeps a few megabytes of a file in memory. A truncated or damaged file raises `Corrupt`, because the codec cannot
+return the rest of the text.
 
 | Codec | Decompressed by |
 |---|---|
@@ -31,7 +32,10 @@ else:
     from backports import zstd
 
 MOST_WINDOW_BYTES = 2**27
-"""The largest window of Zstandard, which its decoder keeps in memory. Levels up to 22 and `--long` need no more."""
+"""The maximum window of Zstandard in bytes.
+
+The decoder keeps the window in memory. Compression levels up to 22 and the option `--long` do not need a larger window.
+"""
 
 _MOST_XZ_BYTES = 2**28
 _READ_BYTES = 2**18
@@ -39,7 +43,7 @@ _BUFFER_BYTES = 2**20
 
 
 class Codec(StrEnum):
-    """A compression that text formats may have. The value is the name in messages."""
+    """A compression codec of text files. The value is the name of the codec in messages."""
 
     GZIP = "gzip"
     ZSTANDARD = "Zstandard"
@@ -61,15 +65,15 @@ _CODECS: Final = [(re.compile(magic, re.DOTALL), codec) for magic, codec in _MAG
 
 
 def codec_of(head: bytes) -> Codec | None:
-    """Return the codec of a file that begins with these bytes, or None for another file."""
+    """Return the codec of a file that begins with these bytes, or None if no codec matches."""
     return next((codec for magic, codec in _CODECS if magic.match(head)), None)
 
 
 def open_decompressed(file: BinaryIO, codec: Codec) -> io.BufferedReader:
     """Return a stream of the text of a compressed file. The stream cannot seek.
 
-    Its reads raise `Corrupt` if the file is truncated or damaged, or needs too much memory. They also raise the errors
-    of reading the file.
+    Its reads raise `Corrupt` if the file is truncated or damaged, or needs too much memory. The reads also raise the
+    errors of the underlying file.
     """
     match codec:
         case Codec.GZIP:
@@ -108,7 +112,10 @@ class _Text(io.RawIOBase):
 
 
 class _Gzip(_Text):
-    """The text of the members of a gzip file. The text before a fault is returned before the fault is raised."""
+    """The text of the members of a gzip file.
+
+    If a member is damaged, the text before the damage is returned first. Then the error is raised.
+    """
 
     def __init__(self, file: BinaryIO) -> None:
         super().__init__()
@@ -182,7 +189,7 @@ class _Streams(_Text):
 
 
 def _decoders(codec: Codec) -> tuple[Callable[[], _Decoder], tuple[type[Exception], ...]]:
-    """Return the constructor of a decoder of one stream, and the errors of its reads."""
+    """Return the constructor of a decoder for one stream, and the errors that the decoder raises."""
     if codec is Codec.BZIP2:
         import bz2
 
@@ -215,7 +222,10 @@ class _Lz4(_Text):
 
 
 class _Source:
-    """A file for Arrow that keeps the error of a read. Arrow reports an error of its own as an `OSError`, too."""
+    """A file for Arrow that stores the error of a failed read.
+
+    The stored error is needed, because Arrow also reports its own errors as `OSError`.
+    """
 
     closed = False
 
@@ -238,7 +248,10 @@ _SNAPPY_START: Final = b"\xff\x06\x00\x00sNaPpY"
 _SNAPPY_DATA: Final = (0x00, 0x01)
 _FIRST_SKIPPABLE: Final = 0x80
 _MOST_CHUNK_BYTES = 2**17
-"""The most bytes of a chunk with text. A chunk has at most 64 KiB of text, and compression can enlarge it a little."""
+"""The maximum bytes of a chunk with text.
+
+A chunk has at most 64 KiB of text, and compression can enlarge it a little.
+"""
 _CHUNKS_AT_ONCE = 16
 
 
@@ -292,7 +305,7 @@ class _Snappy(_Text):
 
 
 def _fault(codec: Codec, error: Exception) -> Corrupt:
-    # The decoders have no other distinction than the text of the error.
+    # Only the text of the error distinguishes these cases.
     if "memory" in str(error).lower():
         return unsound(
             f"its {codec} data needs more memory than {_MOST_XZ_BYTES if codec is Codec.XZ else MOST_WINDOW_BYTES} "

@@ -1,14 +1,15 @@
 """Conversion of text to typed columns: every value converts exactly, or its line is rejected with a reason.
 
 One SQL statement converts a whole block in DuckDB, in UTC. DuckDB's own casts accept too much (1.5 becomes 2, 0x1f
-becomes 31, infinity becomes a time), and landed data cannot be requested again. So each type first checks that the
-text has its exact form.
+becomes 31, infinity becomes a time), and landed data cannot be requested again. So the conversion first checks that the
+text has the exact form of the type.
 
 - `read_lines` splits bytes into numbered lines. A line ends with LF, CR LF or the end of the file. Empty lines are
   skipped.
 - `convert` converts columns of text.
 - `Parsed` is the result of parsing: rows of the table's schema, and every rejected line with its reason.
-- `tally` counts rejections by reason. The number of reasons is limited, because a file can cause any number of reasons.
+- `tally` counts rejections by reason. `tally` limits the number of reasons, because a file can cause an unlimited
+  number of different reasons.
 """
 
 from __future__ import annotations
@@ -68,14 +69,17 @@ OTHERS = "other reasons"
 
 
 def tally(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the counts by reason, as `most_frequent` does. The quarantine has each whole reason."""
+    """Return the sum of the counts by reason, limited as in `most_frequent`.
+
+    The quarantine contains each reason in full.
+    """
     return most_frequent(counts, OTHERS, LONGEST_REASON, MOST_REASONS)
 
 
 BLOCK_BYTES = 32 * 2**20
 LONGEST_LINE_BYTES = 64 * 2**20
 MOST_CELLS = 16 * 2**20
-"""The most values that are converted at once.
+"""The maximum number of values that are converted at once.
 
 If a table has many columns, a block of short lines becomes many more values than a block of long lines.
 """
@@ -85,7 +89,7 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 @dataclass(frozen=True, slots=True)
 class LineBlock:
-    """Lines of a file with their line numbers, from 1. Lines that are not UTF-8 are in `not_text`, as bytes."""
+    """Lines of a file with their line numbers, from 1. `not_text` contains the lines that are not UTF-8, as bytes."""
 
     numbers: npt.NDArray[np.int64]
     text: pa.StringArray
@@ -135,15 +139,16 @@ def read_lines(stream: BinaryIO, block_bytes: int = BLOCK_BYTES) -> Iterator[Lin
 def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt.NDArray[np.int64], int]:
     """Return the non-empty lines of `data` without line ends, their numbers, and the number of the next line.
 
-    This is one pass without a loop. Memory holds a copy of `data`, two marks per byte, and the non-empty lines. Empty
-    lines take no further memory, because a gzipped kilobyte can contain a million of them.
+    This uses array operations on all lines instead of a loop. Memory holds a copy of `data`, two boolean values per
+    byte, and the non-empty lines. Empty lines use no additional memory. This matters because a gzipped kilobyte can
+    contain a million empty lines.
     """
     if b"\r\n" in data:
         data = data.replace(b"\r\n", b"\n")
     if not data.endswith(b"\n"):
         data += b"\n"
     ended = np.frombuffer(data, np.uint8) == ord("\n")
-    if b"\n\n" not in data and data[0] != ord("\n"):  # no line is empty, so each end is the end of a line
+    if b"\n\n" not in data and data[0] != ord("\n"):  # no line is empty, so each line break ends a line
         ends = np.flatnonzero(ended)
         starts = np.concatenate([[0], ends[:-1] + 1])
     else:
@@ -151,7 +156,7 @@ def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt
         starts = np.flatnonzero(filled[1:] & ended[:-1]) + 1
         starts = np.concatenate([[0], starts]) if filled[0] else starts
         ends = np.flatnonzero(ended[1:] & filled[:-1]) + 1
-    # Only line ends are between two non-empty lines.
+    # The bytes between two non-empty lines are all line ends.
     numbers = first_number + np.cumsum(starts - np.concatenate([[0], ends[:-1]])[: len(starts)], dtype=np.int64)
     offsets = np.concatenate([[0], np.cumsum(ends - starts)], dtype=np.int32)
     joined = pa.py_buffer(data.translate(None, b"\n"))
@@ -160,11 +165,11 @@ def split_lines(data: bytes, first_number: int = 1) -> tuple[pa.BinaryArray, npt
 
 
 def valid_text(values: pa.BinaryArray) -> npt.NDArray[np.bool_]:
-    """Return which values are UTF-8. Null counts as valid."""
+    """Return for each value whether it is UTF-8. Null counts as valid."""
     try:
         values.cast(pa.string())
     except pa.ArrowInvalid:
-        # Only a block with an invalid byte checks its values one by one.
+        # Values are checked one by one only in a block with an invalid byte.
         return np.fromiter((_is_text(value.as_py()) for value in values), np.bool_, len(values))
     return np.ones(len(values), np.bool_)
 
@@ -184,7 +189,7 @@ def _is_text(value: bytes | None) -> bool:
 
 
 CONVERSION = QueryLimits(seconds=LONGEST_QUERY_SECONDS, memory_bytes=2**31)
-"""The limits of the conversion of a piece of a file, as DuckDB counts them.
+"""The limits for the conversion of one piece of a file. The memory is the memory that DuckDB counts.
 
 A line of 60 MB needs more than half of this memory.
 """
@@ -193,7 +198,7 @@ _SESSION: ContextVar[_Session | None] = ContextVar("session", default=None)
 
 
 class _Session:
-    """The session of DuckDB for the conversions inside a `shared_session`. Its first use opens it."""
+    """The DuckDB session for the conversions inside a `shared_session`. The first conversion opens the session."""
 
     def __init__(self) -> None:
         self.limits: QueryLimits | None = None
@@ -208,7 +213,7 @@ class _Session:
 
 @contextmanager
 def shared_session() -> Iterator[None]:
-    """Let all conversions of this thread inside the block use one session, because opening one takes 14 ms."""
+    """Share one session among all conversions of this thread inside the block. Opening a session takes 14 ms."""
     shared = _Session()
     token = _SESSION.set(shared)
     try:
@@ -220,7 +225,9 @@ def shared_session() -> Iterator[None]:
 
 @contextmanager
 def conversion_session(limits: QueryLimits, **tables: pa.Table) -> Iterator[duckdb.DuckDBPyConnection]:
-    """Yield a session of DuckDB in which these tables are registered. Inside of `shared_session`, it is the shared one.
+    """Yield a session of DuckDB in which these tables are registered.
+
+    Inside of `shared_session`, yield the shared session.
 
     After an error, a shared session is closed, and the next conversion opens another one.
     """
@@ -266,9 +273,9 @@ class RowFormat:
     """The target schema of a conversion, and the format of the text.
 
     The format has three parts: the time column, its strptime format, and the words for null. `nonzero` contains the
-    embedding columns whose values must not be zero. `times` has the meaning of times that are numbers, that have
-    nanoseconds, or that have no year. For a keyed table, `schema` has the fields of `changes`, and its `faults` reject
-    records. `drift` has the effect of new fields.
+    embedding columns whose values must not be zero. `times` defines the meaning of times that are numbers, have
+    nanoseconds, or have no year. For a keyed table, `schema` is `changes.fields`, and `changes.faults` rejects records.
+    `drift` defines the effect of new fields.
     """
 
     schema: pa.Schema
@@ -285,7 +292,7 @@ class RowFormat:
 class Converted:
     """The converted rows with the table's schema, one for each input row.
 
-    `reasons` has the fault of each row, or null.
+    For each row, `reasons` contains the reason why the row is rejected, or null for a valid row.
     """
 
     rows: pa.Table
@@ -293,11 +300,11 @@ class Converted:
 
 
 def convert(raw: pa.Table, target: RowFormat) -> Converted:
-    """Convert columns of text to the schema. A column that `raw` lacks is null.
+    """Convert columns of text to the schema. Columns that are missing in `raw` become null.
 
-    Nested columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row that
-    lacks a required value, or has a value that does not fit its column, gets a reason. The reason names the first
-    faulty column in schema order.
+    Nested columns are not converted. Empty text is a value only for strings. A time without a zone is UTC. A row gets a
+    rejection reason if a required value is missing or a value does not fit its column. The reason contains the name of
+    the first faulty column in schema order.
 
     Raises:
         InvalidInput: a column is unknown, a type has no text form, or the time format is invalid.
@@ -323,7 +330,7 @@ def convert(raw: pa.Table, target: RowFormat) -> Converted:
 
 
 def _cast(raw: pa.Table, field: pa.Field, target: RowFormat) -> Cast | None:
-    """Return the column as far as Arrow can decide it, or None if DuckDB has to convert all of it."""
+    """Return the values that Arrow can convert with certainty, or None if DuckDB must convert the whole column."""
     if field.name not in raw.column_names:
         return Cast(pa.nulls(raw.num_rows, field.type), np.full(raw.num_rows, not field.nullable))
     column = raw.column(field.name)
@@ -339,9 +346,9 @@ def as_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def without_null_words(texts: pa.StringArray, field: pa.Field, target: RowFormat) -> pa.StringArray:
-    """Return the texts of a column with null in place of the words for null.
+    """Return the texts of a column, with null for each text that is a word for null.
 
-    Empty text is a word for null, except in a column of text.
+    Empty text is also a word for null, except in a text column.
     """
     words = [*target.null_values] if pa.types.is_string(field.type) else ["", *target.null_values]
     is_word = pc.is_in(texts, value_set=pa.array(words, pa.string()))
@@ -349,14 +356,14 @@ def without_null_words(texts: pa.StringArray, field: pa.Field, target: RowFormat
 
 
 def has_own_form(field: pa.Field, target: RowFormat) -> bool:
-    """Return whether the declaration gives the texts of this column a form of their own, which only DuckDB reads."""
+    """Return whether the declaration gives this column a special text format, which only DuckDB can read."""
     if field.name == target.time_column and target.time_format is not None:
         return True
     return field.name in target.times.units or (pa.types.is_timestamp(field.type) and target.times.truncates)
 
 
 def _assembled(raw: pa.Table, casts: Mapping[str, Cast], target: RowFormat, chosen: Mask) -> Converted:
-    """Return the chosen rows: the casts, and the other columns converted by DuckDB."""
+    """Return the chosen rows. Columns in `casts` are already converted, and DuckDB converts the other columns."""
     whole = bool(chosen.all())
     slow = pa.schema([field for field in target.schema if field.name not in casts])
     others = Converted(pa.table({}), pa.nulls(int(chosen.sum()), pa.string()))
@@ -444,7 +451,7 @@ def _typed(value: str, field: pa.Field, target: RowFormat) -> str:
     if is_vector(field.type):
         return f"CASE WHEN regexp_full_match({value}, {_literal(_VECTOR_FORM)}) THEN TRY_CAST({value} AS FLOAT[]) END"
     cast = f"TRY_CAST({value} AS {_sql_type(field)})"
-    if pa.types.is_floating(field.type):  # the cast converts a number that is too large to infinity
+    if pa.types.is_floating(field.type):  # the cast converts too large numbers to infinity
         cast = f"CASE WHEN NOT isinf({cast}) OR regexp_full_match({value}, {_literal(_INFINITE_FORM)}) THEN {cast} END"
     return cast if form is None else f"CASE WHEN regexp_full_match({value}, {_literal(form)}) THEN {cast} END"
 
@@ -525,7 +532,7 @@ NOT_TEXT = "the line is not UTF-8"
 
 @dataclass(frozen=True, slots=True)
 class RejectedLine:
-    """A rejected line. `line` is its number from 1, or None if the whole file is rejected.
+    """A rejected line. `line` is the line number from 1, or None if the whole file is rejected.
 
     For CSV and Parquet, `line` is the number of the record. `text` is the line as it is in the file, or the values of
     the record for CSV and Parquet. A text that is not UTF-8 is stored in base64.
@@ -538,7 +545,7 @@ class RejectedLine:
     encoding: Literal["utf-8", "base64"] = "utf-8"
 
     def to_object(self) -> dict[str, object]:
-        """Return the line as an object of a quarantine entry, which has the name of the file."""
+        """Return the line as an object of a quarantine entry. The entry contains the name of the file."""
         return {"line": self.line, "reason": self.reason, "text": self.text, "encoding": self.encoding}
 
 
@@ -546,11 +553,12 @@ class RejectedLine:
 class Parsed:
     """Rows with exactly the table's schema, and the rejected lines.
 
-    - `numbers`: the number of the line of each row, as in `RejectedLine`.
+    - `numbers`: the line number of each row, as in `RejectedLine`.
     - `unreadable`: no row of the file may be used.
     - `header`: the header of a CSV file.
-    - `drift`: the new fields and wider values. Their rows are among `rows` only if the rule adds and widens no columns.
-    - `given`: the names of the fields of each patch, if the format names them per record.
+    - `drift`: the new fields and wider values. The rows with these fields and values are in `rows` only if the rule
+      neither adds nor widens columns.
+    - `given`: the names of the fields that each patch sets, if the format stores field names in each record.
     - `skipped`: the number of records that have no effect, such as the tombstones of a Kafka topic.
     """
 
@@ -571,9 +579,9 @@ class Parsed:
 
 @dataclass(frozen=True, slots=True)
 class Records:
-    """Records of one block as text: a column per field, each record's number, and a function that returns its text.
+    """The records of one block as text, with one column per field. `text_of` returns the text of a record.
 
-    `new` has the fields that are not columns.
+    `new` contains the fields that are not columns of the table.
     """
 
     file: str
@@ -611,7 +619,7 @@ def convert_or_reject(records: Records, target: RowFormat) -> Parsed:
 
 
 def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
-    """Return the drift of the records that fit, and of the records that fit as soon as some columns are wider."""
+    """Return the drift of the records that fit now, and of the records that fit with wider columns."""
     rule, new = target.drift, records.new
     widened: dict[str, pa.DataType] = {}
     if rule.widens and not fits.all():
@@ -621,7 +629,7 @@ def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
 
 
 def _widened(records: Records, fits: Mask, target: RowFormat) -> tuple[dict[str, pa.DataType], Mask]:
-    """Return the wider types with which more records fit, and the records that fit then."""
+    """Return the wider types that make more records fit, and a mask of all records that fit with these types."""
     widest, bad = widest_types(target.schema), np.flatnonzero(~fits)
     if records.new is not None:
         bad = bad[np.asarray(records.new.faults(target.drift, target.schema).is_null())[bad]]
@@ -637,7 +645,7 @@ def _widened(records: Records, fits: Mask, target: RowFormat) -> tuple[dict[str,
 
 
 def rejected(file: str, number: int, reason: str, data: bytes) -> RejectedLine:
-    """Return the rejection of one line. Its bytes are stored in base64 if they are not UTF-8."""
+    """Return the rejection of one line. If the line is not UTF-8, the rejection contains its bytes in base64."""
     try:
         return RejectedLine(file, number, reason, data.decode())
     except UnicodeDecodeError:
@@ -649,15 +657,15 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
     return [rejected(file, number, NOT_TEXT, data) for number, data in lines]
 
 
-# Rejected lines of one source, kept in the table's quarantine with line and reason as one object. Landed files share
-# objects instead (`storage_core.write.late_rows.SharedEntries`).
+# The rejected lines of one source are stored with their reasons as one object in the table's quarantine. Rejected lines
+# of landed files share objects instead (`storage_core.write.late_rows.SharedEntries`).
 
 
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
     """Write the rejections of one file (`source`, of `size` bytes) to the quarantine.
 
-    They are durable when this returns. The call is idempotent, because the same rejections are the same object. Raises
-    the errors of `late_rows.keep`. One PUT.
+    The rejections are durable when this returns. The call is idempotent, because the same rejections always give the
+    same object. Raises the errors of `late_rows.keep`. One PUT.
     """
     lines = tuple(each.to_object() for each in rejected)
     return keep(store, RejectedLines(source=source, size=size, rejected=lines))

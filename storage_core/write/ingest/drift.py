@@ -1,13 +1,14 @@
 """Schema drift of landed files: fields that are not columns, and values that need a wider column.
 
-A declaration selects what happens. `on_new_field` is for fields that the table does not have, and `on_type_conflict` is
-for values that do not fit the type of their column. A field whose value is null is not a new field.
+The declaration of the table selects the effect. `on_new_field` applies to fields that the table does not have.
+`on_type_conflict` applies to values that do not fit the type of their column. A field whose value is null is not a new
+field.
 
 A task cannot know the fields that other tasks find. So a task that may add or widen columns does not write the rows of
 a file with such fields. The task returns the `Drift` of the file: its new fields with their types, and the columns that
-must be wider. The driver joins the findings of all tasks and changes the schema once. Then it ingests these files again
-with the new schema. In this second round the rule `is_settled`: a field that is still not a column rejects its line.
-Other files are read once.
+must be wider. The driver merges the drift of all tasks and changes the schema once. Then the driver ingests these files
+again with the new schema. In this second pass, the rule is settled (`is_settled`). A field that is still not a column
+now rejects its line. Other files are read once.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from storage_core.data.rows.times import row_text
 
 OnTypeConflict = Literal["quarantine", "widen"]
 MOST_NEW_FIELDS: Final = 16
-"""The default of the most columns that one run adds."""
+"""The default for the maximum number of columns that one run adds."""
 
 MOST_NEW_FIELDS_ALLOWED: Final = 1_000
 OTHER_FIELDS: Final = "other fields"
@@ -43,7 +44,7 @@ _INTO: Final = "column:"
 _CHOICES: Final = ("quarantine", "ignore", "add", "column:NAME")
 _LONGEST_NAME: Final = 100
 _MOST_FOUND: Final = 1_000
-"""The most new fields of a result. A run adds fewer columns."""
+"""The maximum number of new fields in a result. A run adds fewer columns."""
 
 Mask = npt.NDArray[np.bool_]
 
@@ -89,16 +90,22 @@ class DriftRule:
         return not self.is_settled and (self.new_field == "add" or self.widens)
 
     def settled(self, refused: Mapping[str, str] = MappingProxyType({})) -> DriftRule:
-        """Return the rule for files that are ingested with the final schema. `refused` has the fields left out."""
+        """Return the rule for files that are ingested with the final schema.
+
+        `refused` contains the fields that did not become columns.
+        """
         return replace(self, is_settled=True, widens=False, refused=refused)
 
     def filled(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns that fields of the same name fill. The column of new fields is not one of them."""
+        """Return the columns that get the values of fields with the same name.
+
+        The column for new fields is excluded.
+        """
         place = -1 if self.column is None else schema.get_field_index(self.column)
         return schema if place < 0 else schema.remove(place)
 
     def fault(self, name: str, schema: pa.Schema) -> str | None:
-        """Return why a new field rejects its row, or None."""
+        """Return the reason why a new field rejects its row, or None if it does not."""
         shown = f"the field {fitted(name, _LONGEST_NAME)}"
         if self.new_field == "quarantine":
             return f"{shown} is not a column of the table"
@@ -125,10 +132,10 @@ QUARANTINE: Final = DriftRule()
 class Drift:
     """The new fields and wider values of a file, a block or a run.
 
-    - `counts`: the number of values that were left out or stored in the column for new fields, by field. Values of
-      further fields are counted as `other fields`.
-    - `fields`: the new fields, each with the number of its values and the type that holds all of them.
-    - `widened`: the columns that must be wider, each with the type that holds all values.
+    - `counts`: the number of values that were left out or stored in the column for new fields, by field. If there are
+      too many fields, the values of the remaining fields are counted as `other fields`.
+    - `fields`: the new fields, each with the number of its values and a type that can store all values.
+    - `widened`: the columns that must be wider, each with a type that can store all values.
     """
 
     counts: Mapping[str, int] = field(default_factory=dict)
@@ -156,7 +163,7 @@ class Drift:
         return Drift(count_fields(self.counts, other.counts), fields, widened)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal drift."""
+        """Return this drift as JSON text for `from_json`."""
         fields = {name: [count, _text_of(type_)] for name, (count, type_) in self.fields.items()}
         widened = {name: _text_of(type_) for name, type_ in self.widened.items()}
         return json.dumps({"counts": dict(self.counts), "fields": fields, "widened": widened})
@@ -173,7 +180,7 @@ NO_DRIFT: Final = Drift()
 
 
 def count_fields(*counts: Mapping[str, int]) -> dict[str, int]:
-    """Return the sum of the counts by field, as `most_frequent` does."""
+    """Return the sum of the counts by field, limited as in `most_frequent`."""
     return most_frequent(counts, OTHER_FIELDS, _LONGEST_NAME)
 
 
@@ -185,8 +192,8 @@ def _type_of(text: str) -> pa.DataType:
     return from_schema_string(text).field(0).type
 
 
-# Types of new fields. A whole number that a double holds exactly has the type `int32` until the column is added, so
-# that it can become a double together with numbers that have a fraction. The column then has the type `long`.
+# Types of new fields. A whole number that a double holds exactly has the type `int32` until the column is added. So the
+# type can become double if other numbers have a fraction. When the column is added, `int32` becomes `long`.
 
 
 _EXACT_DIGITS: Final = 15
@@ -198,7 +205,7 @@ _TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
 
 def joined(first: pa.DataType, second: pa.DataType) -> pa.DataType:
-    """Return the type that holds the values of both types without a loss. Text holds every value."""
+    """Return a type that can store the values of both types without a loss. Text can store every value."""
     for one, other in ((first, second), (second, first)):
         is_exact = pa.types.is_integer(one) and one.bit_width <= 32 and pa.types.is_float64(other)
         if one == other or may_widen(one, other) or is_exact:
@@ -214,7 +221,7 @@ def column_type(type_: pa.DataType) -> pa.DataType:
 
 
 def json_type(text: str) -> pa.DataType:
-    """Return the type of a JSON value that is not null. A list or an object is stored as its text."""
+    """Return the type of a JSON value that is not null. A list or an object is stored as its JSON text."""
     if text in ("true", "false"):
         return pa.bool_()
     if text.startswith('"'):
@@ -223,7 +230,7 @@ def json_type(text: str) -> pa.DataType:
 
 
 def _plain_type(text: str) -> pa.DataType:
-    """Return the type of a text without a type, such as a field of CSV. Leading zeros make a number text."""
+    """Return the type of an untyped text value, such as a CSV field. A number with leading zeros has the type text."""
     if text in ("true", "false"):
         return pa.bool_()
     return _TIMESTAMP if _is_instant(text) else _number_type(text)
@@ -240,7 +247,7 @@ def _number_type(text: str) -> pa.DataType:
 
 
 def _is_instant(text: str) -> bool:
-    """Return whether the text is a time that has one meaning: with date, second and zone."""
+    """Return whether the text is an unambiguous time, with a date, a second and a zone."""
     if not _INSTANT.fullmatch(text):
         return False
     try:
@@ -258,7 +265,7 @@ Members = tuple[tuple[str, str], ...]
 
 
 class NewFields(Protocol):
-    """The fields of rows that are not columns of the table, without nulls."""
+    """The new fields of some rows: fields that have a value and are not columns of the table."""
 
     def filter(self, chosen: Mask) -> NewFields:
         """Return the new fields of these rows."""
@@ -277,13 +284,13 @@ class NewFields(Protocol):
         ...
 
     def faults(self, rule: DriftRule, schema: pa.Schema) -> pa.StringArray:
-        """Return why the new fields of each row reject it, or null."""
+        """Return for each row the reason why its new fields reject the row, or null."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectFields:
-    """New fields of JSON objects: for each row that has some, by its position, the name and the text of each."""
+    """New fields of JSON objects. `rows` maps the position of a row to the name and text of each new field."""
 
     rows: Mapping[int, Members]
     size: int
@@ -316,14 +323,14 @@ class ObjectFields:
         return pa.array(texts, pa.string())
 
     def faults(self, rule: DriftRule, schema: pa.Schema) -> pa.StringArray:
-        """Return no fault: the reader of the lines has rejected the lines with a fault."""
+        """Return null for every row, because the reader of the lines has already rejected the faulty lines."""
         del rule, schema
         return pa.nulls(self.size, pa.string())
 
 
 @dataclass(frozen=True, slots=True)
 class ColumnFields:
-    """New fields of a file with columns. If `is_text`, the values have no types of their own."""
+    """New fields of a file with columns. If `is_text` is set, all values are text without a type."""
 
     columns: pa.Table
     is_text: bool = False
@@ -375,7 +382,7 @@ class ColumnFields:
         return found
 
     def reasons(self, rule: DriftRule, schema: pa.Schema) -> list[tuple[str, Mask]]:
-        """Return each fault of a new field, and the rows that it rejects."""
+        """Return each rejection reason of a new field, and a mask of the rejected rows."""
         return [
             (why, np.asarray(self.columns.column(name).is_valid()))
             for name in self.counts()
@@ -387,7 +394,7 @@ class ColumnFields:
 
 
 def unheld(column: pa.Field) -> str | None:
-    """Return why a table cannot hold the values of a column of a file, or None."""
+    """Return the reason why a table cannot store the values of this file column, or None if it can."""
     try:
         _text_of(table_type(column.type))
     except InvalidInput:
@@ -397,7 +404,7 @@ def unheld(column: pa.Field) -> str | None:
 
 
 def json_texts(values: pa.ChunkedArray) -> pa.StringArray:
-    """Return the text of each value in JSON. Text and times are without quotes, as the column of a JSON file has them.
+    """Return each value as JSON text. Text and times have no quotes, so they are the same as values from a JSON file.
 
     A row of the quarantine contains the same texts, so a retry adds equal values.
     """
@@ -406,7 +413,7 @@ def json_texts(values: pa.ChunkedArray) -> pa.StringArray:
 
 
 def drift_of(new: NewFields, rule: DriftRule) -> Drift:
-    """Return the drift of rows that are added to the table, or would be added with these new fields as columns."""
+    """Return the drift of these new fields. The rows are added now, or after the new fields become columns."""
     if rule.new_field in ("ignore", "column"):
         return Drift(count_fields(new.counts()))
     return Drift(fields=new.types()) if rule.new_field == "add" else NO_DRIFT
@@ -477,7 +484,7 @@ def widest_types(schema: pa.Schema) -> dict[str, pa.DataType]:
 
 
 def needed_type(values: pa.ChunkedArray, own: pa.DataType) -> pa.DataType | None:
-    """Return the wider type that a column of type `own` needs for these values, or None if `own` holds all of them."""
+    """Return the wider type that these values need, or None if the column type `own` can store all values."""
     kinds = pa.types
     if kinds.is_floating(own):
         is_beyond = pc.and_(pc.is_inf(values.cast(own)), pc.is_finite(values))

@@ -1,7 +1,7 @@
 """Records of Debezium: JSON objects that contain a change of a row, with or without the wrapper `schema`/`payload`.
 
-Each envelope becomes a line with the fields of the row, the operation and the order. So these lines take the same path
-as other lines of JSON. A rejected record keeps the text of its envelope.
+Each envelope becomes a line with the fields of the row, the operation and the order. So these lines are processed like
+other lines of JSON. A rejected record keeps the text of its envelope.
 
 | `op` | Operation | Row |
 |---|---|---|
@@ -69,7 +69,7 @@ _LONGEST_WORD: Final = 50
 def debezium_blocks(
     file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int, read: Reader, order: Sequence[str] | None
 ) -> Iterator[Parsed]:
-    """Yield the changes in the envelopes of a file as `ndjson_blocks` yields lines. `target` has a field `_op`.
+    """Yield the changes in the envelopes of a file, in the same form as `ndjson_blocks`. `target` has a field `_op`.
 
     Args:
         read: divides the stream into records.
@@ -91,14 +91,14 @@ def debezium_blocks(
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
-    """The rows of some envelopes as lines, the envelopes that are rejected, and the number of tombstones."""
+    """The rows of some envelopes as lines, the rejected envelopes, and the number of tombstones."""
 
     lines: LineBlock
     rejected: tuple[RejectedLine, ...]
     tombstones: int
 
     def read(self, _stream: BinaryIO, _block_bytes: int) -> Iterator[LineBlock]:
-        """Yield the lines, as a reader of a file yields its lines."""
+        """Yield the lines. This method has the signature of a file reader."""
         yield self.lines
 
 
@@ -136,7 +136,10 @@ def _open(file: str, block: LineBlock, order: Sequence[str] | None) -> _Opened:
 
 
 def _flat_lines(objects: pa.StringArray, order: Sequence[str] | None) -> tuple[list[bool], list[str]]:
-    """Return, for each envelope, whether it has a change, and the line of the row or the reason of the rejection."""
+    """Return for each envelope whether it contains a change.
+
+    Also return the line of the row, or the rejection reason.
+    """
     mark = token_hex(MARK_BYTES)
     pointer = "".join("/" + each.replace("~", "~0").replace("/", "~1") for each in order or ("op",))
     with conversion_session(CONVERSION, lines=pa.table({"line": marked(objects, mark)})) as connection:

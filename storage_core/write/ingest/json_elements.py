@@ -22,7 +22,7 @@ from storage_core.base.errors import unsound
 from storage_core.write.ingest.convert import LONGEST_LINE_BYTES, LineBlock, valid_text
 
 MOST_BRACKETS = 1_000_000
-"""The most commas and opening brackets of a record, as for a line of NDJSON."""
+"""The maximum number of commas and opening brackets in a record. A line of NDJSON has the same limit."""
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _SPACE = " \t\r\n"
@@ -42,8 +42,8 @@ Positions = npt.NDArray[np.int64]
 def read_elements(stream: BinaryIO, block_bytes: int) -> Iterator[LineBlock]:
     """Yield the records of the stream in blocks, with their numbers from 1. Memory holds a few blocks.
 
-    Raises `Corrupt` for an array that is never closed, a bracket that closes nothing, and a record above 64 MB or with
-    too many values. Raises also the errors of reading the stream.
+    Raises `Corrupt` for an array that is never closed and for a bracket that closes nothing. Also raises `Corrupt` for
+    a record above 64 MB or with too many values. Raises also the errors of reading the stream.
     """
     number, in_array, rest, step = 1, False, b"", min(block_bytes, _STEP_BYTES)
     at_start = True
@@ -71,9 +71,9 @@ class _Divided:
     """The records in a piece of a file.
 
     - `records`: the bytes of each record, with the spaces around it.
-    - `end`: where the first record begins that does not end in the piece.
-    - `in_array`: whether this record is an element of an array.
-    - `open_parts`: the number of commas and opening brackets of this record.
+    - `end`: the start of the first record that is not complete in the piece.
+    - `in_array`: whether the incomplete record is an element of an array.
+    - `open_parts`: the number of commas and opening brackets of the incomplete record.
     """
 
     records: pa.BinaryArray
@@ -83,9 +83,9 @@ class _Divided:
 
 
 def _divide(data: bytes, number: int, *, in_array: bool) -> _Divided:
-    """Return the records of data that begins where a record begins."""
+    """Return the records in `data`, which must begin at the start of a record."""
     text = np.frombuffer(data, np.uint8)
-    # Escaped characters in texts are blanked, so every quote begins or ends a text.
+    # Escaped characters in texts are replaced by spaces, so every quote begins or ends a text.
     plain = data if b"\\" not in data else data.replace(rb"\\", b"  ").replace(rb"\"", b"  ")
     quotes = np.frombuffer(plain, np.uint8) == ord('"')
     is_outside = ~np.logical_xor.accumulate(quotes) if quotes.any() else np.ones(len(text), np.bool_)
@@ -104,7 +104,7 @@ def _divide(data: bytes, number: int, *, in_array: bool) -> _Divided:
     ends = places[is_end]
     starts = np.concatenate([[0], ends + 1])
     ends = ends + (closes & ~is_array)[is_end]  # the bracket of an object belongs to its record
-    # No record is between two brackets of arrays, and after the last comma of an array.
+    # There is no record between two brackets of arrays, or after the last comma of an array.
     records = _sliced(text, is_outside, (starts[:-1], ends), may_be_empty=(opens | closes)[is_end])
     end = int(starts[-1])
     after = places >= end
@@ -121,7 +121,7 @@ def _sliced(
 ) -> pa.BinaryArray:
     """Return the parts of the text, with spaces in place of the line breaks outside of JSON texts.
 
-    A part of spaces is not returned if it may be empty.
+    A part that consists of spaces is omitted if the part may be empty.
     """
     starts, ends = parts
     if not len(starts):

@@ -1,12 +1,13 @@
-"""Fast reading of NDJSON lines with Arrow, for the lines whose rows are certainly those of the exact path.
+"""Fast reading of NDJSON lines with Arrow. It reads only lines that certainly give the same rows on the exact path.
 
-The exact path (`text_files`) decides every line, one function of DuckDB after another. Most landed lines need none of
-it: one object per line, known names, and values of the columns' types. `read_plain` parses these lines in one pass and
-marks the others. The caller sends only the marked lines through the exact path, so every reason comes from there.
+The exact path (`text_files`) checks every line with a sequence of DuckDB functions. Most landed lines do not need these
+functions. Such lines have one object per line, known names, and values of the columns' types. `read_plain` parses these
+lines in one pass and marks the other lines. The caller sends only the marked lines through the exact path, so the exact
+path produces every rejection reason.
 
-Arrow accepts some input that the exact path refuses. So the following lines are marked as well: lines that do not
-begin with `{` and end with `}`, and lines with a number that is not finite. A line that begins and ends like this
-cannot be a part of an object. So if there are as many objects as lines, each line is one object.
+Arrow accepts some input that the exact path refuses. So the following lines are marked as well: lines that do not begin
+with `{` and end with `}`, and lines with a number that is not finite. A line that begins with `{` and ends with `}`
+cannot be only a part of an object. So if there are as many objects as lines, each line is one object.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ Places = npt.NDArray[np.int64]
 
 _ROW: Final = re.compile(r" in row ([0-9]+)$")
 _GROUP: Final = 256
-"""The number of lines that are parsed together after an error that does not name its row."""
+"""The number of lines that are parsed together after an error without a row number."""
 
 _FEWEST: Final = 16
-"""The number of lines that are not divided further after such an error."""
+"""The maximum number of lines that are not divided further after an error without a row number."""
 
 _MOST_FAILURES: Final = 1 / 64
-"""The number of failed parses per line so far, above which the remaining lines take the exact path.
+"""The limit for failed parses per line so far. Above this limit, the remaining lines take the exact path.
 
 A failed parse takes about as long as the exact path of 64 lines.
 """
@@ -47,9 +48,9 @@ _EXPONENT: Final = "[0-9][eE]"
 
 @dataclass(frozen=True, slots=True)
 class PlainLines:
-    """The rows of the lines that could be read, in order, and a mark for each line that could not.
+    """The rows of the lines that were read, in order, and a mark for each line that was not read.
 
-    The rows lack the column for new fields, because no line here has a new field.
+    The rows lack the column for new fields, because a plain line has no new field.
     """
 
     rows: pa.Table
@@ -59,8 +60,8 @@ class PlainLines:
 def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     """Return the rows of the plain lines, or None if no line can be read here.
 
-    A table has no plain lines if it has a column of a type that Arrow cannot read from JSON as the exact path does. The
-    same is true if a word for null is a JSON value, such as `-1`.
+    No line is plain if Arrow cannot read some column from JSON in the same way as the exact path. The same is true if a
+    word for null is a JSON value, such as `-1`.
     """
     types = _types_of(target)
     if types is None or not len(lines):
@@ -78,7 +79,7 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
 
 
 def _begin_and_end_as_object(lines: pa.StringArray) -> Mask:
-    """Return which lines begin with `{` and end with `}`. Lines are never empty."""
+    """Return for each line whether it begins with `{` and ends with `}`. Lines are never empty."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
     text = np.frombuffer(data, np.uint8)
@@ -117,7 +118,10 @@ def _type_of(column: pa.Field, target: RowFormat) -> pa.DataType | None:
 
 
 def _join_lines(lines: pa.StringArray) -> tuple[Bytes, Places]:
-    """Return the lines, joined by line feeds, and where each line starts. The last start is behind the last line."""
+    """Return the lines, joined by line feeds, and the start of each line.
+
+    The last start is the position after the last line.
+    """
     _, offsets, _ = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1].astype(np.int64)
     starts = ends - ends[0] + np.arange(len(lines) + 1)
@@ -128,7 +132,7 @@ def _join_lines(lines: pa.StringArray) -> tuple[Bytes, Places]:
 
 @dataclass(slots=True)
 class _Reader:
-    """A parser of runs of lines that divides a run until each part can be read or is small."""
+    """A parser for groups of consecutive lines. It divides a group until each part can be read or is small."""
 
     data: Bytes
     starts: Places
@@ -138,7 +142,7 @@ class _Reader:
     failures: int = 0
 
     def read(self, first: int, last: int) -> None:
-        """Read the lines from `first` up to but without `last`, as far as they are plain."""
+        """Read the plain lines from `first` (included) to `last` (excluded)."""
         todo = [(first, last)]
         while todo:
             first, last = todo.pop()
@@ -169,7 +173,7 @@ class _Reader:
 
 
 def _divide(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int, int]]:
-    """Return the parts in which a run that failed is read again. Lines in no part remain marked."""
+    """Return the parts of a failed group that are parsed again. Lines outside these parts remain marked."""
     if row is not None and first + int(row[1]) < last:
         failed = first + int(row[1])
         return [(first, failed), (failed + 1, last)]
@@ -181,7 +185,7 @@ def _divide(first: int, last: int, row: re.Match[str] | None) -> list[tuple[int,
 
 
 def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
-    """Return the rows that are decided, and a mark for each line that has one."""
+    """Return the converted rows, and a mask of the lines that have a row."""
     read = np.zeros(len(reader.starts) - 1, np.bool_)
     for first, last in reader.spans:
         read[first:last] = True
@@ -194,7 +198,7 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
         columns.append(values)
         undecided |= wrong
     rows = pa.table(columns, names=filled.names)
-    if target.changes is not None:  # the exact path has the text of a record that is rejected
+    if target.changes is not None:  # the exact path returns the text of a rejected record
         undecided |= np.asarray(target.changes.faults(rows).is_valid())
     if undecided.any():
         rows = rows.filter(pa.array(~undecided))
@@ -203,11 +207,11 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
 
 
 def _cast_column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:
-    """Return the column with its type, and a mark for each row that the exact path has to decide."""
+    """Return the column with its type, and a mask of the rows that the exact path must convert."""
     whole = as_array(values)
     if pa.types.is_string(whole.type):
         if (cast := cast_text(without_null_words(whole, column, target), column)) is None:
-            raise AssertionError(column.type)  # `_type_of` reads only such columns as text that can be cast
+            raise AssertionError(column.type)  # `_type_of` selects text only for columns that can be cast from text
         return cast.values, cast.undecided
     wrong = np.zeros(len(whole), np.bool_)
     if is_vector(column.type):
@@ -220,7 +224,10 @@ def _cast_column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -
 
 
 def _vectors(lists: pa.ListArray, column: pa.Field, *, is_nonzero: bool) -> tuple[pa.Array, Mask]:
-    """Return embeddings with a fixed size. Lists of another size, and values that are refused, become marks."""
+    """Return embeddings with a fixed size, and a mask of invalid lists.
+
+    A list is invalid if it has another size or refused values.
+    """
     size = column.type.list_size
     is_null = np.asarray(lists.is_null())
     fits = is_null | (np.asarray(pc.fill_null(pc.list_value_length(lists), size)) == size)

@@ -1,15 +1,16 @@
-"""Landed records of a keyed table: parts per region, and the generations that they become.
+"""Write landed records of a keyed table, first as parts per region, then as generations.
 
 Tasks read files and write one *part* per region: a file with the records of the region, in the order of the files. A
-run then claims each region, and a task writes the parts of the region as its next generation. The manifest of the
-region names the generation and the files whose records it contains, in one PUT. So a run may end between two regions.
-The next run reads the files again, and each region takes only the files that it does not have.
+run then claims each region, and a task writes the parts of the region as its next generation. One PUT of the region's
+manifest records the generation and the files in this generation. So a run may end between two regions. The next run
+reads the files again, and each region takes only the files that it does not have.
 
-The files of a region are offsets, as the writers of a raw log are (`write.region.router`). The name of an offset is the
-transaction of the file, `landed:<path>`. Its number stands for the content of the file and for the way in which it was
-read. When the log of the table contains the transaction, every region has the file, and the offset is removed.
+The manifest stores the files of a region as offsets, like the writers of a raw log (`write.region.router`). The name of
+an offset is the transaction of the file, `landed:<path>`. The number of an offset is a hash. The hash covers the file
+content and the way in which the file was read. When the log of the table contains the transaction, every region has the
+file, and the offset is removed.
 
-With `order`, a record that is older than the row that the table holds has no effect (`write.region.held_orders`).
+With `order`, a record that is older than its row in the table has no effect (`write.region.held_orders`).
 """
 
 from __future__ import annotations
@@ -42,10 +43,13 @@ from storage_core.write.region.router import Stretch, Turn, groups_of
 from storage_core.write.region.spec import PARALLEL_REGIONS, route
 
 ROWS_OF_A_GENERATION: Final = 500_000
-"""The rows above which the records of a region become several generations, because a task holds all of its rows."""
+"""The number of rows above which a region's records become several generations.
+
+A task holds all rows of a generation.
+"""
 
 MOST_COLLECTED_BYTES: Final = 256 * 2**20
-"""The most bytes of records that a batch collects before it writes parts."""
+"""The maximum bytes of records that a batch collects before it writes parts."""
 
 IsPassed = Callable[[str, int], bool]
 """A function that returns whether an offset with this name and number is not needed any more."""
@@ -55,7 +59,10 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class LandedPart:
-    """A part of one region. `spans` has the name of the offset of each file, and the number of its records in order."""
+    """A part of one region.
+
+    `spans` contains for each file, in order, the name of its offset and the number of its records.
+    """
 
     region: Region
     part: FillPart
@@ -75,9 +82,10 @@ class LandedPart:
 
 
 class CollectedRecords:
-    """Records of the files of a batch, by region, and the parts that were written of them.
+    """The collected records of a batch, by region, and the parts that were written from collected records.
 
-    It has the interface of `batch.CollectedRows`. `quarantine` collects the rejected lines and late rows of the files.
+    This class has the same interface as `batch.CollectedRows`. `quarantine` collects the rejected lines and late rows
+    of the files.
     """
 
     def __init__(self, store: ObjectStore, context: SplitContext, ids: Ids, now_ms: int) -> None:
@@ -120,7 +128,7 @@ class CollectedRecords:
 
 
 def offset_of(*parts: str, bits: int = 63) -> int:
-    """Return a positive number of at most `bits` bits that stands for these texts."""
+    """Return a hash of these texts as a positive number of at most `bits` bits."""
     return (xxhash.xxh3_64_intdigest("\0".join(parts).encode()) >> (64 - bits)) | 1
 
 
@@ -128,8 +136,9 @@ def offset_of(*parts: str, bits: int = 63) -> int:
 class FillLanded:
     """Slices of parts that become the next generation of a claimed region. Travels as JSON.
 
-    `slices` has the number of a part, the first row and the number of rows of each slice, in the order of the files.
-    `earlier` has, for some slices by number, the regions of earlier region specs that have the file already.
+    `slices` contains for each slice the number of its part, its first row and its number of rows. The slices are in the
+    order of the files. `earlier` maps the number of a slice to regions of earlier region specs. These regions already
+    have the file of the slice.
     """
 
     parts: tuple[FillPart, ...]
@@ -171,9 +180,11 @@ def fill_landed(place: Place, item: Item) -> Answer:
 
 
 def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tuple[str | None, int, int]:
-    """Write the generation. Return its directory, the number of its records, and the number of older records.
+    """Write the generation.
 
-    The directory is None if every record is older than the row that the table holds.
+    Return the directory of the generation, the number of its records, and the number of older records.
+
+    The directory is None if every record is older than its row in the table.
 
     Cost:
         One GET per part, the requests of `without_older` if the records have an order, and the PUTs of
@@ -207,7 +218,7 @@ def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence
 
 @dataclass(slots=True)
 class _Chunk:
-    """Slices of one region with the names of their offsets, and the offsets of the files that end in these slices."""
+    """Slices of one region with their offset names, and the offsets of the files that end in these slices."""
 
     slices: list[tuple[int, int, int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -217,7 +228,7 @@ class _Chunk:
 
 @dataclass(slots=True)
 class _Claim:
-    """A claimed region: its parts, the chunks that are left, and its offsets when it was claimed."""
+    """A claimed region: its parts, the remaining chunks, and the offsets of the region at the claim."""
 
     turn: Turn
     parts: tuple[FillPart, ...]
@@ -233,7 +244,9 @@ def fill_regions(
     order: str | None,
     check: Callable[[], IsPassed],
 ) -> tuple[int, int]:
-    """Write the records of the parts into their regions. Return the number of records, and of older records.
+    """Write the records of the parts into their regions.
+
+    Return the number of written records and the number of older records.
 
     Args:
         offsets: the number of the offset of each file, in the order of the files.
@@ -281,7 +294,7 @@ def _by_region(parts: Sequence[LandedPart]) -> Iterable[list[LandedPart]]:
 def _work(
     claim: _Claim, earlier: Mapping[str, tuple[str, ...]], *, order: str | None, context: SplitContext
 ) -> FillLanded:
-    """Return the work of the first chunk that is left."""
+    """Return the work for the first remaining chunk."""
     chunk = claim.chunks[0]
     used = sorted({part for part, _, _ in chunk.slices})
     return FillLanded(
@@ -295,9 +308,10 @@ def _work(
 
 
 def _earlier_regions(job: JobRun[Any], offsets: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Return the regions of earlier region specs that have a file already, by the name of its offset.
+    """Return by offset name the regions of earlier region specs that already have the file.
 
-    A region spec can change between a run that ended early and the next run. No request if there was one spec only.
+    A region spec can change between a run that ended early and the next run. No request if the table has had only one
+    spec.
     """
     config, store = job.before.config, job.store
     if len(config.region_specs) == 1:

@@ -1,7 +1,8 @@
 """Times of landed files that are numbers, have nanoseconds, or have no year.
 
-A declaration selects the meaning of such a time. `times` names the unit of numbers since 1970. `nanoseconds` selects
-whether digits below the microsecond are cut. `year` selects the year of a `time_format` without a year.
+The declaration selects the meaning of these times. `times` selects the unit of numbers, which count from 1970.
+`nanoseconds` selects whether digits below the microsecond are cut. `year` selects the year of a `time_format` without a
+year.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ UNIT_NAMES: Final[Mapping[TimeUnit, str]] = {
 BELOW = "digits below the microsecond, which tables do not hold"
 
 _LEAST, _MOST = -62_135_596_800_000_000, 253_402_300_799_999_999
-"""The microseconds of the years 1 to 9999."""
+"""The first and the last microsecond of the years 1 to 9999."""
 _DIGITS: Final[Mapping[TimeUnit, int]] = {"s": 6, "ms": 3, "us": 0}
 _NUMBER_FORM = r"[+-]?[0-9]{1,20}(\.[0-9]*)?"
 _FINE_FORM = (
@@ -36,15 +37,16 @@ _FINE_FORM = (
     r"( ?(?:Z|z|[+-][0-9]{2}(?::?[0-9]{2})?))?"
 )
 _NEXT_LEAP_YEARS = 8
-"""A year in this distance has a 29 February, even around the years 1900 and 2100."""
+"""Within this number of years there is always a 29 February, even around the years 1900 and 2100."""
 
 
 @dataclass(frozen=True, slots=True)
 class LandedTimes:
     """The meaning of times in landed files.
 
-    - `units`: the unit of numbers since 1970, for columns of timestamps.
-    - `truncates`: whether digits below the microsecond are cut off. Otherwise, their row or file is rejected.
+    - `units`: for columns of timestamps, the unit of numbers that count from 1970.
+    - `truncates`: whether digits below the microsecond are cut off. Otherwise, the row or file with these digits is
+      rejected.
     - `arrival_ms`: when the file landed, for a time format without a year. None if the format has a year.
     """
 
@@ -57,17 +59,21 @@ AS_WRITTEN = LandedTimes()
 """Times as text or as typed values, with at most microseconds."""
 
 
-# Text, as SQL of DuckDB. `value` is always the name of a column of the statement.
+# Conversion of text with SQL of DuckDB. `value` is always the name of a column of the statement.
 
 
 def number_sql(value: str, unit: TimeUnit, *, is_instant: bool, truncates: bool) -> str:
-    """Return SQL for the time of a number as text, or null if it is not such a number or is out of range."""
+    """Return SQL that converts a number in text to a time.
+
+    The result is null for other text and for numbers out of range.
+    """
     micros = _micros_sql(value, unit)
     make = "make_timestamptz" if is_instant else "make_timestamp"
     checks = [f"{micros} BETWEEN {_LEAST} AND {_MOST}"]
     if not truncates:
         checks.append(f"NOT ({_below_sql(value, unit)})")
-    # Two levels, because DuckDB may evaluate the parts of AND in any order, and other text may overflow.
+    # Two nested CASE expressions are needed. DuckDB may evaluate the parts of AND in any order, and other text may
+    # overflow.
     time = f"CASE WHEN {' AND '.join(checks)} THEN {make}(({micros})::BIGINT) END"
     return f"CASE WHEN {_is_number_sql(value)} THEN {time} END"
 
@@ -82,12 +88,12 @@ def number_faults(value: str, unit: TimeUnit, *, truncates: bool) -> Iterator[tu
 
 
 def cut_sql(value: str) -> str:
-    """Return SQL for the text of a time with at most 6 digits after the second. Other text is unchanged."""
+    """Return SQL that cuts the text of a time to at most 6 digits after the second. Other text is unchanged."""
     return f"regexp_replace({value}, '^{_FINE_FORM}$', '\\1\\2')"
 
 
 def yearless_sql(value: str, format_: str, arrival_ms: int) -> str:
-    """Return SQL for the time without a year that is nearest to the arrival of the file.
+    """Return SQL for a time without a year. The SQL selects the year that puts the time nearest to the file's arrival.
 
     Args:
         value: the name of a column with text.
@@ -111,7 +117,7 @@ def _is_number_sql(value: str) -> str:
 
 
 def _micros_sql(value: str, unit: TimeUnit) -> str:
-    """Return SQL for the whole microseconds at or below the number, as a HUGEINT."""
+    """Return SQL that rounds the number down to whole microseconds, as a HUGEINT."""
     if unit == "ns":
         whole = f"TRY_CAST(regexp_replace({value}, '\\.[0-9]*$', '') AS HUGEINT)"
         is_cut = f"{value} LIKE '-%' AND {whole} % 1000 = 0 AND {_fraction(value, 0)}"
@@ -133,7 +139,7 @@ def _below_sql(value: str, unit: TimeUnit) -> str:
 
 
 def _fraction(value: str, digits: int) -> str:
-    """Return SQL for whether the number has a digit other than 0 after this many digits of its fraction."""
+    """Return SQL that checks for a digit other than 0 after the first `digits` digits of the fraction."""
     return f"regexp_matches({value}, '\\.[0-9]{{{digits}}}[0-9]*[1-9]')"
 
 
@@ -141,7 +147,7 @@ def _fraction(value: str, digits: int) -> str:
 
 
 def timed_schema(found: pa.Schema, schema: pa.Schema, times: LandedTimes) -> pa.Schema:
-    """Return the columns of a file, with times in place of numbers and of nanoseconds that are cut."""
+    """Return the columns of a file, with time types for numbers that are times and for truncated nanoseconds."""
     return pa.schema([each.with_type(_timed_type(each, schema, times)) for each in found])
 
 
@@ -150,7 +156,7 @@ def timed_columns(
 ) -> tuple[pa.Table, list[tuple[str, npt.NDArray[np.bool_]]]]:
     """Return the rows with the types of `timed_schema`, and with null in place of numbers that are not times.
 
-    Also return a reason and a mask of the rows for each kind of such numbers.
+    Also return a reason and a mask of the rows for each kind of invalid number.
     """
     found: list[tuple[str, npt.NDArray[np.bool_]]] = []
     for index, each in enumerate(rows.schema):
@@ -187,7 +193,7 @@ def _timed_type(column: pa.Field, schema: pa.Schema, times: LandedTimes) -> pa.D
 def _micros(
     ticks: pa.ChunkedArray, unit: TimeUnit
 ) -> tuple[pa.ChunkedArray, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return numbers as microseconds, which numbers have digits below, and which numbers are out of range."""
+    """Return numbers as microseconds, a mask of numbers with finer digits, and a mask of numbers out of range."""
     per = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}[unit]
     divisor = 1_000 if unit == "ns" else 1
     if pa.types.is_uint64(ticks.type):

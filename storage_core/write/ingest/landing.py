@@ -1,16 +1,16 @@
-"""Landing locations: the files in them, the kind of a file, and its bytes.
+"""Landing locations: list the files, detect the kind of a file, and read its bytes.
 
 A landing location is read through the object store contract. So local directories and all stores work in the same way.
-Landed files are immutable: after a file is ingested, new rows must come under a new name. This module never writes or
-deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
+Landed files are immutable. After a file is ingested, new rows must come in a file with a new name. This module never
+writes or deletes a file. See docs/architecture/ingestion.md, "Batch ingest".
 
-- `discover` and `survey` list the files. A queue can announce them instead (`announcements`).
+- `discover` and `survey` list the files. A queue can announce the files instead (`announcements`).
 - `require_text` and `require_uncompressed` detect the kind of a file by its first bytes.
-- `open_bytes` and `open_text` open a file. `Expansion` limits how far a compressed file may expand, and `ContentHash`
-  hashes its bytes.
+- `open_bytes` and `open_text` open a file. `Expansion` limits the size to which a compressed file may expand, and
+  `ContentHash` hashes the bytes of a file.
 - `check_time_format` checks the format of times in landed text. If a format lacks a part of the date, DuckDB takes the
-  part from 1900-01-01. DuckDB also ignores some directives if the format has certain other directives. Times would
-  then be wrong, so such a format is refused.
+  part from 1900-01-01. DuckDB also ignores some directives if the format has certain other directives. Times would then
+  be wrong, so `check_time_format` refuses such a format.
 """
 
 from __future__ import annotations
@@ -82,14 +82,20 @@ _NOT_TEXT = [*_EXPANDED, *((re.compile(magic, re.DOTALL), name) for magic, name 
 
 
 def require_text(head: bytes, encoding: str | None = None) -> None:
-    """Raise `Corrupt`, which names the kind of the file, if its first `HEAD_BYTES` are not text in the encoding."""
+    """Raise `Corrupt` if the first `HEAD_BYTES` of a file are not text in the encoding.
+
+    The error contains the kind of the file.
+    """
     for magic, kind in _NOT_TEXT:
         if magic.match(head) and not (kind == _UTF16 and is_wide(encoding)):
             raise unsound(f"it is {kind}")
 
 
 def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
-    """Raise `Corrupt`, which names the compression or archive, if these first `HEAD_BYTES` show one."""
+    """Raise `Corrupt` if the first `HEAD_BYTES` of a file show a compression or an archive.
+
+    The error contains its name.
+    """
     if codec := codec_of(head):
         raise unsound(f"it is compressed with {codec}. {of} file has its own compression")
     for magic, kind in _EXPANDED:
@@ -97,7 +103,7 @@ def require_uncompressed(head: bytes, of: str = "A Parquet") -> None:
             raise unsound(f"it is {kind}")
 
 
-# Limit of how far a landed file may expand. A kilobyte can expand to a terabyte, which would fill memory or storage.
+# The limit for the expansion of a landed file. A kilobyte can expand to a terabyte, which would fill memory or storage.
 
 
 ANY_RATIO_BYTES = 2**30
@@ -107,7 +113,7 @@ MOST_RATIO = 200
 class Expansion:
     """Counter of the bytes to which a file of `size` bytes expands.
 
-    The limit is 1 GiB, or 200 times the size if larger.
+    The limit is the larger value of 1 GiB and 200 times the size.
     """
 
     def __init__(self, size: int) -> None:
@@ -125,7 +131,7 @@ class Expansion:
 
 
 def plain_bytes(values: pa.Array) -> int:
-    """Return the bytes of the values without dictionary encoding."""
+    """Return the size of the values in bytes, without dictionary encoding."""
     kinds, type_ = pa.types, values.type
     if kinds.is_dictionary(type_):
         lengths = values.dictionary
@@ -135,7 +141,7 @@ def plain_bytes(values: pa.Array) -> int:
         return int(lengths.nbytes / max(1, len(lengths)) * len(values))
     if isinstance(type_, pa.BaseExtensionType):
         return plain_bytes(values.storage)
-    if kinds.is_map(type_):  # keys and items belong to the whole array of which this map is a slice
+    if kinds.is_map(type_):  # `keys` and `items` cover the whole array, and this map is a slice of that array
         start, end = values.offsets[0].as_py(), values.offsets[-1].as_py()
         return sum(plain_bytes(each[start:end]) for each in (values.keys, values.items)) + 4 * len(values)
     if kinds.is_list(type_) or kinds.is_large_list(type_):
@@ -147,18 +153,21 @@ def plain_bytes(values: pa.Array) -> int:
     return int(values.nbytes)
 
 
-# A stream that calls a function for each read, to hash, count or refuse the bytes. Its reader does not notice this.
+# A stream that calls a function for each read, to hash, count or refuse the bytes. The reader of the stream does not
+# notice these calls.
 
 
 Look = Callable[[int, bytes], None]
-"""A function that takes the position where a read begins, and the bytes of the read."""
+"""A function that gets the position of a read and the bytes that were read."""
 
 
 def watched(stream: BinaryIO, look: Look, *, seekable: bool = True) -> BinaryIO:
-    """Return a stream that calls `look` before it returns a read. An error of `look` becomes the error of the read.
+    """Return a stream that calls `look` for each read before it returns the bytes.
 
-    If `seekable` is False, the stream reports that it cannot seek. This is for decompressed streams, which would have
-    to start from the beginning to seek.
+    If `look` raises an error, the read raises this error.
+
+    If `seekable` is False, the stream reports that it cannot seek. Decompressed streams need this, because a seek would
+    have to start from the beginning.
     """
     return cast("BinaryIO", _Watched(stream, look, seekable=seekable))
 
@@ -194,15 +203,15 @@ class _Watched(io.RawIOBase):
         return len(data)
 
 
-# The content of a landed file as one number: the xxh3-64 of its bytes, computed while its rows are read. It detects a
-# file that was replaced by another file of the same name and size (decision 0008).
+# The content of a landed file as one number. This number is the xxh3-64 of the bytes, and it is computed while the rows
+# are read. The number detects a file that was replaced by another file of the same name and size (decision 0008).
 
 
 _READ_BYTES = 8 * 2**20
 
 
 class ContentHash:
-    """Hash of a file that is computed while a reader reads the file in any order.
+    """The hash of a file. It is computed while a reader reads the file in any order.
 
     `value` is set when `finish` returns.
     """
@@ -213,7 +222,7 @@ class ContentHash:
         self._hashed = 0
 
     def watched(self, file: BinaryIO) -> BinaryIO:
-        """Return a stream of the file whose reads are hashed."""
+        """Return a stream of the file. Every read of the stream is hashed."""
         return watched(file, self.take)
 
     def take(self, position: int, data: bytes) -> None:
@@ -234,12 +243,12 @@ class ContentHash:
 
 
 def etag_hash(etag: str) -> str:
-    """Return a short text for an ETag of any store: 16 hexadecimal digits."""
+    """Return the hash of an ETag of any store as 16 hexadecimal digits."""
     return xxhash.xxh3_64_hexdigest(etag.encode())
 
 
 def as_hex(value: int) -> str:
-    """Return a content hash in the usual form of checksums: 16 hexadecimal digits."""
+    """Return a content hash as 16 hexadecimal digits."""
     return f"{value % 2**64:016x}"
 
 
@@ -253,17 +262,20 @@ LANDING = "tidemark.landing"
 
 LandingFormat = Literal["ndjson", "json", "csv", "parquet", "avro", "arrow", "pattern", "delta"]
 TYPED: Final = ("parquet", "avro", "arrow")
-"""The formats of files with typed values and a compression of their own."""
+"""The formats of files with typed values. These formats have their own compression."""
 
 DeltaChanges = Literal["refuse", "skip", "apply"]
-"""The effect of a Delta table version that changes or removes rows: ingest stops, skips it, or applies it."""
+"""The effect of a Delta table version that changes or removes rows.
+
+Ingest stops, skips the version, or applies the version.
+"""
 
 Envelope = Literal["debezium"]
 """The form of JSON objects that contain a change of a row (`debezium`)."""
 
 APART = "Choose a landing place that does not lie in a table or a raw log and does not contain one."
 MOST_NAMES = 20
-"""The most names of unread files in a report. The count in the report includes all unread files."""
+"""The maximum number of unread files whose names are in a report. The count in the report includes all unread files."""
 
 _LONGEST_NAME = 400
 _READ_AHEAD_BYTES = 8 * 2**20
@@ -276,7 +288,10 @@ _OF_CHANGES: Final = ("op", "order_by", "envelope")
 _ADDED: Final = frozenset(
     {"changes", "encoding", *_OF_CSV, "times", "nanoseconds", "year", *_OF_QUEUE, *_OF_CHANGES, *_OF_DRIFT}
 )
-"""The settings that the first specs did not have. A spec is written without them while they have their defaults."""
+"""The settings that did not exist in the first specs.
+
+A spec is written without the settings that have their default values.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -284,7 +299,7 @@ class Dialect:
     """The form of CSV files.
 
     - `delimiter`, `quote`, `escape`: one ASCII character each. None: nothing is quoted, or nothing is escaped.
-    - `columns`: the names of the fields of files without a header. None: the first record names them.
+    - `columns`: the names of the fields of files without a header. None: the first record contains the names.
     """
 
     delimiter: str = ","
@@ -317,24 +332,25 @@ class LandingSpec:
     - `time_format`: the strptime format of the time column. Without it, times are ISO 8601.
     - `null_values`: a text field that equals one of these values is null.
     - `suffix`: only files with this suffix are read, such as `.log.gz`. Text formats may be compressed (`compression`).
-    - `times`: columns of timestamps whose values are numbers since 1970, each with the unit of its numbers.
+    - `times`: the columns of timestamps with numbers that count from 1970, each with the unit of its numbers.
     - `nanoseconds`: whether a time with digits below the microsecond is rejected or truncated.
-    - `year`: the rule for the year of a `time_format` without one. `from_arrival` selects the year that puts the time
-      nearest to the time when the file landed.
+    - `year`: the rule for the year of a `time_format` without one. `from_arrival` selects the year in which the time is
+      nearest to the landing time of the file.
     - `encoding`: the encoding of text, such as `latin-1` or `utf-16`. Without it, text is UTF-8.
-    - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without them, fields are divided
-      by commas and quoted by `"`, and no character escapes another. With an empty `quote`, no field is quoted.
-    - `header`: whether the first record of a CSV file names the columns.
+    - `delimiter`, `quote`, `escape`: the characters of CSV, one ASCII character each. Without these settings, commas
+      divide the fields, `"` quotes fields, and there is no escape character. With an empty `quote`, no field is quoted.
+    - `header`: whether the first record of a CSV file contains the names of the columns.
     - `columns`: the names of the fields of a CSV file without a header.
-    - `on_new_field`: the effect of a field that is not a column: its line is rejected (`quarantine`), the field is left
-      out (`ignore`) or becomes a column (`add`), or the text column NAME gets it (`column:NAME`).
-    - `on_type_conflict`: whether a value that needs a wider column is rejected (`quarantine`) or widens it (`widen`).
-    - `max_new_fields`: the most columns that one run adds.
+    - `on_new_field`: the effect of a field that is not a column. `quarantine` rejects the line, `ignore` omits the
+      field, and `add` adds a column. `column:NAME` stores the field in the text column NAME.
+    - `on_type_conflict`: the effect of a value that needs a wider column. `quarantine` rejects the value, and `widen`
+      widens the column.
+    - `max_new_fields`: the maximum number of columns that one run adds.
     - `queue`: the URL of the SQS queue that gets a message for each new file (`announcements`). Without it, every run
       lists the location.
     - `list_every_ms`: the time in ms between two listings of a location with a queue. None: `LIST_EVERY_MS`.
-    - `changes`: only for the format `delta`, whose location is a Delta table. It selects what a version that changes or
-      removes rows does (`delta_source`).
+    - `changes`: only for the format `delta`, whose location is a Delta table. `changes` selects the effect of a version
+      that changes or removes rows (`delta_source`).
     - `op`, `order_by`, `envelope`: only for keyed tables (`changes`). `op` is the field with the operation of a record.
       `order_by` is the column whose value orders the records of a key. `envelope` is the form of JSON records that
       contain a change of a row. With an envelope, `order_by` can be the path of a field of the envelope.
@@ -478,7 +494,10 @@ class LandingSpec:
             check_time_format(f"%Y {self.time_format}")
 
     def times_of(self, landed: LandedFile) -> LandedTimes:
-        """Return the meaning of times in a file. Raises `InvalidInput` if it depends on an unknown arrival."""
+        """Return the meaning of times in a file.
+
+        Raises `InvalidInput` if the meaning depends on an unknown arrival time.
+        """
         if self.year is not None and landed.landed_ms is None:
             raise InvalidInput(f"{landed.path}: the time of its arrival is unknown. List the landing place again")
         arrival = None if self.year is None else landed.landed_ms
@@ -496,9 +515,9 @@ class LandingSpec:
         return self.format == "delta"
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal spec."""
+        """Return this spec as JSON text for `from_json`."""
         body = asdict(self)
-        for each in fields(self):  # the text of older specs, which had no such fields
+        for each in fields(self):  # the text of older specs, which did not have these fields
             if each.name in _ADDED and body[each.name] == each.default:
                 body.pop(each.name)
         return json.dumps(body, sort_keys=True)
@@ -517,10 +536,11 @@ class LandingSpec:
 
 @dataclass(frozen=True, slots=True)
 class LandedFile:
-    """One file: its `path` in the landing location `uri`, and its `size` in bytes when it was listed.
+    """One file: its `path` in the landing location `uri`, and its listed `size` in bytes.
 
-    `landed_ms` is the time when it landed, by the store's clock. `etag` is the store's ETag of its content. A store
-    never gives two contents at one path the same ETag. `landed_ms` and `etag` are None for a file that was not listed.
+    `landed_ms` is the time when the file landed, from the store's clock. `etag` is the ETag of the file's content in
+    the store. In a store, two contents at one path never have the same ETag. `landed_ms` and `etag` are None for a file
+    that was not listed.
     """
 
     path: str
@@ -531,7 +551,7 @@ class LandedFile:
 
 
 LIST_EVERY_MS: Final = 3_600_000
-"""The time between two listings of a landing location with a queue, by default."""
+"""The default time between two listings of a landing location with a queue."""
 
 _LEAST_LIST_EVERY_MS: Final = 60_000
 
@@ -539,7 +559,10 @@ _QUEUE = re.compile(r"https?://[A-Za-z0-9.-]+(?::[0-9]{1,5})?(?:/[A-Za-z0-9_.-]+
 
 
 def check_queue(url: str) -> str:
-    """Return the text if it is the URL of a standard SQS queue. The message of `InvalidInput` does not repeat it."""
+    """Return the text if it is the URL of a standard SQS queue.
+
+    The message of `InvalidInput` does not contain the text.
+    """
     if "@" in url or "?" in url:
         raise InvalidInput(f"queue: the URL may contain credentials. {FROM_THE_ENVIRONMENT}. {_QUEUE_FORM}")
     if not _QUEUE.fullmatch(url):
@@ -570,7 +593,10 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
 
 
 def _re2_fault(error: Exception) -> str:
-    """Return the fault of RE2 as the end of a sentence. Empty for a fault without a known name."""
+    """Return the fault that RE2 reports, as the end of a sentence.
+
+    The result is empty for a fault without a known name.
+    """
     fault = re2_fault(str(error).partition("expression: ")[2])
     return "" if fault is None else f": {fault}"
 
@@ -580,10 +606,10 @@ class Landed:
     """The files in a landing location by path, and the number of entries that cannot be read.
 
     `not_read` counts the unread entries, and `not_read_names` has the names of the first unread entries, each with a
-    reason. One reason is a name that is not a valid key, because such a file cannot be recorded as ingested. Another
-    reason is a symlink or a pipe, which has no bytes of its own. Characters that are not printable are escaped in the
-    names. `entries` is the number of entries that were checked. `is_missing` is True if the location is a local folder
-    that does not exist.
+    reason. A file whose name is not a valid key is not read, because ingest cannot record this file. A symlink or a
+    pipe is not read, because it has no bytes of its own. Characters that are not printable are escaped in the names.
+    `entries` is the number of entries that were checked. `is_missing` is True if the location is a local folder that
+    does not exist.
     """
 
     files: list[LandedFile]
@@ -621,10 +647,10 @@ def discover(spec: LandingSpec) -> list[LandedFile]:
 def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
     """Return the content of the landing location, or its first `most` entries.
 
-    A location that does not exist has no files. Names that start with `.` or `_`, in any folder, and empty files are
-    skipped as work in progress. Files without the suffix are skipped, too. A file whose suffix differs only in case,
-    such as `.PARQUET`, is reported as not read. Raises `InvalidInput` if the location contains a table or a raw log,
-    because their files must not be ingested. One LIST per 1,000 files.
+    A location that does not exist has no files. Empty files are skipped as work in progress. So are files with a name
+    or folder that starts with `.` or `_`. Files without the suffix are skipped, too. A file whose suffix differs only
+    in case, such as `.PARQUET`, is reported as not read. Raises `InvalidInput` if the location contains a table or a
+    raw log, because their files must not be ingested. One LIST per 1,000 files.
     """
     store = open_store(spec.uri)
     found = landed_of(islice(store.browse(), most), spec, store.uri)
@@ -632,7 +658,7 @@ def survey(spec: LandingSpec, *, most: int | None = None) -> Landed:
 
 
 def landed_of(present: Iterable[ObjectInfo | Unnamed], spec: LandingSpec, uri: str) -> Landed:
-    """Return these entries of the landing location at `uri` as `survey` does. No request of its own."""
+    """Return the result of `survey` for these entries of the landing location at `uri`. No request of its own."""
     files: list[LandedFile] = []
     entries, not_read, names = 0, 0, dict[str, str]()
     for entries, each in enumerate(present, 1):  # noqa: B007  # the count is reported below
@@ -666,24 +692,27 @@ def _reject_table_or_raw_log(key: str) -> None:
 
 
 def is_wanted(name: str, suffix: str | None) -> bool:
-    """Return whether the name has the suffix, and no part of it marks work in progress."""
+    """Return whether the name has the suffix and does not mark work in progress."""
     return name.endswith(suffix or "") and not any(part.startswith((".", "_")) for part in name.split("/"))
 
 
 def printable_name(name: str) -> str:
-    """Return the name with control characters and bytes that are not UTF-8 escaped. Different names stay different."""
+    """Return the name, in which control characters and bytes that are not UTF-8 are escaped.
+
+    Different names stay different.
+    """
     return fitted("".join(_escaped(each) for each in name), _LONGEST_NAME)
 
 
 def _escaped(character: str) -> str:
-    if 0xDC80 <= ord(character) <= 0xDCFF:  # a byte, as names of the file system represent it
+    if 0xDC80 <= ord(character) <= 0xDCFF:  # a surrogate that represents a byte in a name of the file system
         return f"\\x{ord(character) - 0xDC00:02x}"
     is_plain = character.isprintable() and character != "\\"
     return character if is_plain else character.encode("unicode_escape").decode("ascii")
 
 
 SMALL_BYTES: Final = 2**20
-"""The most bytes of a file that `fetched_ahead` reads with one request."""
+"""The maximum size of a file that `fetched_ahead` reads with one request."""
 
 _FETCHED_AT_ONCE = 16
 
@@ -692,10 +721,12 @@ _FETCHED: ContextVar[Mapping[LandedFile, Blob | TidemarkError | None] | None] = 
 
 @contextmanager
 def fetched_ahead(files: Sequence[LandedFile]) -> Iterator[None]:
-    """Within the context, this thread reads the small files of remote stores without further requests.
+    """Fetch the small files of remote stores.
 
-    The files are read concurrently, each with one GET. The bytes have one ETag, so the file cannot change while it is
-    read. Other files are read as usual.
+    Inside the context, this thread reads these files without further requests.
+
+    The files are read concurrently, each with one GET. All bytes of a file have one ETag, so the file cannot change
+    while it is read. Other files are read as usual.
 
     Cost: the memory of the small files.
     """
@@ -726,9 +757,9 @@ def _fetched(landed: LandedFile) -> Blob | None:
 
 
 def is_unchanged(landed: LandedFile) -> bool:
-    """Return whether the file is still the file that was listed. Return True if this is unknown.
+    """Return whether the file has not changed since it was listed. Return True if this is unknown.
 
-    At most one HEAD. If the bytes of the file were fetched, their ETag decides.
+    At most one HEAD. If the bytes of the file were fetched, this compares the ETag of these bytes.
     """
     if landed.etag is None:
         return True
@@ -771,7 +802,7 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
         return
     path = store.local_path(landed.path)
     if path is not None:
-        with open(path, "rb", opener=_open_regular) as file:  # the method of a path takes no opener
+        with open(path, "rb", opener=_open_regular) as file:  # `Path.open` has no parameter `opener`
             yield from _hashed(file, content)
     else:
         with io.BufferedReader(ObjectFile(store, landed.path, landed.size), _READ_AHEAD_BYTES) as reader:
@@ -779,7 +810,7 @@ def open_bytes(landed: LandedFile, content: ContentHash | None = None) -> Iterat
 
 
 def _open_regular(path: str, flags: int) -> int:
-    """Open a file that was a regular file a moment ago, and check it again. A pipe in its place would block forever."""
+    """Open a file, and check again that it is a regular file. A pipe in place of the file would block forever."""
     descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
@@ -801,7 +832,7 @@ def open_text(
 ) -> Iterator[BinaryIO]:
     """Open the file decompressed and as UTF-8.
 
-    Its first bytes determine its codec. A file with the name `.gz` must be a gzip file.
+    The first bytes of the file determine its codec. A file whose name ends with `.gz` must be a gzip file.
 
     `content` is the hash of the compressed bytes (see `open_bytes`). Raises `Corrupt` for a file that is not text, and
     for a file that expands too far.
@@ -828,7 +859,7 @@ _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
 _KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
 _YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
 _DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
-"""The directives that determine a day: a format needs one directive from each set of the same line."""
+"""The directives that determine a day. A format must have one directive from each set of one of these lines."""
 _PROBES: Final = tuple(
     datetime.fromisoformat(f"{day}T13:45:06.789012")
     for day in (
@@ -836,7 +867,10 @@ _PROBES: Final = tuple(
         *("2024-12-30", "2024-12-31", "2021-01-03", "2023-01-01", "2018-01-01", "1970-01-01", "2025-12-29"),
     )
 )
-"""Times for the check. They cover every weekday, the first and last weeks of all kinds of years, and short numbers."""
+"""Times for the check.
+
+These times cover every weekday, the first and last weeks of all kinds of years, and short numbers.
+"""
 _UNREADABLE = {
     "n": "reads nanoseconds, and a timestamp has microseconds. Write up to 6 digits after the second, read by %f",
     "Q": "reads milliseconds since 1970. Declare `times: {COLUMN: ms}` in place of the time_format",
@@ -845,7 +879,7 @@ _UNREADABLE = {
 
 
 def check_time_format(text: str) -> None:
-    """Raise `InvalidInput` if the strptime format has an unknown directive or does not return the written day.
+    """Raise `InvalidInput` if the strptime format has an unknown directive or does not give the written day back.
 
     DuckDB writes some days in the format and reads them again. This is necessary because the effect of a directive
     depends on the other directives and on their order.
@@ -884,8 +918,8 @@ def _misread(text: str) -> tuple[str, str] | None:
 
     Return None if there is no such day.
     """
-    # A zone does not affect the day, and DuckDB cannot write the zone of a timestamp without a zone. So a letter
-    # replaces the zone.
+    # A zone does not affect the day, and DuckDB cannot write the zone of a timestamp without a zone. So the check
+    # replaces the zone by a letter.
     probed = _DIRECTIVE.sub(lambda each: "Z" if each[1] in {"z", "Z"} else each[0], text)
     read = (
         "SELECT text, coalesce(CAST(CAST(found AS DATE) AS VARCHAR), 'no time') FROM ("
@@ -894,7 +928,7 @@ def _misread(text: str) -> tuple[str, str] | None:
         "WHERE CAST(found AS DATE) IS DISTINCT FROM CAST(probe AS DATE) LIMIT 1"
     )
     with session(threads=1) as connection:
-        import duckdb  # Imported here, as `session` does, because most declarations have no format.
+        import duckdb  # The import is here, as in `session`, because most declarations have no time format.
 
         try:
             return connection.execute(read, {"format": probed, "probes": list(_PROBES)}).fetchone()

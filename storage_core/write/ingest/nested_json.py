@@ -29,7 +29,7 @@ _LEAF = "value"
 _WRONG = object()
 
 Faults = dict[int, tuple[str, str]]
-"""For each faulty value of a level, by its position: the path below the level, and the reason."""
+"""Maps the position of each faulty value of a level to the path below the level and the reason."""
 
 
 def is_nested_json(type_: pa.DataType) -> bool:
@@ -41,7 +41,7 @@ def is_nested_json(type_: pa.DataType) -> bool:
 
 
 def nested_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) -> tuple[pa.Array, list[str | None]]:
-    """Return the texts of JSON values as values of the field's type, and for each row its fault, or null.
+    """Return the JSON texts, converted to the field's type, and for each row a fault or null.
 
     A row without a value has no fault. Raises `InvalidInput` if text cannot represent a type inside of the column.
     """
@@ -63,7 +63,7 @@ def _decoded(text: str) -> Any:
 
 
 def _as_tuple(pairs: list[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple(pairs)  # the type differs from the list that a JSON array becomes
+    return tuple(pairs)  # a tuple, because a JSON array becomes a list
 
 
 _DECODE = json.JSONDecoder(object_pairs_hook=_as_tuple, parse_float=str, parse_int=str, parse_constant=str).decode
@@ -154,7 +154,7 @@ def _is_list(value: Any) -> bool:
 
 
 def _object_fault(value: Any) -> str | None:
-    """Return why a value is not an object with different names, or None if it is, or is null."""
+    """Return the reason why a value is not an object with different names. Return None for a valid object or null."""
     if value is None:
         return None
     if not isinstance(value, tuple):
@@ -172,7 +172,7 @@ def _offsets(values: Sequence[Sequence[Any] | None]) -> pa.Array:
 
 
 def without_exponent(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts, with the digits written out for each number with an exponent."""
+    """Return the texts. In numbers with an exponent, all digits are written out."""
     found = pc.match_substring_regex(texts, _EXPONENT)
     if not pc.any(found).as_py():
         return texts

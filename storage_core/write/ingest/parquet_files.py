@@ -1,10 +1,12 @@
-"""Reader of landed Parquet files. Their values are typed, so they are checked, not parsed.
+"""Reader of landed Parquet files.
 
-- INT96 timestamps, as Spark, Hive and Impala write them, are a day and the nanosecond of that day. Arrow reads INT96
-  in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow silently. A table stores
-  microseconds. So the values are read in microseconds, and compared with the same values in seconds and in
+The values in these files have types, so the reader checks the values and does not parse them.
+
+- Spark, Hive and Impala write INT96 timestamps. Such a timestamp is a day and the nanosecond of that day. Arrow reads
+  INT96 in one unit. Nanoseconds cover only the years 1677 to 2262, and times of other years overflow silently. A table
+  stores microseconds. So the values are read in microseconds, and compared with the same values in seconds and in
   nanoseconds.
-- The headers of pages are checked before Arrow reads them, because a small page can claim to expand to gigabytes.
+- The headers of pages are checked before Arrow reads the pages, because a small page can claim to expand to gigabytes.
 - Logical types such as UUID, ENUM and JSON become the types of the table.
 """
 
@@ -66,7 +68,10 @@ _INSTANT = pa.timestamp("us", tz="UTC")
 
 @dataclass(frozen=True, slots=True)
 class Int96Columns:
-    """The columns of a Parquet file. The types of `coarse` and `columns` differ exactly where the values are INT96."""
+    """The columns of a Parquet file.
+
+    A type in `coarse` differs from the type in `columns` exactly if the values are INT96.
+    """
 
     columns: pa.Schema
     coarse: pa.Schema
@@ -82,7 +87,7 @@ class Int96Columns:
         return [each.name for each, coarse in zip(self.columns, self.coarse, strict=True) if each.type != coarse.type]
 
     def fitting(self, schema: pa.Schema) -> pa.Schema:
-        """Return the columns, with INT96 values as instants where the table `schema` has instants.
+        """Return the columns. INT96 values are instants if the same column of the table `schema` has instants.
 
         INT96 is an instant for Spark and a local time for Hive. The file does not record which of the two it contains.
         """
@@ -101,7 +106,7 @@ def exact_moments(
     *,
     truncates: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the batches, which are read in microseconds, after a check that their INT96 values are exact.
+    """Check that the INT96 values are exact, and yield the batches, which are read in microseconds.
 
     Args:
         batches: the rows of a file.
@@ -122,7 +127,7 @@ def exact_moments(
 
 
 def as_instants(batch: pa.RecordBatch, names: Sequence[str], columns: pa.Schema) -> pa.RecordBatch:
-    """Return the batch with the types of `Int96Columns.fitting` for the columns of these names."""
+    """Return the batch with these columns cast to their types in `columns` (`Int96Columns.fitting`)."""
     for name in names:
         index, wanted = batch.schema.get_field_index(name), columns.field(name)
         batch = batch.set_column(index, wanted, batch.column(index).cast(wanted.type))
@@ -191,13 +196,16 @@ def _require_exact(
 
 LARGEST_PAGE = 256 * 2**20
 PAGE_RATIO = 20
-"""A page may be larger than `LARGEST_PAGE` if at least a twentieth of its size is in the file.
+"""A page may be larger than `LARGEST_PAGE` if it expands by at most this factor.
 
 Some writers put a thousand long texts into one page.
 """
 
 MOST_VALUES = 2**27
-"""The most values of one nested column in one row group. One row may contain all values, and is read as a whole."""
+"""The maximum number of values of one nested column in one row group.
+
+One row may contain all values, and is read as a whole.
+"""
 
 DELTA_BYTE_ARRAY: Final = 7
 
@@ -210,7 +218,7 @@ _ENCODINGS = {_DATA_PAGE: 2, _DICTIONARY_PAGE: 2, _DATA_PAGE_V2: 4}
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """One column of one row group: its byte range, and the properties that its pages may have."""
+    """One column of one row group: its byte range, and the possible properties of its pages."""
 
     column: str
     start: int
@@ -225,9 +233,9 @@ def groups_of_rows(metadata: pq.FileMetaData) -> list[int]:
 
 
 def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
-    """Return the column chunks of row groups with rows, by their start.
+    """Return the column chunks of row groups with rows, by start position.
 
-    Raises `Corrupt` for a chunk whose metadata names another file.
+    Raises `Corrupt` if the metadata of a chunk refers to another file.
     """
     found: dict[int, Chunk] = {}
     for group in map(metadata.row_group, groups_of_rows(metadata)):
@@ -245,16 +253,19 @@ def chunks_of(metadata: pq.FileMetaData) -> dict[int, Chunk]:
 
 
 def check_read(chunks: Mapping[int, Chunk], position: int, data: bytes) -> None:
-    """Check the pages as `check_pages` does, if a column chunk begins at the position."""
+    """Call `check_pages` if a column chunk begins at the position."""
     if position in chunks:
         check_pages(data, chunks[position])
 
 
 def check_pages(data: bytes, chunk: Chunk) -> None:
-    """Raise `Corrupt` if a page of a column chunk claims more than memory can hold. `data` begins with the chunk."""
+    """Raise `Corrupt` if a page of a column chunk claims more than memory can hold.
+
+    `data` begins at the start of the chunk.
+    """
     position, end, values = 0, min(len(data), chunk.end - chunk.start), 0
     while position < len(data):
-        is_beyond = position >= end  # Arrow reads further, because old writers omit a dictionary header from the size
+        is_beyond = position >= end  # old writers do not count a dictionary header, so Arrow reads past this end
         try:
             header, position = parquet_footer.struct(data, position)
         except (IndexError, ValueError) as error:
@@ -274,7 +285,7 @@ def check_pages(data: bytes, chunk: Chunk) -> None:
         for place, encoding in _ENCODINGS.items():
             about = header.get(place)
             if isinstance(about, dict):
-                if place != _DICTIONARY_PAGE:  # values of a dictionary are not values of rows
+                if place != _DICTIONARY_PAGE:  # dictionary values are not row values
                     count = about.get(_NUM_VALUES)
                     values += count if isinstance(count, int) else 0
                 if about.get(encoding) == DELTA_BYTE_ARRAY and not chunk.may_be_delta:
@@ -345,7 +356,7 @@ def dictionary_paths(opened: pq.ParquetFile) -> list[str]:
 
 
 def repeats_texts(opened: pq.ParquetFile, dictionaries: Sequence[str]) -> bool:
-    """Return whether a page can store a text once for many values, in a column that is not read as a dictionary."""
+    """Return whether a column outside `dictionaries` can have pages that store a repeated text only once."""
     known = {*dictionaries}
     return any(
         "DELTA_BYTE_ARRAY" in column.encodings
@@ -377,7 +388,7 @@ def _unheld(column: str, logical: str) -> Corrupt:
 
 
 def _wanted(name: str, inside: Sequence[pa.DataType], table: pa.Schema | None) -> Sequence[pa.DataType | None]:
-    """Return the types of the leaves of a column in a table, or None for each leaf if they are unknown."""
+    """Return the table's types for the leaves of a column, or None for each leaf if the types are unknown."""
     place = -1 if table is None else table.get_field_index(name)
     wanted = [] if table is None or place < 0 else leaf_types(table.field(place).type)
     return wanted if len(wanted) == len(inside) else [None] * len(inside)
@@ -402,7 +413,10 @@ def _viewed(values: pa.Array, kind: pa.DataType) -> pa.Array:
 _BATCH_ROWS = 250_000
 _BATCH_BYTES = 256 * 2**20
 _REPEATED_ROWS = 256
-"""Rows that are read at once if each text may be as long as a page. A page needs a few bytes per repeated text."""
+"""The number of rows that are read together if each text may be as long as a page.
+
+A page needs only a few bytes for each repetition of a text.
+"""
 
 _MAGIC, _ENCRYPTED = b"PAR1", b"PARE"
 _LARGEST_FOOTER = 32 * 2**20
@@ -449,9 +463,9 @@ def sound_batches(
 ) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a Parquet file in limited memory, after `check` has accepted its columns.
 
-    Texts that the file stores as a dictionary are returned as a dictionary. So a value that the file stores once is in
-    memory once. INT96 timestamps get the types of `schema`, the table's schema. If `truncates` is True, their digits
-    below the microsecond are cut off.
+    Texts that the file stores as a dictionary are returned as a dictionary. So a text that the file stores once is in
+    memory only once. INT96 timestamps get the types of `schema`, the table's schema. If `truncates` is True, their
+    digits below the microsecond are cut off.
 
     Raises:
         Corrupt: the file is truncated or damaged, it expands too far, or it has an INT96 timestamp that a table cannot
@@ -497,7 +511,7 @@ def in_pieces(batch: pa.RecordBatch, expansion: Expansion) -> Iterator[pa.Record
 
 
 def check_columns(found: pa.Schema, target: RowFormat) -> None:
-    """Raise `Corrupt` if columns of these types do not convert exactly to the table's.
+    """Raise `Corrupt` if columns of these types do not convert exactly to the table's columns.
 
     Columns that are not in the table are refused unless the rule for drift accepts new fields.
     """
@@ -514,13 +528,16 @@ def _without_new(rows: pa.Table, target: RowFormat) -> tuple[pa.Table, ColumnFie
 
 
 def _with_new(rows: pa.Table, new: pa.Table, rule: DriftRule) -> pa.Table:
-    """Return the rows as the file has them: with the new fields, and without the column that gets them as an object."""
+    """Return the rows with the new fields of the file. The column that stores new fields as an object is omitted."""
     known = rows if rule.column is None else rows.drop_columns([rule.column])
     return pa.table([*known.columns, *new.columns], names=[*known.column_names, *new.column_names])
 
 
 def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
-    """Return the schema with the types of the file for columns that may become as wide, if the rule widens columns."""
+    """Return the table schema.
+
+    If the rule widens columns, the columns that may become wider have the types of the file.
+    """
     if not target.drift.widens:
         return target.schema
     types = {each.name: table_type(each.type) for each in found if each.name in widest_types(target.schema)}
@@ -529,11 +546,11 @@ def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
 
 
 def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.Schema:
-    """Return the schema with the type of the file for each column of text that gets the texts of typed values.
+    """Return the schema, in which text columns have the file's type if the file has typed values for them.
 
-    Only the rule `add` accepts such values, because it chooses text for fields whose types differ. If the schema is
-    settled, other new columns may have a type that the values of this file do not have. They get the type of the file,
-    too, and their values reject their rows.
+    Only the rule `add` accepts typed values for a text column, because `add` chooses text for fields whose types
+    differ. If the schema is settled, the type of another new column may also differ from the type in this file. This
+    column also gets the type of the file, and its values reject their rows.
     """
     if rule.new_field != "add":
         return schema
@@ -546,7 +563,7 @@ def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.
 
 
 def _is_foreign(found: pa.Field, column: pa.Field, rule: DriftRule) -> bool:
-    """Return whether the column does not convert to the column of the table, and still is accepted."""
+    """Return whether the column is accepted although it does not convert to the table's column."""
     if not (rule.is_settled or pa.types.is_string(column.type)):
         return False
     try:
@@ -557,7 +574,11 @@ def _is_foreign(found: pa.Field, column: pa.Field, rule: DriftRule) -> bool:
 
 
 def _foreign_faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    """Yield the rows with a value that has no text, or whose type is not the type of a column other than text."""
+    """Yield each rejection reason with a mask of the rows.
+
+    A value is rejected if it has no text form. A value is also rejected if its column is not a text column and has
+    another type.
+    """
     for own, field in zip(rows.schema, schema, strict=True):
         if own.type == field.type:
             continue
@@ -569,7 +590,7 @@ def _foreign_faults(rows: pa.Table, schema: pa.Schema) -> Iterator[tuple[str, np
 
 
 def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows without faults with exactly the schema, and with the texts of typed values."""
+    """Return rows without faults in exactly this schema. In text columns, typed values become text."""
     for index, (own, field) in enumerate(zip(rows.schema, schema, strict=True)):
         if own.type != field.type:
             is_text = pa.types.is_string(field.type)
@@ -579,7 +600,7 @@ def _in_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
 
 
 def _widened(rows: pa.Table, target: RowFormat) -> dict[str, pa.DataType]:
-    """Return the columns whose values do not fit, each with the type of the file, which holds the values."""
+    """Return the columns whose values do not fit, each with its type in the file. That type can store the values."""
     found = {}
     for own, wide in zip(target.schema, _wide_schema(rows.schema, target), strict=True):
         if own.type != wide.type:
@@ -602,7 +623,7 @@ def footer_of(file: str, stream: BinaryIO) -> tuple[Int96Columns, int]:
 
 
 def _columns(stream: BinaryIO, metadata: pq.FileMetaData, table: pa.Schema | None = None) -> Int96Columns:
-    """Return the columns of a file whose footer was read."""
+    """Return the columns of a file from its footer."""
 
     def columns(unit: Unit) -> pa.Schema:
         opened = _open(stream, (), metadata, unit)
@@ -629,7 +650,7 @@ def _sized(stream: BinaryIO) -> int:
     stream.seek(0)
     if magic == _ENCRYPTED:
         raise unsound("it is encrypted, and Tidemark has no keys")
-    if magic != _MAGIC:  # the head of a file that ends like a Parquet file is not read
+    if magic != _MAGIC:  # if a file ends like a Parquet file, its head is not read
         require_uncompressed(stream.read(HEAD_BYTES))
         stream.seek(0)
     elif footer > size:
@@ -655,10 +676,10 @@ def _open(
 
 
 def _batches(opened: pq.ParquetFile, rows: int, names: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows. A batch is from one row group.
+    """Yield the rows. Each batch contains rows of only one row group.
 
-    Arrow reads nested texts with one dictionary, and ends a batch where the dictionary changes. With this function, the
-    batches of other columns of the file have the same rows.
+    Arrow reads nested texts with one dictionary, and ends a batch where the dictionary changes. This function ends
+    batches at row groups, so the batches of other columns of the file have the same rows.
     """
     for group in groups_of_rows(opened.metadata):
         yield from opened.iter_batches(rows, [group], names, use_threads=False)
@@ -677,9 +698,10 @@ def _batch_rows(opened: pq.ParquetFile, texts: Sequence[str]) -> int:
 
 
 def checked_rows(file: str, batch: pa.RecordBatch, first_number: int, target: RowFormat) -> Parsed:
-    """Return the rows of a batch of typed values with the table's schema, and reject the rows with a fault.
+    """Convert a batch of typed values to rows with the table's schema, and reject the rows with a fault.
 
-    Raises `Corrupt` if the columns do not convert exactly to the table's, or contradict themselves.
+    Raises `Corrupt` if the columns do not convert exactly to the table's columns, or if their values are not
+    consistent.
     """
     rule = target.drift
     numbers = np.arange(first_number, first_number + batch.num_rows)
@@ -724,7 +746,10 @@ def _rejected(
     reasons: Iterable[tuple[str, npt.NDArray[np.bool_]]],
     shown: pa.Table,
 ) -> tuple[list[RejectedLine], npt.NDArray[np.bool_]]:
-    """Reject each row that has a fault, with its first fault as the reason. Return also which rows have no fault."""
+    """Reject each row that has a fault, with its first fault as the reason.
+
+    Also return a mask of the rows without a fault.
+    """
     rejected: list[RejectedLine] = []
     complete = np.ones(len(numbers), np.bool_)
     for reason, found in reasons:

@@ -9,22 +9,22 @@ The progress is recorded as transactions of the table's log:
 | `landed:<path>` | size of the file in bytes | all rows are in the table |
 | `rejected:<path>` | size of the file in bytes | the file in its current form gives no rows and is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
-| `replaced:<path>@<etag hash>` | size in bytes | the file under this ETag has another content and is in quarantine |
+| `replaced:<path>@<etag hash>` | size in bytes | the file with this ETag has another content and is in quarantine |
 | `pruned:<path>@<content>` | size in bytes | the file disappeared after all rows of this content were in the table |
 | `listed:<place hash>` | time in ms | the landing location was listed at this time, and a queue announces its files |
 
 `<window>` is the start of the window in seconds, or `null`. `<etag hash>` is `landing.etag_hash(etag)`. `<content>` is
-the hash of the bytes in hexadecimal. `%` and `@` in paths are percent-encoded. So no path can be read as the window of
-another path. `<place hash>` is the hash of the location, the suffix and the queue. So a change of these
-needs a listing.
+the hash of the bytes in hexadecimal. `%` and `@` in paths are percent-encoded. So a path cannot be confused with a
+window of another path. `<place hash>` is the hash of the location, the suffix and the queue. So a change of the
+location, the suffix or the queue needs a listing.
 
 The records of a landed file are needed as long as the file exists. `prune_gone_files` removes the records of a file
-that no longer exists, after the retention period of versions (decision 0008). One transaction remains: the content
-whose rows are all in the table. A file that comes back with this content gives no rows again. A file with another
-content is a new file.
+that no longer exists, after the retention period of versions (decision 0008). One transaction remains, which records
+the content of the file. All rows of this content are in the table. A file that comes back with this content gives no
+rows again. A file with another content is a new file.
 
 All records stay if only some windows of the file are in the table, or if its content was not recorded. Otherwise the
-remaining rows could not be distinguished from the ingested ones.
+remaining rows could not be distinguished from the ingested rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ NO_WINDOWS: Final = Durations()
 
 
 def is_outside(rows: pa.Table, time_column: str, spans: Collection[Span]) -> npt.NDArray[np.bool_]:
-    """Return which rows are in none of the spans. Rows without a time are in no span."""
+    """Return for each row whether it is outside all spans. Rows without a time are outside all spans."""
     if not spans or not rows.num_rows:
         return np.ones(rows.num_rows, np.bool_)
     by_duration: defaultdict[int, list[int]] = defaultdict(list)
@@ -123,13 +123,13 @@ Window = int | None
 class FileProgress:
     """Progress of one file.
 
-    - `ingested_size`: its size when it was ingested. None if it was never ingested.
+    - `ingested_size`: the size of the file when it was ingested. None if it was never ingested.
     - `windows`: the windows that are in the table.
     - `spans`: the windows in the table whose duration is not the current window duration.
-    - `rejected_size`: its size when it was rejected. None if it was never rejected.
+    - `rejected_size`: the size of the file when it was rejected. None if it was never rejected.
     - `contents`: the contents from which rows were read, by the hash of their ETag. Empty if an early release read the
       file. Then only the size is known.
-    - `replaced`: the ETag hashes under which another content was found.
+    - `replaced`: the hashes of the ETags under which the file had another content.
     - `pruned`: the contents that were completely in the table when the file disappeared. If the file comes back with
       one of these contents, it has no new rows.
     """
@@ -191,50 +191,56 @@ def progress(
 
 
 def pending(snapshot: Snapshot, files: Iterable[LandedFile]) -> list[LandedFile]:
-    """Return the files that may have something left to ingest, in the given order. No request."""
+    """Return the files that may have new rows, in the given order. No request."""
     listed = list(files)
     known = progress(snapshot.txns, listed, Durations.of(snapshot.config))
     return [file for file in listed if not known[file.path].is_settled(file)]
 
 
 def file_app(path: str) -> str:
-    """Return the appId that records that the whole file is in the table."""
+    """Return the appId of the record for a file that is completely in the table."""
     return _LANDED + _escaped(path)
 
 
 def window_app(path: str, window: Window, seconds: int | None = None) -> str:
-    """Return the appId that records that this window of the file is in the table. `seconds` is `Durations.recorded`."""
+    """Return the appId of the record for a window of the file that is in the table.
+
+    `seconds` is `Durations.recorded`.
+    """
     mark = "null" if window is None else f"{window}" if seconds is None else f"{window}+{seconds}"
     return f"{file_app(path)}@{mark}"
 
 
 def rejected_app(path: str) -> str:
-    """Return the appId that records that the file in its current form gives no rows."""
+    """Return the appId of the record for a file that gives no rows in its current form."""
     return _REJECTED + _escaped(path)
 
 
 def content_app(file: LandedFile) -> str:
-    """Return the appId that records which content the file has under its ETag."""
+    """Return the appId of the record for the content of a file under its ETag."""
     return f"{_CONTENT}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
 def replaced_app(file: LandedFile) -> str:
-    """Return the appId that records that the file under its ETag is not the file whose rows are in the table."""
+    """Return the appId of the record for a replaced file.
+
+    Under this ETag, the content of the file is not in the table.
+    """
     return f"{_REPLACED}{_escaped(file.path)}@{etag_hash(file.etag or '')}"
 
 
 def pruned_app(path: str, content: int) -> str:
-    """Return the appId that records that the file disappeared after all rows of this content were in the table."""
+    """Return the appId of the record for a file that disappeared after all rows of this content were in the table."""
     return f"{_PRUNED}{_escaped(path)}@{as_hex(content)}"
 
 
 def listed_app(spec: LandingSpec) -> str:
-    """Return the appId that records when the landing location with its queue was last listed."""
+    """Return the appId of the record for the last listing of a landing location with its queue."""
     return f"listed:{etag_hash(json.dumps([spec.uri, spec.suffix, spec.queue]))}"
 
 
 def until_listing_ms(txns: Mapping[str, int], spec: LandingSpec, now_ms: int) -> int:
-    """Return the ms after which a location with a queue must be listed. 0 or less: it must be listed now."""
+    """Return the ms until a location with a queue must be listed. If the result is 0 or less, it must be listed now."""
     listed_ms = txns.get(listed_app(spec))
     every_ms = LIST_EVERY_MS if spec.list_every_ms is None else spec.list_every_ms
     return 0 if listed_ms is None else listed_ms + every_ms - now_ms
@@ -308,7 +314,10 @@ class DeltaProgress:
 
 
 def delta_progress(txns: Transactions) -> DeltaProgress | None:
-    """Return how far a table has read its Delta table. Return None if nothing was read. One GET per object, once."""
+    """Return the progress of a table in its Delta table.
+
+    Return None if nothing was read. The first call makes one GET per object.
+    """
     found = {app: txn.version for app, txn in txns.every(_KIND).items()}
     if not found:
         return None
@@ -319,12 +328,15 @@ def delta_progress(txns: Transactions) -> DeltaProgress | None:
 
 
 def progress_app(table_id: str) -> str:
-    """Return the appId that records the next version of this Delta table."""
+    """Return the appId of the record for the next version of this Delta table."""
     return f"{_KIND}:{table_id}"
 
 
 def progress_txns(reached: DeltaProgress, now_ms: int) -> list[Txn]:
-    """Return the records of a commit with the rows up to `reached`. `reached.gaps` must contain only the new gaps."""
+    """Return the progress records for a commit with the rows up to `reached`.
+
+    `reached.gaps` must contain only the new gaps.
+    """
     gaps = [
         Txn(appId=f"{_GAP_KIND}:{reached.table_id}@{each.first}-{each.last}", version=each.last, lastUpdated=now_ms)
         for each in reached.gaps
@@ -341,7 +353,7 @@ def _gap(app_id: str) -> DeltaGap:
 
 
 def versions(store: ObjectStore, first: int = 0) -> dict[int, ObjectInfo]:
-    """Return the files of the versions from `first - 1` on, in ascending order of the versions.
+    """Return the log files of version `first - 1` and of all later versions, in ascending order.
 
     One LIST per 1,000 objects.
     """
@@ -370,7 +382,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrunedFiles:
-    """The number of files that were pruned, or would be, and the number of transactions that were removed."""
+    """The number of pruned files and the number of removed transactions. In a dry run, nothing is pruned or removed."""
 
     files: int = 0
     transactions: int = 0
@@ -423,7 +435,7 @@ def prune_gone_files(
             continue
         done = PrunedFiles(files=done.files + len(batch), transactions=done.transactions + sum(map(len, batch)))
     if done.files:
-        log.checkpoint(head)  # otherwise every opening would read that each file was pruned
+        log.checkpoint(head)  # without a checkpoint, every opening would read the transactions that pruned each file
         _logger.info("%s: pruned %d landed files that are gone", log.store.uri, done.files)
     return done
 
@@ -431,7 +443,7 @@ def prune_gone_files(
 def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> Iterator[Mapping[str, Txn]]:
     """Yield the transactions of each file that may be pruned.
 
-    Such a file is not in `there`, and all its transactions were recorded before `before_ms`.
+    A file may be pruned if it is not in `there` and all its transactions were recorded before `before_ms`.
     """
     of_file: dict[str, dict[str, Txn]] = {}
     for kind in FILE_KINDS:

@@ -82,15 +82,15 @@ def csv_blocks(
     """Yield the records of a CSV file. A header is record 1. Empty lines are not counted as records.
 
     An empty field is null, and a quoted empty field is empty text. The words for null do not apply inside quotes. A
-    column is null if neither the header nor the dialect names it. A record with a quote that is never closed is
+    column is null if its name is in neither the header nor the dialect. A record with a quote that is never closed is
     rejected together with everything after it.
 
     Raises:
         Corrupt: the header has unknown or repeated columns, or a record is larger than about `block_bytes`.
         Unavailable: there is no space for temporary files of up to three times the whole text.
     """
-    # A mark is added at the end of the text: a record with too many fields. If the reader does not return the mark as a
-    # record, a quote was never closed.
+    # A mark is added at the end of the text. The mark is a record with too many fields. If the reader does not return
+    # the mark as a record, a quote was never closed.
     most = len(target.schema) + (0 if target.drift.new_field == "quarantine" else _MOST_NEW_COLUMNS)
     mark = dialect.delimiter * (most + 1)
     text = _mapped(_chunks(stream, block_bytes, mark))
@@ -126,7 +126,7 @@ def _chunks(stream: BinaryIO, block_bytes: int, mark: str) -> Iterator[bytes]:
 
 
 def _mapped(chunks: Iterator[bytes]) -> pa.NativeFile:
-    """Write the text to a memory-mapped file without a name and return it.
+    """Write the text to a memory-mapped file without a name, and return the file.
 
     Arrow's reader runs up to 32 blocks ahead, in a thread that is never joined. Mapped blocks take no memory. If that
     thread used a Python stream, it would abort the process when Python ends before the thread.
@@ -155,7 +155,7 @@ def _is_utf8(text: pa.NativeFile) -> bool:
 
 
 def _recoded(text: pa.NativeFile) -> Iterator[bytes]:
-    """Yield each byte encoded as a character, because Arrow's handler of misshapen records accepts only UTF-8."""
+    """Convert each byte to a character, because Arrow's handler of misshapen records accepts only UTF-8."""
     chunk = text.read(_STEP_BYTES).removeprefix(codecs.BOM_UTF8)
     while chunk:
         yield chunk.decode("latin-1").encode()
@@ -198,9 +198,11 @@ _RECODED = _Form("latin-1", _bytes_of)
 
 
 def _check_header(text: pa.NativeFile, names: Sequence[str], dialect: Dialect, most: int) -> list[str]:
-    """Return the names in the header, each byte as a character. Raise `Corrupt` if it has more than `most` columns.
+    """Return the names in the header, with each byte as a character.
 
-    A million columns would end the process in Arrow's reader.
+    Raise `Corrupt` if the header has more than `most` columns.
+
+    With a million columns, Arrow's reader would end the process.
     """
     start = text.read(_LONGEST_HEADER).removeprefix(codecs.BOM_UTF8).decode("latin-1")
     text.seek(0)
@@ -227,7 +229,7 @@ def _style(dialect: Dialect) -> dict[str, Any]:
 
 
 class _RecordCounter:
-    """Counter that numbers the records, given the numbers of the misshapen records that the reader skips."""
+    """A counter that assigns numbers to records. It includes the misshapen records that the reader skips."""
 
     def __init__(self, file: str, form: _Form, mark: str, dialect: Dialect) -> None:
         self._file, self.form, self._mark, self.dialect = file, form, mark, dialect
@@ -236,7 +238,7 @@ class _RecordCounter:
         self._skipped: list[tuple[pa_csv.InvalidRow, str]] = []
 
     def skip(self, row: pa_csv.InvalidRow) -> str:
-        """Handle a record with too many or too few fields: store it and skip it. Called by the reader."""
+        """Store and skip a record with too many or too few fields. The reader calls this method."""
         names = "the header has" if self.dialect.columns is None else "`columns` has"
         reason = f"the record has {row.actual_columns} fields, {names} {row.expected_columns}"
         self._skipped.append((row, reason))
@@ -348,7 +350,7 @@ def _batches(
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """The form in which the text of a record is rebuilt: the dialect, and the words for null."""
+    """The settings for rebuilding the text of a record: the dialect, and the words for null."""
 
     dialect: Dialect
     words: frozenset[bytes]
@@ -372,7 +374,7 @@ def _line(columns: Sequence[pa.Array], index: int, written: _Written, mark: str 
     """Return the text of a record without the mark.
 
     The text is rebuilt from the values, because the reader does not return the bytes of the record. A value that is a
-    word for null was in quotes, and is in quotes again.
+    word for null was in quotes. So the rebuilt text has the quotes again.
     """
     quote = written.dialect.quote
     texts: list[str] = []
@@ -407,10 +409,12 @@ def _escaped(value: str, dialect: Dialect) -> str:
 
 
 def is_one_record(text: str, dialect: Dialect) -> bool:
-    """Return whether the text is exactly one complete record of the dialect. Text of a line may be in an older dialect.
+    """Return whether the text is exactly one complete record of the dialect.
 
-    A quote that is never closed, an escaped end and a line break outside of quotes make the text another number of
-    records. The time is one pass over a text that has such characters.
+    The text of a line may be in an older dialect.
+
+    The text is not one complete record if a quote is never closed or the end is escaped. The same is true for a line
+    break outside of quotes. This takes one pass over a text that has such characters.
     """
     special = [each for each in (dialect.quote, dialect.escape, "\n", "\r") if each is not None]
     if not any(each in text for each in special):
@@ -418,7 +422,7 @@ def is_one_record(text: str, dialect: Dialect) -> bool:
     after = next(each for each in "xyzw" if each not in (dialect.delimiter, dialect.quote, dialect.escape))
     try:
         records = [*csv.reader(io.StringIO(f"{text}\n{after}", newline=""), **_style(dialect))]
-    except csv.Error:  # a field above the limit of the module
+    except csv.Error:  # a field is longer than the limit of the module
         return False
     return len(records) == 2 and records[1] == [after]
 
@@ -440,17 +444,19 @@ _NUMBER = r"-?[0-9]+[.eE][-+.eE0-9]*|-0"
 # After a letter, a digit or an underscore, a quote ends a text. A quote that begins a text follows a space or a sign.
 # A quote inside a text follows a backslash.
 _NAMED = rf'([0-9A-Za-z_]"\s*:\s*)({_NUMBER})'
-# The repetitions are possessive, because a repetition that can backtrack stores a hundred bytes per character. Digits
-# are matched as a whole. Otherwise the search for a point would start at each of a million digits.
+# The repetitions are possessive, because a repetition that can backtrack stores a hundred bytes per character. A
+# sequence of digits is matched as a whole. Otherwise the search for a point would start at each of a million digits.
 _TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++')
 
 
 def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
-    """Return the lines, each a valid JSON object, with marked text in place of each number whose digits would change.
+    """Return the lines, with marked text for each number whose digits would change.
 
-    Some other numbers become text as well. The time is one pass over all bytes. Two kinds of lines are processed
-    separately. One has such a number in an array. In the other, the name of the number's field does not end in an ASCII
-    letter or digit.
+    Each line must be a valid JSON object.
+
+    Some other numbers become text as well. This takes one pass over all bytes. Two kinds of lines are processed
+    separately. The first kind has such a number in an array. The second kind has such a number in a field whose name
+    does not end in an ASCII letter or digit.
 
     Args:
         mark: letters and digits that are in none of the lines.
@@ -463,7 +469,7 @@ def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
 
 
 def unmarked(texts: pa.ChunkedArray, mark: str) -> pa.ChunkedArray:
-    """Return the texts with the original numbers in place of the marked texts of `marked`."""
+    """Return the texts, with the original numbers instead of the marked texts from `marked`."""
     if not pc.any(pc.match_substring(texts, mark)).as_py():
         return texts
     return pc.replace_substring_regex(texts, pattern=f'"?{mark}([-+.eE0-9]+)"?', replacement=r"\1")
@@ -496,10 +502,12 @@ def is_json_map(type_: pa.DataType) -> bool:
 
 
 def map_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) -> tuple[pa.MapArray, list[str | None]]:
-    """Return the texts of JSON objects as maps, and for each row the reason why it is not a map, or null.
+    """Convert the texts of JSON objects to maps.
 
-    A row without a value has no reason. Values are converted as values of a column of their type (`convert`). Raises
-    `InvalidInput` if text cannot represent the type.
+    Also return for each row the reason why its text is not a map, or null.
+
+    A row without a value has no reason. The values of a map are converted like the values of a column with the same
+    type (`convert`). Raises `InvalidInput` if text cannot represent the type.
     """
     nulls = ("", *target.null_values)
     found = [None if text is None or text in nulls else _entries(text) for text in texts.to_pylist()]
@@ -532,7 +540,7 @@ def _entries(text: str) -> Entries | str:
 
 
 def _as_tuple(pairs: list[tuple[str, Any]]) -> tuple[tuple[str, Any], ...]:
-    return tuple(pairs)  # the type differs from the list that a JSON array becomes
+    return tuple(pairs)  # a tuple, because a JSON array becomes a list
 
 
 _DECODE = json.JSONDecoder(object_pairs_hook=_as_tuple, parse_float=str, parse_int=str, parse_constant=str).decode
@@ -542,7 +550,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_as_tuple, parse_float=str, parse_i
 
 
 MOST_PARTS = 1_000_000
-"""The most values of a line.
+"""The maximum number of values of a line.
 
 A line with more values is rejected, because it would take about a hundred times its length in memory.
 """
@@ -580,7 +588,7 @@ NO_MATCH = "the line does not match the pattern"
 # The reason why each line is rejected (null if it is valid), and the fields of the valid lines as text.
 Fields = tuple[pa.StringArray, pa.Table]
 FieldsOf = Callable[[pa.StringArray], tuple[Fields, NewFields | None]]
-"""A function that returns the fields of lines, and the fields of these lines that are not columns."""
+"""A function that returns for lines the fields that are columns, and the other fields."""
 
 # Time and memory are proportional to the length of the line, which may repeat a name millions of times.
 _WHY_NO_OBJECT = """
@@ -590,7 +598,7 @@ _WHY_NO_OBJECT = """
                      OR len(list_distinct(json_keys(line))) < len(json_keys(line)) THEN 'misnamed'
            END FROM lines
 """
-# The memory of one JSON value, as a number of column values that take the same memory.
+# One JSON value takes the same memory as this number of column values.
 _CELLS_PER_PART = 4
 _FIELDS = "SELECT json_keys(line) FROM lines"
 _LONGEST_NAME = 100
@@ -600,7 +608,7 @@ MARK_BYTES = 8
 def pattern_blocks(
     file: str, stream: BinaryIO, target: RowFormat, *, pattern: str, block_bytes: int
 ) -> Iterator[Parsed]:
-    """Yield the lines that match `pattern`, with fields from its named groups, which may nest.
+    """Yield the lines that match `pattern`. The fields of a line come from the named groups, which may nest.
 
     A group without a match is empty text. Raises `InvalidInput` if a group is not a column.
     """
@@ -618,13 +626,15 @@ def pattern_blocks(
 
 
 Reader = Callable[[BinaryIO, int], Iterator[LineBlock]]
-"""A function that divides a stream into records, in blocks of about this many bytes."""
+"""A function that divides a stream into records, in blocks of about the given number of bytes."""
 
 
 def ndjson_blocks(
     file: str, stream: BinaryIO, target: RowFormat, *, block_bytes: int, read: Reader = read_lines
 ) -> Iterator[Parsed]:
-    """Yield the lines that are JSON objects whose fields are columns of the table. `read` may return other records.
+    """Yield the lines that are JSON objects whose fields are columns of the table.
+
+    `read` may divide the stream into other records than lines.
 
     A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text
@@ -645,7 +655,7 @@ def json_pieces(block: LineBlock, target: RowFormat) -> Iterator[LineBlock]:
 
 
 def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed:
-    """Return the rows, with the names of the fields that each patch names."""
+    """Return the rows, and add the names of the fields that each patch sets."""
     patches = changes.patches(rows.rows)
     if not len(patches):
         return rows
@@ -655,10 +665,10 @@ def _with_given(rows: Parsed, block: LineBlock, changes: ChangeFormat) -> Parsed
 
 
 def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> list[Parsed]:
-    """Return the rows and rejections of each block, which has lines of the named file.
+    """Return the rows and rejections of each block. A block has lines of the named file.
 
-    Only the lines that are not plain take the exact path. The lines of all blocks take it at once, because a statement
-    of DuckDB takes milliseconds even for one line.
+    Only the lines that are not plain take the exact path. These lines of all blocks take the exact path together,
+    because a DuckDB statement takes milliseconds even for one line.
     """
     plain, rest = [], []
     for file, block in blocks:
@@ -668,16 +678,16 @@ def json_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> lis
         plain.append(Parsed(rows, (), block.numbers[~marked]))
         text = block.text.filter(pa.array(marked)) if marked.any() else block.text.slice(0, 0)
         rest.append((file, LineBlock(block.numbers[marked], text, block.not_text)))
-    # The drift of lines is that of their own file, so such lines are not read together with those of other files.
+    # Each file has its own drift. So lines that can have drift are not read together with lines of other files.
     groups = [rest] if target.drift == QUARANTINE else [[each] for each in rest]
     exact = chain.from_iterable(_exact_rows(each, target) for each in groups)
     return [_in_order(*each) for each in zip(plain, exact, strict=True)]
 
 
 def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> Iterator[Parsed]:
-    """Yield the rows and rejections of each block by the exact path, which reads the lines of all blocks at once.
+    """Read the lines of all blocks together on the exact path. Yield the rows and rejections of each block.
 
-    The lines of all blocks are numbered from 0. These numbers show to which block a row or rejection belongs.
+    The lines of all blocks are numbered from 0. These numbers show the block of each row and rejection.
     """
     ends = np.cumsum([0, *(len(block.numbers) for _, block in blocks)])
     lines = LineBlock(
@@ -704,7 +714,7 @@ def _exact_rows(blocks: Sequence[tuple[str, LineBlock]], target: RowFormat) -> I
 
 
 def _in_order(plain: Parsed, exact: Parsed) -> Parsed:
-    """Return the rows of both in the order of their lines, and the rejections of the exact path."""
+    """Return the rows of both arguments in the order of their lines, and the rejections of the exact path."""
     if not (plain.rows.num_rows and exact.rows.num_rows):
         return replace(exact if exact.rows.num_rows else plain, rejected=exact.rejected, drift=exact.drift)
     numbers = np.concatenate([plain.numbers, exact.numbers])
@@ -784,7 +794,7 @@ def _fields_of(lines: pa.StringArray, target: RowFormat) -> tuple[Fields, Object
 def _chosen(number: int, field: pa.Field) -> str:
     """Return SQL for the value of a field as text.
 
-    In an embedding column a text keeps its quotes, so it is not read as a list.
+    In an embedding column, a text value keeps its quotes, so that it is not read as a list.
     """
     found = f"found[{number}]"
     if not is_vector(field.type):
@@ -794,14 +804,14 @@ def _chosen(number: int, field: pa.Field) -> str:
 
 
 class _Misread:
-    """The check of objects that have other fields than the columns, or a field twice."""
+    """A check of objects that have a repeated field or a field that is not a column."""
 
     def __init__(self, names: Sequence[str], target: RowFormat) -> None:
         self._names, self._target = frozenset(names), target
         self._faults: dict[str, str | None] = {}
 
     def find(self, line: str) -> tuple[str | None, Members]:
-        """Return why the object is invalid, or its new fields.
+        """Return the reason why the object is invalid, or the new fields of a valid object.
 
         The reason is the first new field that the rule does not accept, or else a field that occurs twice.
         """

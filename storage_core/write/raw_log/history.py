@@ -1,10 +1,10 @@
 """The stores of a raw log, and the union of their histories (docs/architecture/ingestion.md, "Raw log").
 
-A chunk has the same bytes in every store, and its name contains its writer and its number. So stores, restored backups
-and copied folders can be combined. The union contains each chunk once, and one valid copy replaces all torn, damaged or
-missing copies. A chunk without a valid copy is a gap in the sequence numbers of its writer. A gap is reported and never
-skipped. There is one exception: if every copy of a writer's last chunks is lost, nothing shows that these chunks
-existed. Collected chunks are not a gap.
+A chunk has the same bytes in every store. The name of a chunk contains the writer and the number of the chunk. So
+stores, restored backups and copied folders can be combined. The union contains each chunk once, and one valid copy
+replaces all torn, damaged or missing copies. A chunk without a valid copy is a gap in the sequence numbers of its
+writer. A gap is reported and never skipped. There is one exception. If all copies of a writer's last chunks are lost,
+nothing shows that these chunks existed. Collected chunks are not a gap.
 
 The records of a history are ordered by the start of the segment in ms, then by writer, number and position in the
 chunk. For the records of one writer, this is exactly the order of acknowledgement. Records of different writers are
@@ -45,8 +45,8 @@ class RawStore:
 def opened(stores: Sequence[Place | RawStore]) -> list[tuple[ObjectStore, bool]]:
     """Return each store, and whether it is mandatory. No request.
 
-    Raises `InvalidInput` without a store. Also raises `InvalidInput` for a repeated store, because a second copy in the
-    same location adds no safety.
+    Raises `InvalidInput` if no store is given, or if a store is given twice. A second copy in the same location adds no
+    safety.
     """
     given = [each if isinstance(each, RawStore) else RawStore(each) for each in stores]
     found = [(_open(each.place), each.mandatory) for each in given]
@@ -70,7 +70,10 @@ def _open(place: Place) -> ObjectStore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawChunkRef:
-    """One chunk of the union. `keys` are its names. It has several names only if a person renamed folders."""
+    """One chunk of the union.
+
+    `keys` are the names of the chunk. A chunk has several names only if a person renamed folders.
+    """
 
     writer: str
     number: int
@@ -98,8 +101,8 @@ class Damage:
 def read_columns(stores: Sequence[ObjectStore], ref: RawChunkRef) -> RawColumns | Damage:
     """Return the chunk from its first valid copy. A valid copy has this writer, this number and unchanged bytes.
 
-    Raises `Unavailable` if a store does not answer and no other store has a valid copy. The state is then unknown.
-    Raises `Unsupported` for a chunk of a newer release. One GET if the first copy is valid.
+    Raises `Unavailable` if a store does not answer and no other store has a valid copy. The state of the chunk is then
+    unknown. Raises `Unsupported` for a chunk of a newer release. One GET if the first copy is valid.
     """
     reasons: list[str] = []
     silent: list[str] = []
@@ -132,7 +135,7 @@ def _read(store: ObjectStore, key: str, ref: RawChunkRef) -> RawColumns:
     return found
 
 
-# The collected position of each writer, from its stores (docs/architecture/collection.md).
+# The collected position of each writer, which the stores of the raw log contain (docs/architecture/collection.md).
 #
 # Before a chunk is deleted in any store, the position is written to every store that answers. A position never
 # decreases, so one store with the current position is enough. The position in a store can be too low, but never too
@@ -179,13 +182,13 @@ def furthest(*several: Mapping[str, Collected]) -> dict[str, Collected]:
 CLOSED_AFTER_MS = 10 * 60_000
 """The age at which a segment without a successor counts as closed.
 
-It is twice the age of a segment at which writers begin a new segment.
+Writers begin a new segment when the current segment has half this age.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawSegment:
-    """One segment of the union: the chunks by number, and the bytes, with each chunk counted once.
+    """One segment of the union: the numbers of its chunks, and its bytes. A chunk in several stores counts once.
 
     `copies` contains the number of listed chunks of each store.
     """
@@ -222,7 +225,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verified:
-    """The result of reading everything."""
+    """The result of reading all chunks of a history."""
 
     chunks: int
     records: int
@@ -231,7 +234,9 @@ class Verified:
 
 
 def require_raw_log(stores: Sequence[ObjectStore]) -> None:
-    """Raise `NotFound` if no store has an object of a raw log. Otherwise a mistyped location would look complete.
+    """Raise `NotFound` if no store has an object of a raw log.
+
+    Otherwise, a mistyped location would look like a complete raw log.
 
     A store that does not answer counts as a raw log.
 
@@ -249,11 +254,11 @@ def require_raw_log(stores: Sequence[ObjectStore]) -> None:
 
 
 class History:
-    """The combined history of the listed chunks of all stores. It holds names of chunks.
+    """The combined history of the listed chunks of all stores. The history contains only the names of the chunks.
 
     The content of each chunk is read later, chunk by chunk. `unreachable` are stores that did not answer. If only these
-    stores have a chunk, the history lacks the chunk. `collected` is, by writer, the last chunk that may have been
-    collected. Unlisted chunks up to this chunk are not missing.
+    stores have a chunk, the history lacks the chunk. `collected` contains for each writer the last chunk that may have
+    been collected. Unlisted chunks up to this chunk are not missing.
     """
 
     def __init__(
@@ -311,7 +316,9 @@ class History:
         return [self._segment(refs) for refs in grouped.values()]
 
     def closed_segments(self, now_ms: int, closed_after_ms: int = CLOSED_AFTER_MS) -> list[RawSegment]:
-        """Return the segments without further writes: the writer has a newer segment, or the age has passed.
+        """Return the closed segments.
+
+        A segment is closed if its writer has a newer segment or it is at least `closed_after_ms` old.
 
         If a wrong clock makes the age too high, a chunk may be added later. No plan has passed the number of this chunk
         yet.
@@ -325,7 +332,7 @@ class History:
         ]
 
     def read(self) -> Iterator[RawColumns | Gap | Damage]:
-        """Yield every record once, chunk by chunk in the order of the history, and gaps and damage at their positions.
+        """Yield every record once, in chunks in the order of the history. Gaps and damage are at their positions.
 
         Raises `Unavailable` if a store does not answer and no other store has a valid copy of the chunk. Raises
         `Unsupported` for chunks of a newer release. One GET per chunk, and one more per invalid copy. Memory holds one
@@ -349,7 +356,10 @@ class History:
         yield from (Gap(writer=writer, first=last[writer] + 1, last=None) for writer in sorted(torn))
 
     def verify(self) -> Verified:
-        """Read all chunks. Return the existing and the missing records. Cost and errors: see `read`."""
+        """Read all chunks.
+
+        Return the number of existing chunks and records, the gaps, and the damaged chunks. Cost and errors: see `read`.
+        """
         chunks = records = 0
         gaps: list[Gap] = []
         damaged: list[Damage] = []
@@ -395,7 +405,7 @@ class _Found:
 def union(stores: Sequence[Place | RawStore]) -> History:
     """Return the combined history of the stores, mandatory and optional.
 
-    Objects with other names than chunks are ignored. Raises `Unavailable` if no store answers.
+    Objects whose names are not names of chunks are ignored. Raises `Unavailable` if no store answers.
 
     Cost:
         One LIST per 1,000 chunks and store, and one GET of each record of collected positions. If numbers are missing,

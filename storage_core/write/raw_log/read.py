@@ -31,18 +31,18 @@ from storage_core.data.rows.keys import MAX_KEY_BYTES, Positions, beyond_limit, 
 from storage_core.data.rows.times import BEYOND, beyond
 from storage_core.data.rows.vectors import faults, fitting, is_vector, type_text
 
-# Plain forms of the rows of a table: a regular expression per type, and the conversion of matching text to a column.
-# Arrow's JSON reader and `one_by_one` read matching text as the same value. The expressions exclude text that the two
+# Plain forms of rows. Each type has a regular expression and a conversion of matching text to a column. Arrow's JSON
+# reader and `one_by_one` read matching text as the same value. The expressions exclude text that Arrow and `one_by_one`
 # read differently. So a plain whole number has no sign before a zero, and its number of digits fits its type. A plain
 # fraction does not overflow. A plain date exists. A plain escape is not a surrogate. A plain time is in UTC. Only the
-# tags of dates, times and decimals are plain (`formats.raw_fields`). Excluded text is not wrong. `one_by_one` reads
+# tags of dates, times and decimals are plain (`formats.raw_fields`). Excluded text can be valid, and `one_by_one` reads
 # this text.
 
 
 TAGGED = r'\{"\$(?:date|timestamp|local|decimal)":("[^"\\]*")\}'
-"""A tag of text that is plain without the tag, too.
+"""A pattern for a tagged value whose text is also plain without the tag.
 
-It cannot be inside a text, because a quote there follows a backslash.
+The pattern cannot match inside a text, because each quote in a text follows a backslash.
 """
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*", re.ASCII)
@@ -74,7 +74,7 @@ class ValueForm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowForm:
-    """Form of the text of all fields of a record, and the form of each column that may occur in this text."""
+    """The form of a record's fields as text, and the form of each column that may occur in this text."""
 
     pattern: str
     values: Mapping[str, ValueForm]
@@ -107,7 +107,7 @@ def row_form(schema: pa.Schema) -> RowForm | None:
     if not values:
         return None
     pairs = "|".join(f'"{name}":(?:null|{form.pattern})' for name, form in values.items())
-    # `_matching` also checks that the text ends with a brace, because a comma may follow the last pair here.
+    # This pattern also accepts a comma after the last pair. So `_matching` also checks that the text ends with a brace.
     return RowForm(pattern=rf"\A\{{(?:(?:{pairs})(?:,|\}}\z))+\z", values=values)
 
 
@@ -144,16 +144,16 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
         number = _either(_digits(15), _fraction("[0-9]{1,2}|[12][0-8][0-9]"))
         return ValueForm(pattern=number, read_as=type_, finish=_as_read)
     if type_ == pa.float32():
-        # Like Python, this reads a double first. One rounding and two roundings can give different results.
+        # This reads a double first, as Python does. A single rounding to float could give another result.
         number = _either(_digits(7), _fraction("0?[0-9]|1[0-9]"))
         return ValueForm(pattern=number, read_as=pa.float64(), finish=lambda column: column.cast(type_))
     return None
 
 
 def _whole(bits: int) -> str:
-    """Return the pattern of whole numbers of this many bits.
+    """Return a pattern for whole numbers with this number of bits.
 
-    If a number has as many digits as the greatest number, it may not match the pattern.
+    The pattern may not match a number that has the same number of digits as the greatest number.
     """
     greatest = str(2 ** (bits - 1) - 1)
     shorter = _digits(len(greatest) - 1)
@@ -187,7 +187,7 @@ def _instant_form(type_: pa.DataType) -> ValueForm | None:
 
 
 def _instants(texts: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts of times as instants. A time has the zone UTC or no zone. Times without a zone are UTC."""
+    """Convert the texts of times to instants. A time has the zone UTC or no zone. Times without a zone are UTC."""
     without = pc.replace_substring_regex(texts, _UTC + r"\z", "")
     return without.cast(pa.timestamp("us")).cast(pa.timestamp("us", tz="UTC"))
 
@@ -277,12 +277,15 @@ def _matching(texts: pa.ChunkedArray, form: RowForm) -> Mask:
 
 
 def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
-    """Return the fields as Arrow reads them. Return None if Arrow refuses, because a plain record has a name twice."""
+    """Return the fields that Arrow reads.
+
+    Return None if Arrow refuses the text, because a plain record has a name twice.
+    """
     texts = records.column("fields").combine_chunks()
     if not len(texts):
         return form.reading.empty_table()
     if pc.any(pc.match_substring(texts, _TAG)).as_py():
-        # Most producers tag all values of a column. The removal of tags costs as much as a read of the text.
+        # Most producers tag all values of a column. Removing the tags costs as much as reading the text.
         tagged = _parsed(texts, form.reading_tagged)
         if tagged is not None:
             return _untagged(tagged)
@@ -317,7 +320,7 @@ def _named_once(records: pa.Table, form: RowForm) -> Mask:
 
 
 def _complete(records: pa.Table, read: pa.Table, schema: pa.Schema, key: Sequence[str]) -> Mask:
-    """Return which records have all required values.
+    """Return a mask of the records with all required values.
 
     A delete needs only the columns of the key. A delete must not set a required column to null.
     """
@@ -365,9 +368,9 @@ def _assembled(records: pa.Table, read: pa.Table, form: RowForm, schema: pa.Sche
 
 
 def _given(records: pa.Table, form: RowForm, target: pa.Schema) -> pa.Array:
-    """Return the columns that each patch names.
+    """Return for each patch the columns that it sets.
 
-    Maps are never plain. So no map is merged, and a patch replaces each named column.
+    Maps are never plain. So no map is merged, and a patch replaces each column that it sets.
     """
     patches = np.flatnonzero(_as_mask(pc.equal(records.column("operation"), "patch")))
     texts = records.column("fields").take(pa.array(patches))
@@ -376,7 +379,7 @@ def _given(records: pa.Table, form: RowForm, target: pa.Schema) -> pa.Array:
 
 
 def _named(name: str) -> str:
-    """Return a name as it appears in JSON. The quote of a name inside a text would have a backslash before it."""
+    """Return a name as it appears in JSON. Inside a text, the quote of a name would follow a backslash."""
     return f'"{name}":'
 
 
@@ -385,7 +388,10 @@ def _as_mask(column: pa.Array | pa.ChunkedArray) -> Mask:
 
 
 FEW = 128
-"""Minimum number of records for columns. For fewer records, a read of each record costs less."""
+"""The minimum number of records for a conversion by columns.
+
+For fewer records, it is cheaper to convert each record separately.
+"""
 
 _DECIMAL = re.compile(r"[+-]?[0-9]+(\.[0-9]+)?", re.ASCII)
 _CODES: Mapping[str, Operation] = {each.name.lower(): each for each in Operation}
@@ -429,7 +435,9 @@ def typed_records(
     merged_maps: Sequence[str] = (),
     nonzero: Collection[str] = (),
 ) -> TypedRecords:
-    """Return records (`RECORD_COLUMNS`) of one table with its schema. Every value is converted exactly, or rejected.
+    """Convert records (`RECORD_COLUMNS`) of one table to the schema of the table.
+
+    Every value is converted exactly, or rejected.
 
     `data.rows.incoming` converts the values. It reads dates and times from text. A text of decimal digits becomes a
     decimal, because JSON has no decimals. A record is rejected for any of these faults:
@@ -441,7 +449,7 @@ def typed_records(
     - for all operations except delete: a missing required column, or a key beyond `MAX_KEY_BYTES`
     - a zero embedding in a column of `nonzero`
 
-    The entries that a patch gives for a column of `merged_maps` are added to the existing entries
+    If a patch sets a column of `merged_maps`, the entries of the patch are added to the existing entries
     (`rows.fold.merging`). If the patch gives null, the column becomes null.
     """
     if records.num_rows < FEW:
@@ -514,7 +522,10 @@ def _row(record: Mapping[str, Any], schema: pa.Schema, key: Sequence[str]) -> di
 
 
 def _valued(value: Any, type_: pa.DataType) -> Any:
-    """Return a top-level value after `_from_text`. Each number in it, at any depth, gets the form of its column."""
+    """Return the result of `_from_text` for a top-level value.
+
+    Each number in the value, at any depth, gets the form of its column.
+    """
     return _from_text(_numbered(value, type_), type_)
 
 
@@ -527,7 +538,7 @@ def _numbered(value: Any, type_: pa.DataType) -> Any:
             return {name: _numbered(each, _type_within(type_, name)) for name, each in value.items()}
         case list():
             return [_numbered(each, _type_within(type_, None)) for each in value]
-        case (key, item):  # An entry of a map. Its key may be another type than text.
+        case (key, item):  # An entry of a map. The key of the entry may have another type than text.
             key_type, item_type = (
                 (type_.key_type, type_.item_type) if pa.types.is_map(type_) else (pa.null(), pa.null())
             )
@@ -537,13 +548,13 @@ def _numbered(value: Any, type_: pa.DataType) -> Any:
 
 
 def _from_text(value: Any, type_: pa.DataType) -> Any:
-    """Return the decimal of a text in digits. Return every other value as it is."""
+    """Return the decimal of a text in digits. Return other values unchanged."""
     is_decimal = isinstance(value, str) and pa.types.is_decimal(type_) and _DECIMAL.fullmatch(value)
     return Decimal(value) if is_decimal else value
 
 
 def _type_within(type_: pa.DataType, name: str | None) -> pa.DataType:
-    """Return the type of the value `name` of an object. If `name` is None, return the type of array elements.
+    """Return the type of the value with this name in an object. If `name` is None, return the type of array elements.
 
     For a pair of a map, return the type of the map.
     """
@@ -568,7 +579,7 @@ def _check(rows: list[dict[str, Any] | str], field: pa.Field, *, nonzero: bool) 
 
 
 def _check_keys(given: Sequence[Mapping[str, Any]], rows: list[dict[str, Any] | str], key: Sequence[str]) -> None:
-    """Replace each row with a too long key by the reason. A delete of such a key stays."""
+    """Replace each row with a too long key by the reason. A delete with a too long key is not replaced."""
     for index, (record, row) in enumerate(zip(given, rows, strict=True)):
         if isinstance(row, dict) and record["operation"] != "delete":
             sizes = ((name, size_of_key(row[name])) for name in key)

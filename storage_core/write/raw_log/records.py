@@ -1,4 +1,4 @@
-"""Records of producers, with checks and conversion to text before the first write.
+"""Records of producers. They are checked and converted to text before the first write.
 
 See docs/architecture/ingestion.md, "Records".
 """
@@ -61,8 +61,8 @@ class RawRecord:
     """One record of a producer: an operation on one row of a table.
 
     `fields` are the values of the row by column. A put and a reset have all fields. A patch has the changed fields and
-    the key. A delete has the key. `key` is the producer's name of the row, for people who read the log. If several
-    records have the same `id`, a table takes only one of them, even across writers and appends
+    the key. A delete has the key. `key` is the producer's name for the row. It helps people who read the log. If
+    several records have the same `id`, a table takes only one of them. This also holds across writers and appends
     (docs/architecture/ingestion.md).
     """
 
@@ -222,8 +222,8 @@ def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
     """Return the rows one by one.
 
     Raises `InvalidInput` for anything except mappings and Arrow data. Also raises `InvalidInput` for Arrow data with a
-    value that Python does not support. Examples are a date beyond the year 9999, text that is not UTF-8, and an
-    unknown time zone. The error names the row, counted from 0.
+    value that Python does not support. Examples are a date beyond the year 9999, text that is not UTF-8, and an unknown
+    time zone. The error contains the number of the row, counted from 0.
     """
     if isinstance(rows, pa.Table | pa.RecordBatch):
         return _rows_of_arrow(rows)
@@ -238,7 +238,7 @@ def rows_of(rows: InMemory) -> Sequence[Mapping[str, object]]:
 def _rows_of_arrow(rows: pa.Table | pa.RecordBatch) -> list[Mapping[str, object]]:
     try:
         found: list[Mapping[str, object]] = rows.to_pylist()
-    except NOT_IN_PYTHON:  # the error does not name the row
+    except NOT_IN_PYTHON:  # the error does not contain the number of the row
         return [_row_of_arrow(rows, index) for index in range(rows.num_rows)]
     return found
 

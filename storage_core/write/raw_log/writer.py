@@ -1,7 +1,7 @@
 """Writer of a raw log: group commit into numbered chunks, acknowledged by every mandatory store.
 
 A writer stops after a chunk with an unknown outcome. The chunk may be in one store and not in another, or may appear
-later. Later sequence numbers would turn the missing chunk into a gap without an explanation. The next writer has a new
+later. If the writer continued, the missing chunk would become a gap without an explanation. The next writer has a new
 id. If the chunk appears later, readers return its records. The error to the caller mentions this case.
 
 `RawLog` is the public class. `RawWriter` groups calls into chunks. `MandatoryStores` and `OptionalStore` send the
@@ -44,7 +44,7 @@ from storage_core.write.raw_log.records import (
     size_of,
 )
 
-# Mandatory stores of a raw log. A chunk is acknowledged when all of them have it.
+# Mandatory stores of a raw log. A chunk is acknowledged when all mandatory stores have the chunk.
 
 
 OPEN_ANOTHER = "Open another RawLog, which writes under a new id"
@@ -127,11 +127,11 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreReport:
-    """The number of chunks of one writer in one store, by outcome, since the writer was opened.
+    """The number of chunks that one writer sent to one store, by outcome. The count begins when the writer is opened.
 
-    `failed` counts the chunks that an optional store did not keep: refused chunks, chunks without an answer, and chunks
-    above the limit of pending bytes. `pending` counts the chunks that are not sent yet. Both are 0 for a mandatory
-    store, because the writer ends if such a store does not keep a chunk.
+    `failed` counts the chunks that an optional store did not keep. These are refused chunks, chunks without an answer,
+    and chunks above the limit of pending bytes. `pending` counts the chunks that are not sent yet. Both numbers are 0
+    for a mandatory store, because the writer ends if a mandatory store does not keep a chunk.
     """
 
     uri: str
@@ -143,7 +143,7 @@ class StoreReport:
 
 
 class OptionalStore:
-    """Background sender to one store. `offer` never waits for the store, and never raises its errors."""
+    """Background sender to one store. `offer` never waits for the store, and never raises an error of the store."""
 
     def __init__(self, store: ObjectStore, *, clock: Clock, backlog_bytes: int, probe_key: Callable[[], str]) -> None:
         self._store = store
@@ -258,7 +258,7 @@ class Appended:
 
 @dataclass(slots=True, eq=False)
 class _Ticket:
-    """Records that belong into one chunk, and their state.
+    """The records for one chunk, and their state.
 
     A leader sets `taken` when it sends the records. `first` is set when the records are durable. `refused` is set if no
     store kept the records. `call` contains the tickets of the same call.
@@ -279,7 +279,7 @@ class _Segment:
 
 
 class RawWriter:
-    """Writer of records under one id. It is safe for any number of threads. Their calls share chunks.
+    """Writer of records under one id. It is safe for any number of threads. The calls of these threads share chunks.
 
     If no chunk is in flight, a call sends all waiting records as one chunk. The other calls wait for this chunk.
     So slower stores lead to larger chunks. Chunk n + 1 is sent when every mandatory store has chunk n. In a child
@@ -316,11 +316,11 @@ class RawWriter:
         return self._number
 
     def require_home(self) -> None:
-        """Raise `CopiedProcess` in any process except the one that opened the writer. No lock is taken."""
+        """Raise `CopiedProcess` in any process except the process that opened the writer. No lock is taken."""
         self._home.require(f"writer {self.id} of the raw log", OPEN_ANOTHER)
 
     def append(self, records: Sequence[LogRecord]) -> Appended:
-        """Append the records in order. Every mandatory store has them when this returns.
+        """Append the records in order. Every mandatory store has the records when this returns.
 
         Raises:
             InvalidInput: the writer is closed.
@@ -431,7 +431,7 @@ class RawWriter:
             self._sequence += len(each.records)
 
     def _hand_back(self, batch: Sequence[_Ticket], refused: NotWritten) -> None:
-        """Mark the batch as refused. Its chunk number is free again.
+        """Mark the batch as refused. The chunk number of the batch is free again.
 
         Waiting tickets of the same calls are not sent either.
         """
@@ -448,7 +448,7 @@ class RawWriter:
         _logger.debug("raw log: %s, %d records, %d bytes", key, len(records), len(data))
 
     def _placed(self, records: Sequence[LogRecord]) -> tuple[_Segment, str, bytes]:
-        """Return the segment of the next chunk, its key and its bytes."""
+        """Return the segment, the key and the bytes of the next chunk."""
         now = self._clock.now_ms()
         segment = self._segment
         if segment is None or now - segment.began_ms >= self._limits.segment_ms:
@@ -494,7 +494,7 @@ def _refusal(mine: Sequence[_Ticket]) -> NotWritten | None:
 
 
 def _tickets(records: Sequence[LogRecord], chunk_bytes: int) -> Iterator[_Ticket]:
-    """Cut the records into parts of at most `chunk_bytes`, with at least one record each."""
+    """Divide the records into parts of at most `chunk_bytes`. Each part has at least one record."""
     part: list[LogRecord] = []
     total = 0
     for record in records:
@@ -562,7 +562,7 @@ class RawLog:
 
     @property
     def writer_id(self) -> str:
-        """The id of this writer. The ids of its records begin with it."""
+        """The id of this writer. The ids of the writer's records begin with this id."""
         return self._writer.id
 
     @checked

@@ -1,4 +1,4 @@
-"""Region fields as SQL expressions over `col0, col1…`, run by DuckDB (Lance MemWAL), and as transforms.
+"""Region fields are SQL expressions over `col0, col1…` or transforms. DuckDB runs the expressions (Lance MemWAL).
 
 An expression must give one value per row and depend only on its columns. The parser of DuckDB checks this:
 
@@ -181,7 +181,7 @@ def _text(node: Node) -> str | None:
 # | `truncate(w)` | string | the first w characters |
 #
 # Parts of a date are rounded down, also before 1970. Null gives null, except for buckets. The original design does not
-# define the parts of a date. They follow Lance MemWAL (`date_part`).
+# define the parts of a date. The parts of a date follow Lance MemWAL (`date_part`).
 
 
 _TEXT = re.compile(r"([a-z_]+)(?:\(([1-9][0-9]{0,9})\))?", re.ASCII)
@@ -283,7 +283,7 @@ def apply_transform(transform: Transform, columns: Sequence[pa.Array]) -> pa.Arr
 def widened(type_: pa.DataType) -> pa.DataType:
     """Return the widest type: 64 bits for integers and floats, the same type otherwise.
 
-    A promotion cannot change it.
+    A type promotion cannot change this type.
     """
     if pa.types.is_integer(type_):
         return pa.int64()
@@ -291,7 +291,7 @@ def widened(type_: pa.DataType) -> pa.DataType:
 
 
 def widen(column: pa.Array) -> pa.Array:
-    """Return the column as its `widened` type, with one zero and one NaN."""
+    """Return the column as its `widened` type, with a single zero and a single NaN."""
     wide = column.cast(widened(column.type))
     if not pa.types.is_floating(wide.type):
         return wide
@@ -345,7 +345,7 @@ def check_expression(text: str, columns: int) -> None:
 
 @functools.lru_cache(maxsize=64)
 def check_bounded(text: str) -> None:
-    """Raise `InvalidInput` if the values of the expression `text` can have any length."""
+    """Raise `InvalidInput` if the values of the expression `text` have no maximum length."""
     try:
         tree = _parsed(text)
         check_growth(tree["select_list"], text, most=MOST_MADE)
@@ -362,11 +362,11 @@ def evaluate(text: str, columns: Sequence[pa.Array]) -> pa.Array:
     import duckdb
 
     rows = pa.table([_plain(column) for column in columns], names=[f"col{at}" for at in range(len(columns))])
-    check_bounded(text)  # A table of early 0.1 may have an unchecked expression.
+    check_bounded(text)  # A table of an early 0.1 release may have an unchecked expression.
     try:
         with session(LIMITS, threads=1) as connection:
             answer = pa.concat_arrays([_answer(connection, text, piece) for piece in _pieces(rows)])
-    except (duckdb.Error, OSError) as error:  # a stream of batches wraps every error and keeps only its text
+    except (duckdb.Error, OSError) as error:  # a stream of batches wraps errors and keeps only the text of the error
         if out_of_memory(error) or str(error).startswith(_INTERRUPTED):
             raise Unavailable(
                 f"the region expression {text!r} takes more than {LIMITS.seconds:g} seconds or {LIMITS.memory_bytes} "
@@ -401,7 +401,10 @@ def _pieces(rows: pa.Table) -> Iterator[pa.Table]:
 
 
 def _answer(connection: duckdb.DuckDBPyConnection, text: str, rows: pa.Table) -> pa.Array:
-    """Return the values. The function reads batch by batch, so a too large result ends after one batch."""
+    """Return the values.
+
+    The function reads one batch at a time. So it stops after one batch if the result is too large.
+    """
     connection.register("source_rows", rows)
     reader = connection.sql(_statement(text)).to_arrow_reader(_BATCH_ROWS)
     batches = []

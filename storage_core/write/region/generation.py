@@ -14,8 +14,8 @@ directory. There are three kinds of generations:
 
 The data file of a sorted generation is a sequence of chunks. Each chunk is an Arrow IPC stream like a data file of
 `data.formats.arrow_files`, and can be read without other chunks. The generation's manifest contains the offset, the
-checksum and the key bounds of each chunk. A lookup finds the chunks that may contain a key by binary search, and reads
-only these chunks (docs/architecture/ingestion.md, "Raw log").
+checksum and the key bounds of each chunk. A lookup uses binary search to find the chunks that may contain a key. It
+reads only these chunks (docs/architecture/ingestion.md, "Raw log").
 """
 
 from __future__ import annotations
@@ -57,10 +57,16 @@ from storage_core.write.region import wal
 from storage_core.write.region.manifest import require_listed
 
 CHUNK_RECORDS = 8192
-"""Number of records in a chunk. A chunk has some hundred KB. A store sends it about as fast as a few bytes."""
+"""Number of records in a chunk.
+
+A chunk has a few hundred KB. A read of a chunk from a store takes about as long as a read of a few bytes.
+"""
 
 CHUNKS_AT_ONCE = 8
-"""Number of chunks that a sequential read fetches at once: about a page of a history (`read.history`)."""
+"""The number of chunks that a sequential read fetches with one request.
+
+They contain about one page of a history (`read.history`).
+"""
 
 
 def encode_sorted(folded: pa.Table, key: Sequence[str]) -> tuple[tuple[Chunk, ...], bytes]:
@@ -89,7 +95,7 @@ def encode_sorted(folded: pa.Table, key: Sequence[str]) -> tuple[tuple[Chunk, ..
 
 
 def decode_sorted(data: bytes, chunks: Sequence[Chunk], where: str) -> pa.Table:
-    """Return the records of adjacent chunks, in order, from the bytes of the chunks.
+    """Decode the bytes of adjacent chunks, and return the records in order.
 
     Raise `Corrupt` for damaged bytes.
     """
@@ -122,7 +128,7 @@ def find_key(
 
 
 def read_from(store: ObjectStore, where: str, chunks: Sequence[Chunk], first: int) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the chunks from number `first` on. One ranged GET per `CHUNKS_AT_ONCE` chunks.
+    """Yield the chunks, starting at chunk number `first`. One ranged GET per `CHUNKS_AT_ONCE` chunks.
 
     Raise the errors of `find_key`.
     """
@@ -148,9 +154,9 @@ def _read_chunks(store: ObjectStore, where: str, run: Sequence[Chunk], cached: C
 
 
 def _holding(chunks: Sequence[Chunk], wanted: pa.Table) -> list[Chunk]:
-    """Return the chunks with bounds that admit a wanted key, in order.
+    """Return the chunks whose bounds include a wanted key, in order.
 
-    Only the first column of the key is compared, because its values ascend over the chunks.
+    Only the first column of the key is compared, because the values of this column ascend from chunk to chunk.
     """
     column = wanted.column(0)
     lows = _bounds([each.min_key for each in chunks], wanted.column_names[0], column.type)
@@ -199,7 +205,7 @@ def read(store: ObjectStore, region: str, flushed: FlushedGeneration, kept: Kept
 def bytes_in_memory(generations: Iterable[Generation]) -> float:
     """Return the bytes that the records take in memory.
 
-    Return infinity if early 0.1 wrote one of the generations, because it did not record the size.
+    Return infinity if an early 0.1 release wrote one of the generations. These releases did not record the size.
     """
     return sum(math.inf if each.size_bytes is None else each.size_bytes for each in generations)
 
@@ -207,7 +213,7 @@ def bytes_in_memory(generations: Iterable[Generation]) -> float:
 def read_all(
     store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
 ) -> list[Generation]:
-    """Return the result of `read` for each generation, with the bytes of a copied filter.
+    """Return the result of `read` for each generation, and add the bytes of a copied filter.
 
     Cost:
         One concurrent GET per generation that is not in `kept` and has no valid copy in the region's manifest.
@@ -223,7 +229,7 @@ def read_all(
 
 
 def with_copies(store: ObjectStore, region: str, flushed: FlushedGeneration) -> FlushedGeneration:
-    """Return a generation with the copies for the manifest of its region. At most two GETs.
+    """Return the generation with copies of its manifest and its filter for the region's manifest. At most two GETs.
 
     Files that cannot be read are not copied, because copies only save requests.
     """
@@ -288,12 +294,15 @@ def _range(flushed: FlushedGeneration) -> str:
 def unmerged(
     store: ObjectStore, manifest: RegionManifest, merged: int, kept: KeptValues = NOTHING
 ) -> list[FlushedGeneration]:
-    """Return the generations above the merged generation, in order. Each record is in one of them only.
+    """Return the generations with a higher number than `merged`, in order.
 
-    The base may already contain a part of a sorted generation. The result then contains, in its place, its source
-    generations above the merged generation. The reason is that merged records must not be applied again
-    (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in this state. Raises the
-    errors of `read`, and `SnapshotExpired` if one of the generations is collected (`region.manifest`).
+    Each record is in only one of these generations.
+
+    The base may already contain a part of a sorted generation. The result then contains the source generations of this
+    sorted generation instead. It has only source generations above the merged generation, because merged records must
+    not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in this
+    state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is collected
+    (`region.manifest`).
     """
     require_listed(manifest, merged)
     found: list[FlushedGeneration] = []
@@ -337,7 +346,7 @@ def read_all_records(
 
 
 def read_parts(store: ObjectStore, generation: Generation, *, first: int = 0) -> Iterator[tuple[int, pa.Table]]:
-    """Yield the parts of the records from number `first` on. Earlier parts are not read.
+    """Yield the parts of the records, starting at part number `first`. Earlier parts are not read.
 
     A part is a WAL entry, a data file, or a chunk of a sorted data file. One GET reads several chunks. Raises the
     errors of `read_records`.
@@ -368,7 +377,7 @@ def read_data(store: ObjectStore, generation: Generation, cached: CachedPieces =
 
 @contextmanager
 def there(generation: Generation, where: str) -> Iterator[None]:
-    """Raise `Corrupt` if the block finds that the data file `where` does not exist."""
+    """Raise `Corrupt` if the block raises `NotFound`, because the data file `where` is missing."""
     try:
         yield
     except NotFound as error:
@@ -432,7 +441,7 @@ def _verified(data: bytes, where: str, expected: str | None) -> bytes:
 
 
 def _vouched(store: ObjectStore, where: str, expected: str | None, cached: CachedPieces) -> bytes:
-    """Return a file of a generation, from the cache if the manifest of the generation has the checksum.
+    """Return a file of a generation. The cache is used if the generation's manifest has the checksum of the file.
 
     The caller verifies fetched bytes. The name of the file is unique, so the same cache entry also contains chunks of
     the file (`generation.find_key`).
@@ -455,10 +464,10 @@ Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
 def may_overlap(
     files: pa.Table, generations: Sequence[Generation], *, key: Sequence[str], schema: pa.Schema
 ) -> pa.BooleanArray:
-    """Return for each row of a table of splits (`FILES_SCHEMA`) whether the split may contain a key of a generation.
+    """Return for each split in a table of splits (`FILES_SCHEMA`) whether it may contain a key of a generation.
 
     The result is False only if each generation has a key column with a range outside the range of the split. A bound
-    that is missing, or is not a value of its column, excludes nothing. No request.
+    that is missing or invalid excludes no split. No request.
     """
     types = {name: schema.field(name).type for name in key}
     touched = [_bounds_of(each, types) for each in generations]
@@ -467,7 +476,7 @@ def may_overlap(
 
 
 def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
-    """Return for each row of a table of splits (`FILES_SCHEMA`) whether the split may contain one of these keys.
+    """Return for each split in a table of splits (`FILES_SCHEMA`) whether it may contain one of these keys.
 
     The result is False only if, in some column, the range of the split is outside the range of the keys. No request.
     `wanted` has the key columns and at least one row.
@@ -480,7 +489,7 @@ def may_hold(files: pa.Table, wanted: pa.Table) -> pa.BooleanArray:
 
 
 def admitting(generations: Sequence[Generation], wanted: pa.Table) -> list[Generation]:
-    """Return the generations with bounds that admit one of the keys, in the same order. No request.
+    """Return the generations whose bounds include one of the keys, in the same order. No request.
 
     There is one comparison per key column, for any number of generations and keys (see `with_room`).
     """
@@ -498,10 +507,10 @@ def _keys(column: pa.Field, bounds: Sequence[Mapping[str, str]]) -> pa.Array:
 
 
 def admitted(generation: Generation, wanted: pa.Table) -> Mask:
-    """Return False for each row of a table of keys if the bounds of the generation exclude the key. No request.
+    """Return for each key whether the bounds of the generation include the key. No request.
 
-    There is one comparison per key column and bound, for any number of keys. NaN is one value, the greatest. A bound
-    that is missing, or is not a value of its column, excludes nothing.
+    There is one comparison per key column and bound, for any number of keys. All NaN values are equal, and NaN is the
+    greatest value. A bound that is missing or invalid excludes no key.
     """
     mask = np.ones(wanted.num_rows, dtype=bool)
     for name, (least, greatest) in _bounds_of(generation, {each.name: each.type for each in wanted.schema}).items():

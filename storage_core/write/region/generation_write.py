@@ -1,17 +1,20 @@
-"""Writers of generations: from a memtable, from distributed records, or as a sort of other generations.
+"""Write generations from a memtable or from distributed records, or sort several generations into one.
 
-Each generation is written to a new directory. It counts only after the region's manifest names the directory.
+Each generation is written to a new directory. A generation counts only after the region's manifest contains this
+directory.
 
 Sorting replaces many unsorted generations of a region by one generation that is sorted by key
-(docs/architecture/ingestion.md, "Raw log"). If the merges of a region lag behind, every reader and every merge must
-read each generation. A sort is due if more than 30 unsorted generations, or more than 30 MB in unsorted generations,
-are pending. The sort folds a run of generations per key. The result is one *sorted* generation. In the region's
-manifest, the sorted generation replaces the generations of the run. It has one record per key, and a lookup reads only
-the chunks that may contain the key. Deletes and patches stay records, because the changed rows may be in the base.
+(docs/architecture/ingestion.md, "Raw log"). If the merges of a region are late, every reader and every merge must read
+each generation. A sort is needed if more than 30 unsorted generations, or more than 30 MB in unsorted generations, are
+pending. The sort takes consecutive generations and combines their records per key. The result is one *sorted*
+generation. In the region's manifest, the sorted generation replaces these generations. The sorted generation has one
+record per key, and a lookup reads only the chunks that may contain the key. Deletes and patches remain as records,
+because the changed rows may be in the base.
 
-The sorter claims no region. Like every writer, it commits the next manifest version by put-if-absent. It keeps the
-epoch of the live writer and all concurrent changes of other processes. It does not depend on the progress of a merge
-(docs/architecture/ingestion.md). `generation.unmerged` describes how readers use sorted generations.
+The sorter claims no region. Like every writer, the sorter commits the next manifest version by put-if-absent. The
+sorter keeps the epoch of the live writer and all concurrent changes of other processes. A sort does not depend on the
+progress of a merge (docs/architecture/ingestion.md). `generation.unmerged` describes how readers use sorted
+generations.
 """
 
 from __future__ import annotations
@@ -62,9 +65,9 @@ from storage_core.write.region.manifest import advance, read_latest
 from storage_core.write.region.records import SEGMENT_ROWS, Memtable
 from storage_core.write.region.spec import PARALLEL_REGIONS, known_regions
 
-# Index segments of a generation. A search uses a segment instead of indexing the rows of the generation.
-# Segments are objects like the segments of the base, and become segments of the base in a merge. A segment covers the
-# whole rows of the generation: the rows with a put or a reset as folded record. The rows have the order of a merge. The
+# Index segments of a generation. A search uses a segment instead of indexing the rows of the generation. Segments are
+# objects like the segments of the base, and become segments of the base in a merge. A segment covers the whole rows of
+# the generation. These are the rows whose folded record is a put or a reset. The rows have the order of a merge. The
 # manifest of the generation contains this order and the index definition. A segment only saves work. Without a usable
 # segment, a reader builds the same index from the records.
 
@@ -73,7 +76,7 @@ _logger = logging.getLogger(__name__)
 
 
 def gives_whole_rows(folded: pa.Table) -> Mask:
-    """Return for each folded record whether it gives the whole row. Puts and resets do."""
+    """Return for each folded record whether it contains the whole row. Puts and resets contain the whole row."""
     operations = folded.column(fold.OPERATION).to_numpy()
     mask: Mask = np.isin(operations, [int(fold.Operation.PUT), int(fold.Operation.RESET)])
     return mask
@@ -96,9 +99,9 @@ def with_segments(
 ) -> Generation:
     """Return the generation with a segment per maintained index.
 
-    The segments are durable, and nothing refers to them yet. If a column or disk space for scratch files is missing,
-    the segment is omitted with a warning. A segment only saves work, so a flush must not fail because of it. One PUT
-    per segment.
+    The segments are durable, but no object refers to the segments yet. If a column or disk space for scratch files is
+    missing, the segment is omitted with a warning. A segment only saves work, so a flush must not fail because of it.
+    One PUT per segment.
 
     Args:
         records: the records of the generation, in order.
@@ -125,7 +128,7 @@ def with_segments(
 
 
 def covered_name(generation: Generation) -> str:
-    """Return the name of the whole rows of the generation in segments and translations."""
+    """Return the name that segments and translations use for the whole rows of the generation."""
     return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
 
 
@@ -154,7 +157,7 @@ def files(
 
 
 def of_base(generation: Generation, segment: GenerationSegment) -> IndexSegment:
-    """Return the action that makes a segment of the generation a segment of the base."""
+    """Return the action that adds a segment of the generation to the base."""
     return IndexSegment(
         index=segment.index,
         kind=segment.kind,
@@ -192,11 +195,11 @@ def write(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write the memtable as a generation to a new directory. It is durable when this returns. Three PUTs.
+    """Write the memtable as a generation to a new directory. The generation is durable when this returns. Three PUTs.
 
     With `context`, the context of the table, each maintained index adds one PUT for its segment (`with_segments`). The
-    generation does not count before it is in the region's manifest. Raises `CommitUnknown` if the store does not report
-    the outcome.
+    generation counts only after the region's manifest contains the generation. Raises `CommitUnknown` if the store does
+    not report the outcome.
     """
     records = memtable.records()
     hashes = key_hashes(records, memtable.key)
@@ -247,7 +250,9 @@ def write_sorted(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write the fold of consecutive generations to a new directory: one record per key, ascending by key.
+    """Write the folded records of consecutive generations to a new directory.
+
+    The records ascend by key, with one record per key.
 
     The new generation gets the number of the last replaced generation. Requests and errors: see `write`.
     """
@@ -269,7 +274,10 @@ def write_sorted(
 def _described(
     records: pa.Table, key: Sequence[str], guard: bytes, *, region: str, generation: int, ids: Ids
 ) -> Generation:
-    """Return the generation of records that are not written yet. It names no WAL entries yet."""
+    """Return the generation of records that are not written yet.
+
+    The returned generation contains no WAL entries yet.
+    """
     bounds = statistics.compute(records.select(key))
     return Generation(
         region=region,
@@ -301,11 +309,12 @@ def _create(store: ObjectStore, key: str, data: bytes, clock: Clock) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingTerms:
-    """Thresholds for sorting a region, and the size of one run.
+    """The thresholds for sorting a region, and the maximum size of one sort.
 
-    A sort is due if a region has more unsorted generations than `generations`, or more than `size_bytes` in its
-    unsorted generations. A run takes the oldest generations, at least one, up to about `run_records` records and
-    `run_bytes`. Bytes are bytes of records in memory. A task holds a run in memory, or two copies during the fold.
+    A region needs a sort if it has more than `generations` unsorted generations. It also needs a sort if its unsorted
+    generations have more than `size_bytes`. A sort takes the oldest generations, up to about `run_records` records and
+    `run_bytes`. It takes at least one generation. Bytes are bytes of records in memory. A task holds the records of one
+    sort in memory, or two copies during the fold.
     """
 
     generations: int = 30
@@ -336,7 +345,7 @@ class SortingWork:
         return 0 if math.isinf(self.record_bytes) else int(self.record_bytes)
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into equal work."""
+        """Return this work as JSON text for `from_json`."""
         body = {
             "region": self.region,
             "generations": [[each.generation, each.path] for each in self.generations],
@@ -359,7 +368,9 @@ class SortingWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SortingResult:
-    """The output of a sort, not committed yet: the directory, the records and their bytes in memory.
+    """The uncommitted output of a sort.
+
+    It has the directory, the number of records, and the bytes of the records in memory.
 
     Travels as JSON.
     """
@@ -370,7 +381,7 @@ class SortingResult:
     size_bytes: int
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal result."""
+        """Return this result as JSON text for `from_json`."""
         return json.dumps([self.path, self.records_in, self.records_out, self.size_bytes])
 
     @staticmethod
@@ -381,7 +392,9 @@ class SortingResult:
 
 
 def plan_sort(store: ObjectStore, snapshot: Snapshot, *, terms: SortingTerms = DEFAULT_TERMS) -> list[SortingWork]:
-    """Return the sorts that are due, at most one per region. No sort is due for a region with few unsorted generations.
+    """Return the sorts that are needed, at most one per region.
+
+    A region with few unsorted generations needs no sort.
 
     A sort takes the oldest generations. Call again for the other generations. Raises the errors of the requests.
 
@@ -421,7 +434,7 @@ def _unsorted(manifest: RegionManifest, merged: int) -> list[FlushedGeneration]:
 
 
 def _run(opened: Iterator[Generation], terms: SortingTerms) -> list[Generation]:
-    """Return the oldest generations without a gap that fit into one run."""
+    """Return the oldest generations that have no gap and fit into one sort."""
     taken: list[Generation] = []
     records = size_bytes = 0
     for each in opened:
@@ -437,8 +450,8 @@ def _run(opened: Iterator[Generation], terms: SortingTerms) -> list[Generation]:
 def execute_sort(store: ObjectStore, work: SortingWork, *, clock: Clock, ids: Ids) -> SortingResult:
     """Fold the generations of the work and write one generation.
 
-    The new generation is durable when this returns, and nothing refers to it. Raises `Corrupt` for a damaged
-    generation, or `CommitUnknown`. Files that were written before an error are orphans.
+    The new generation is durable when this returns, but no object refers to this generation yet. Raises `Corrupt` for a
+    damaged generation, or `CommitUnknown`. Files that were written before an error are orphans.
 
     Cost:
         One GET per manifest, WAL entry and data file of the generations, and three PUTs. From `SEGMENT_ROWS` records
@@ -474,7 +487,7 @@ def _conformed(records: pa.Table, schema: pa.Schema, work: SortingWork) -> pa.Ta
 
 
 def finish(store: ObjectStore, work: SortingWork, result: SortingResult, *, clock: Clock, writer_id: str) -> None:
-    """Replace the sources of the sorted generation by the sorted generation, in one PUT of the region's manifest.
+    """Replace the source generations by the sorted generation, in one PUT of the region's manifest.
 
     Raises `CommitConflict` if the manifest no longer contains a source, because another sorter was first. Raises
     `CommitUnknown` if the store does not report the outcome. The next plan then reads the stored state.

@@ -1,11 +1,12 @@
 """Group commit: calls of many threads share a WAL entry (docs/architecture/ingestion.md, "WAL").
 
-Durable calls need no extra thread. If no write is active, a waiting call takes all waiting calls in the order of their
-arrival, including itself. It writes the rows of these calls as one entry. New calls wait in the meantime. So a single
-call costs one PUT and no handover to another thread. With any number of callers, each call waits for about two PUTs.
+Durable calls need no extra thread. If no write is active, one waiting call takes all waiting calls, including itself,
+in the order of arrival. This call writes the rows of all these calls as one entry. New calls wait in the meantime. So a
+single call costs one PUT and no handover to another thread. With any number of callers, each call waits for about two
+PUTs.
 
-A timer thread writes the rows given with `durable=False`. It exists only while there are pending rows or a flush will
-be due.
+A timer thread writes the rows given with `durable=False`. The timer thread exists only while rows are pending or a
+flush is scheduled.
 """
 
 from __future__ import annotations
@@ -49,10 +50,11 @@ class Call:
 
 @dataclass(slots=True)
 class Backlog:
-    """The calls of a writer that are not done, by state and in order.
+    """The unfinished calls of a writer, by state and in order.
 
-    `asking` calls wait for room, `queue` calls wait for an entry, and `writing` calls are in the current entry.
-    `unheard` counts the rows given with `durable=False` that were lost without an error so far.
+    `asking` calls wait until the limits allow them. `queue` calls wait for an entry, and `writing` calls are in the
+    current entry. `unheard` counts the lost rows given with `durable=False` for which no caller has received an error
+    yet.
     """
 
     options: WriterOptions
@@ -120,7 +122,7 @@ class Backlog:
         return named
 
     def must_wait(self, call: Call) -> bool:
-        """Return whether the call must wait for room."""
+        """Return whether the limits require that the call waits."""
         return self._exceeds(self.options.wait_rows, self.options.wait_bytes, [call])
 
     def must_refuse(self, call: Call) -> bool:
@@ -155,7 +157,7 @@ class Backlog:
 
 
 def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
-    """Return the error with the given rows that were never reported durable."""
+    """Return the error, with the lost rows of these calls added."""
     if not lost:
         return error
     rows, numbers = sum(call.records.num_rows for call in lost), tuple(call.number for call in lost)
@@ -171,11 +173,10 @@ def _naming(error: TidemarkError, lost: Sequence[Call]) -> TidemarkError:
 # Reports of pending rows in a writer that nobody closed (docs/architecture/ingestion.md).
 #
 # Each loss is reported once. At the end of the process, an error goes to the log, by default to standard error. A child
-# of `multiprocessing` writes the error when its function has returned, because most children skip the usual steps at
-# exit. If a writer is dropped while its process continues, there is a `ResourceWarning`. The rows of the writer are
-# still written, but no caller would receive an error. Without pending rows there is no report. A copy of the process
-# reports nothing (decision 0011). If a signal ends a process, for example a worker of a terminated pool, there is no
-# report either.
+# of `multiprocessing` writes the error when its function has returned. Most children skip the usual steps at exit. If a
+# writer is dropped while its process continues, there is a `ResourceWarning`. The rows of the writer are still written,
+# but no caller would receive an error. Without pending rows there is no report. A copy of the process reports nothing
+# (decision 0011). If a signal ends a process, for example a worker of a terminated pool, there is no report either.
 
 
 _logger = logging.getLogger(__name__)
@@ -247,7 +248,7 @@ class Log(Protocol):
         ...
 
     def flush_due_in_ms(self) -> int | None:
-        """Return the milliseconds until the next flush, or None if no flush will be due."""
+        """Return the milliseconds until the next flush, or None if no flush is scheduled."""
         ...
 
     def flush(self) -> int | None:
@@ -256,7 +257,7 @@ class Log(Protocol):
 
 
 class GroupCommit:
-    """Writer of the calls of any threads, in the order of arrival, many calls per entry.
+    """A writer for calls from any threads. It writes the calls in the order of arrival, with many calls per entry.
 
     A refused call does not affect other calls. All calls of an entry have the outcome of the entry. In a copy of the
     process, every call raises `CopiedProcess` before it takes a lock. The reason is that the thread with the lock may
@@ -293,7 +294,7 @@ class GroupCommit:
             self._require_usable()
 
     def submit(self, records: pa.Table, *, durable: bool) -> None:
-        """Accept the rows of a call. Return when they are durable, or at once if `durable` is false.
+        """Accept the rows of a call. Return when the rows are durable, or immediately if `durable` is false.
 
         The call waits while the writer holds more rows or bytes than the limits for waiting. It raises `Overloaded`
         above the limits for refusing, or if the wait takes too long. In this case, no row of the call is written. It
@@ -386,7 +387,7 @@ class GroupCommit:
         return error.reworded(error.found)
 
     def _admit(self, call: Call) -> None:
-        """Wait for room, in the order of arrival."""
+        """Wait in the order of arrival until the limits allow the call."""
         backlog = self._backlog
         if backlog.must_refuse(call):
             raise backlog.overloaded(call, "refuse", now_ms=self._clock.now_ms())
@@ -461,7 +462,7 @@ class GroupCommit:
 
     @contextmanager
     def _alone(self) -> Iterator[None]:
-        """Keep other threads from writing during the block."""
+        """Prevent writes of other threads during the block."""
         with self._lock:
             while self._busy:
                 self._changed.wait()
@@ -484,7 +485,7 @@ class GroupCommit:
         self._tick.notify_all()
 
     def _run_timer(self) -> None:
-        """Write rows without a waiting call, and flush an old memtable. End when no write or flush will be due."""
+        """Write rows for which no call waits, and flush an old memtable. End when no write or flush is scheduled."""
         while self._wait_until_due():
             try:
                 with self._lock:
@@ -503,7 +504,7 @@ class GroupCommit:
                     self._tick.wait(self._options.linger_ms / 1000)
 
     def _wait_until_due(self) -> bool:
-        """Wait and return True when a write or a flush is due.
+        """Wait until a write or a flush must start, and return True.
 
         Return False if no write or flush will be due. The timer thread then ends.
         """

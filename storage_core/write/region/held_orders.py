@@ -1,8 +1,8 @@
-"""The order of records by a column: the newest record of a key wins, even against the row in the table.
+"""Order records by a column. The newest record of a key wins, even if the newest record is the row in the table.
 
 The module sorts records of one region by a column, and removes records that are older than the row of their key. The
-region must be claimed, so no other process writes to it. The row of a key is the row at `latest`: the base and the
-unmerged generations of the region. A landed delete keeps its order in the generation. So an older put of a later file
+region must be claimed, so no other process writes to it. The row of a key is the row at `latest`, from the base and the
+unmerged generations of the region. A landed delete stores its order in the generation. So an older put of a later file
 has no effect until a merge applies the delete. After the merge, the order of the delete is unknown.
 """
 
@@ -39,7 +39,7 @@ def sort_by_order(records: pa.Table, order: str) -> pa.Table:
 def without_older(store: ObjectStore, records: pa.Table, region: str, *, key: Sequence[str], order: str) -> pa.Table:
     """Return the records that are not older than the row of their key in the table, in order.
 
-    Raises `InvalidInput` if the column was dropped after the read of the records.
+    Raises `InvalidInput` if the column was dropped after the records were read.
 
     Cost:
         The requests to open the table, three requests for the region, and the requests of `unmerged.find`. For each
@@ -101,7 +101,7 @@ def _is_older(records: pa.Table, held: pa.Table, key: Sequence[str], order: str)
     """
     own, others = key_codes([records.select(key), held.select(key)], key)
     last = np.full(int(max(own.max(), others.max(initial=0))) + 1, -1)
-    last[others] = np.arange(len(others))  # for each key, the last one stays
+    last[others] = np.arange(len(others))  # the last position of each key remains
     places = last[own]
     against = held.column(order).take(pa.array(places, mask=places < 0))
     own_orders = records.column(order)

@@ -1,10 +1,10 @@
 """Regions with an idle writer. A merge flushes the rows of these regions (docs/architecture/ingestion.md, "Merge").
 
-A writer does not announce its end, so the merge measures the idle time. A region is idle if its log has unflushed rows,
-and its last entry and its manifest are older than the table's `idle_after`. The store's clock measures the age. Idle
-time only decides when a merge flushes the region. The merge claims the region like a writer, and so fences the earlier
-writer. If the earlier writer is alive, its next call detects the claim before it acknowledges a row. The earlier writer
-then claims the region again, writes its rows and continues (`region.writer`).
+A writer does not announce its end, so the merge measures the idle time. A region is idle if its log has unflushed rows.
+Its last log entry and its manifest must also be older than the table's `idle_after`. The store's clock measures the
+age. Idle time only decides when a merge flushes the region. The merge claims the region like a writer, and so fences
+the earlier writer. If the earlier writer is alive, its next call detects the claim before it acknowledges a row. The
+earlier writer then claims the region again, writes its rows and continues (`region.writer`).
 
 The claim succeeds only if the known manifest is still the newest manifest. So the merge does not change a region that
 was claimed or flushed in the meantime. A region without rows in its log is not claimed, because a distributor may be
@@ -49,10 +49,12 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeDue:
-    """The tasks of a merge: regions to flush first, and pending generations. The length is the number of both.
+    """The tasks of a merge: regions to flush first, and pending generations.
 
-    `silent_in_ms` is the time until another region may become idle. It is None if no other region has entries in its
-    log.
+    The length is the number of regions to flush plus the number of works.
+
+    `silent_in_ms` is the time until another region may become idle. `silent_in_ms` is None if no other region has
+    entries in its log.
     """
 
     idle: Sequence[IdleRegion]
@@ -139,9 +141,9 @@ def flush_idle(
 ) -> list[Corrupt | Unsupported]:
     """Write the unflushed rows of each region as a generation. Return the errors of regions with an unreadable log.
 
-    A region that another process has changed in the meantime is skipped. If this function ends between a claim and its
-    flush, a later call finds the region again after the same idle time. Regions are flushed one at a time, so memory
-    holds the rows of one region.
+    A region that another process has changed in the meantime is skipped. This function may end between a claim and a
+    flush. A later call then finds the region again after the same idle time. Regions are flushed one at a time, so
+    memory holds the rows of one region.
 
     Cost:
         Per region: the requests of a claim, which reads each entry, and of a flush.
@@ -175,7 +177,7 @@ def _flush(store: ObjectStore, snapshot: Snapshot, idle: IdleRegion, *, clock: C
 MOST_REGIONS = 64
 """Maximum number of checked regions."""
 MOST_CLAIMS = 4
-"""Maximum number of skipped WAL entries without rows in a region. Claims leave such entries."""
+"""Maximum number of skipped WAL entries without rows in a region. Claims write these entries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,8 +185,9 @@ class Waiting:
     """Pending work of a merge in the checked regions.
 
     `regions` is the number of all regions. `generations` is the number of pending generations. `silent` is the number
-    of regions without generations but with rows of an idle writer that a merge will flush (`region.idle`). `oldest_ms`
-    is the age of the object with the oldest record, by the store's clock. It is None if everything is merged.
+    of regions without generations whose idle writer left rows. A merge will flush these rows (`region.idle`).
+    `oldest_ms` is the age of the object with the oldest record, by the store's clock. `oldest_ms` is None if everything
+    is merged.
     """
 
     regions: int

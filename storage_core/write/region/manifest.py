@@ -1,8 +1,8 @@
 """Numbered manifests of a region (docs/architecture/ingestion.md, "Regions").
 
 A region's manifest contains its epoch, its writer and its flushed generations. Manifests are numbered and immutable.
-This module finds the newest manifest and commits the next one. A hint object contains the number of a recent manifest
-and only saves requests.
+This module finds the newest manifest and commits the next manifest. A hint object contains the number of a recent
+manifest and only saves requests.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def read_from(store: ObjectStore, region: str, hint: Hint, *, near: bool = False
 
 
 def read_after(store: ObjectStore, known: RegionManifest, *, near: bool = False) -> RegionManifest | None:
-    """Return the result of `read_latest`, given an earlier newest manifest.
+    """Return the result of `read_latest`. `known` is the newest manifest of an earlier read.
 
     Usually one GET and one HEAD, concurrently. The function also reads the hint, because the versions after `known` may
     be collected.
@@ -127,7 +127,9 @@ def commit(store: ObjectStore, manifest: RegionManifest, *, clock: Clock) -> boo
 
 
 def with_bounded_copies(listed: Sequence[FlushedGeneration]) -> tuple[FlushedGeneration, ...]:
-    """Return these generations with copies only for the newest `COPIED`, up to `COPIED_BYTES` in total.
+    """Return these generations, with copies only for the newest generations.
+
+    At most `COPIED` generations and `COPIED_BYTES` are copied.
 
     Each flush, claim and sort writes the copies again, and each reader of a new manifest fetches the copies. A writer
     of a manifest does not know the merged generations. So the newest generations get copies.
@@ -146,9 +148,9 @@ def advance(
 ) -> RegionManifest | None:
     """Commit the manifest that `change` returns as the next version, and return this manifest.
 
-    `change` reads the newest manifest and returns a changed manifest, or None to write nothing. It is called again
-    after each lost race, so changes of other writers are never undone. Each attempt makes the requests of `change` and
-    of `commit`, and raises their errors.
+    `change` reads the newest manifest and returns a changed manifest, or None to write nothing. `change` is called
+    again after each lost race, so changes of other writers are never undone. Each attempt makes the requests of
+    `change` and of `commit`, and raises their errors.
     """
     while (changed := change()) is not None:
         following = replace(changed, version=changed.version + 1, writer_id=writer_id)
@@ -178,7 +180,7 @@ def fenced(region: str, epoch: int, latest: RegionManifest | None) -> WriterFenc
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Start points of two searches: for the newest manifest of a region, and for the end of its log.
+    """Start points of two searches: for the newest manifest of a region, and for the end of the region's log.
 
     Both values may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of the log.
     """
@@ -189,7 +191,7 @@ class Hint:
 
 
 def last_existing(is_there: Callable[[int], bool], start: int) -> int:
-    """Return the highest existing number from `start` on. The existing numbers must have no gap.
+    """Return the highest existing number, starting at `start`. The existing numbers must have no gap.
 
     Cost:
         About two requests per doubling of the distance from `start`. One request if `start` is the highest number.
@@ -234,7 +236,7 @@ def _number(found: object) -> int | None:
 
 def _write_hint(store: ObjectStore, manifest: RegionManifest) -> None:
     # The hint is written by compare-and-swap and never moves backwards. So a late put cannot lower the hint (lesson
-    # 05). Because of the writer id, equal versions have different bytes (lesson 09).
+    # 05). Hints with the same version have different bytes, because each hint contains a writer id (lesson 09).
     key = keys.region_hint_key(manifest.region_id)
     found = {"version": manifest.version, "replayAfter": manifest.replay_after_wal_id, "nonce": manifest.writer_id}
     body = json.dumps(found).encode()
@@ -246,13 +248,13 @@ def _write_hint(store: ObjectStore, manifest: RegionManifest) -> None:
         _logger.warning("%s: the hint was not updated, which only costs readers time: %s", key, error)
 
 
-# Pruning of a region's manifest. Without pruning, it would grow with the history of the region.
+# Pruning of a region's manifest. Without pruning, the manifest would grow with the history of the region.
 #
 # Every flush and every claim writes the whole list of generations. A generation that every retained version has merged
-# is collected (`maintain.regions`). When its objects are deleted, the collector removes it from the list
-# (docs/architecture/collection.md). The collector also removes offsets of the raw log that the table's log has reached
-# (decision 0008). Like a sorter, the collector claims no region. It keeps the epoch and all concurrent changes of other
-# processes.
+# is collected (`maintain.regions`). When the objects of a generation are deleted, the collector removes the generation
+# from the list (docs/architecture/collection.md). The collector also removes offsets of the raw log that the table's
+# log has reached (decision 0008). Like a sorter, the collector claims no region. The collector keeps the epoch and all
+# concurrent changes of other processes.
 
 
 NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
@@ -272,11 +274,11 @@ def prune_collected(
     clock: Clock,
     writer_id: str,
 ) -> bool:
-    """Remove generations up to `generation` from the region's manifest. Return True if this call removed them.
+    """Remove generations up to `generation` from the region's manifest. Return True if this call changed the manifest.
 
-    Use it only for generations with deleted objects. `collected_generation` never decreases, so a late caller changes
-    nothing. The call also removes the offsets that the table's log has `reached`. The commits with these offsets must
-    be so old that no distributor still plans with lower offsets.
+    Call this function only for generations whose objects are deleted. `collected_generation` never decreases, so a late
+    caller changes nothing. The call also removes the offsets in `reached`, because the table's log has reached these
+    offsets. The commits with these offsets must be so old that no distributor still plans with lower offsets.
 
     Raises `CommitUnknown` if the store does not report the outcome. The next collection then reads the stored state.
 
@@ -309,8 +311,8 @@ def prune_collected(
 def require_listed(manifest: RegionManifest, merged: int) -> None:
     """Raise `SnapshotExpired` unless the manifest lists every flushed generation that the snapshot has not merged.
 
-    Every retained snapshot at the time of a collection has merged the collected generations. A read at an older
-    snapshot would miss rows.
+    When generations are collected, every retained snapshot has merged these generations. A read at an older snapshot
+    would miss rows.
     """
     if merged < manifest.collected_generation:
         raise SnapshotExpired(

@@ -4,8 +4,9 @@ A merge writes the folded records as new splits. In the same commit, deletion ve
 compaction rewrites the remaining rows of these splits. The base never contains two live rows of one key, so reads of
 the base need no deduplication.
 
-The commit makes a merge exactly-once. The requirement and the progress action of the commit name the merged
-generations. The log refuses the commit unless these generations follow the recorded generations (lessons 22 and 25).
+The commit ensures that each generation is merged exactly once. The requirement and the progress action of the commit
+contain the numbers of the merged generations. The log refuses the commit unless these generations directly follow the
+recorded generations (lessons 22 and 25).
 """
 
 from __future__ import annotations
@@ -64,10 +65,10 @@ from storage_core.write.region.merge_work import (
 )
 from storage_core.write.region.spec import known_manifests
 
-# Candidate rows of the base from the primary-key index, used if it costs less than reading the keys (decision 0021).
-# Without the index, a merge reads the key columns of every split that may contain one of its keys. If few records are
-# spread over many splits, most of these reads find nothing. The index then gives the splits and rows to read. With many
-# records, most of the keys are needed anyway, and the index is not used.
+# The primary-key index gives candidate rows of the base. It is used if this costs less than reading the keys (decision
+# 0021). Without the index, a merge reads the key columns of every split that may contain one of its keys. If few
+# records are spread over many splits, most of these reads find nothing. The index then gives the splits and rows to
+# read. With many records, most of the keys are needed anyway, and the index is not used.
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
@@ -122,9 +123,9 @@ class IndexedBase:
         return asked * REQUEST_COST_BYTES + size + left >= REQUEST_COST_BYTES + keys
 
 
-# Segments of generations that become segments of the base. A merge stores the source row in a generation for each row.
-# If a generation gives a whole row, and no later generation has a record of its key, the base has the same row. So the
-# segments of the generation cover the row through a translation, and the merge only adds the segments to the log.
+# Segments of generations that become segments of the base. For each row, a merge stores the source row in a generation.
+# A generation may have a whole row. If no later generation has a record of the same key, the base has the same row. So
+# the segments of the generation cover this row through a translation. The merge only adds the segments to the log.
 # Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers the other
 # rows of the merge, which are called the rest.
 
@@ -201,7 +202,7 @@ class MovingSegments:
         return _Origins(source[final], row[final], counts)
 
     def _worth_it(self, origins: _Origins) -> list[int]:
-        """Return the generations that keep enough of their rows and lost no record to the quarantine."""
+        """Return the generations that have enough remaining rows and no quarantined record."""
         found = []
         for number, (each, rows) in enumerate(zip(self.generations, origins.whole, strict=True)):
             superseded = rows - int((origins.source == number).sum())
@@ -228,9 +229,9 @@ class MovingSegments:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Origins:
-    """For each row of a merge, the generation that gave the whole row, and the row number there.
+    """The origin of each row of a merge: the generation with the whole row, and the row number in this generation.
 
-    The number of the generation is -1 if no generation gave the whole row. `whole` is the number of whole rows of each
+    The number of the generation is -1 if no generation has the whole row. `whole` is the number of whole rows of each
     generation. Rows are counted in the order of a merge.
     """
 
@@ -266,9 +267,9 @@ def _rows_of(origins: _Origins, source: int) -> BitMap:
     return bitmap_of(origins.row[origins.source == source])
 
 
-# Regions that one commit merges in a table with manual regions (docs/architecture/ingestion.md).
-# Only the promise of the callers prevents a key in two manual regions. Two manual regions could each add a row of the
-# same key. So no commit merges two manual regions.
+# Regions that one commit merges in a table with manual regions (docs/architecture/ingestion.md). Only the callers
+# ensure that a key is not in two manual regions. Two manual regions could each add a row of the same key. So no commit
+# merges two manual regions.
 
 
 def in_turn(
@@ -276,8 +277,8 @@ def in_turn(
 ) -> list[RegionManifest]:
     """Return the regions of `regions` that one commit can merge. None means all regions. No request.
 
-    If the table allows manual regions, the result is all regions of the spec, or one manual region. The version of the
-    snapshot selects the group.
+    If the table allows manual regions, the result is either all regions of the spec or one manual region. The version
+    of the snapshot determines which of these groups is returned.
     """
     chosen = [each for each in manifests if regions is None or each.region_id in regions]
     if not snapshot.config.regions_by_hand:
@@ -291,7 +292,10 @@ def in_turn(
 
 
 def merges_of(snapshot: Snapshot) -> Mapping[str, int] | None:
-    """Return the merged generation of every region, if the commit must check that no region has changed."""
+    """Return the merged generation of every region.
+
+    Return None unless the commit must check that no region has changed.
+    """
     return dict(snapshot.merged_generations) if snapshot.config.regions_by_hand else None
 
 
@@ -306,11 +310,11 @@ def plan(
     regions: Collection[str] | None = None,
     max_records: int = MAX_RECORDS,
 ) -> list[MergeWork]:
-    """Return the merges that are due, at most one per region. The list is empty if the base contains everything.
+    """Return the merges that are needed, at most one per region. The list is empty if the base contains everything.
 
     Several works can touch the same splits of the base. `actions_of` then combines the hidden rows. A work takes the
-    oldest unmerged generations, at least one, up to about `max_records` records. Plan again for the later generations.
-    Raises `Corrupt` for a gap in the generations.
+    oldest unmerged generations, up to about `max_records` records. It takes at least one generation. Plan again for the
+    later generations. Raises `Corrupt` for a gap in the generations.
 
     Args:
         manifests: the manifests of the regions. None means that this call reads them.
@@ -358,7 +362,7 @@ def execute(store: ObjectStore, work: MergeWork, *, ids: Ids, now_ms: int, quara
     Raises:
         Corrupt: a generation or a split is damaged. Files that were written before are orphans.
 
-    An error in the data names the region, the generation, the record and the key.
+    An error in the data contains the region, the generation, the record and the key.
 
     Cost:
         The requests for the generations. For each split of the base, the requests of `IndexedBase.rows` and
@@ -440,7 +444,7 @@ def _foldable(store: ObjectStore, work: MergeWork, records: Records, *, now_ms: 
 def _applicable(
     store: ObjectStore, work: MergeWork, records: Records, folded: pa.Table, *, ids: Ids, now_ms: int
 ) -> pa.Table:
-    """Return the applicable folded records, and quarantine the source records of the others."""
+    """Return the folded records that can be applied, and quarantine the source records of the other folded records."""
     read = _read(work, _superseded(store, work, folded))
     found = list(refused(folded, _application(work, read, ids=ids, now_ms=now_ms)))
     if not found:

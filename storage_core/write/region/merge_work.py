@@ -1,6 +1,6 @@
 """Work and result of a merge of a region, and the lookup of superseded rows.
 
-`MergeWork` is one planned merge and `MergeResult` is its output. Both travel between driver and tasks as JSON.
+`MergeWork` is one planned merge and `MergeResult` is its output. The driver and the tasks exchange both as JSON.
 `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a split.
 """
 
@@ -54,12 +54,12 @@ class MergeWork:
     """One planned merge with all data for a task. The task need not open the table. Travels as JSON.
 
     - `generations` are consecutive and start at `after` + 1. A sorted generation counts as the range that it replaces.
-    - `base` contains the live splits with key bounds that admit a merged key, and their deletion vectors. The keys of a
-      split, or a primary-key index, show whether the split contains such a key.
+    - `base` contains the live splits whose key bounds include a merged key, and their deletion vectors. The keys of a
+      split, or a primary-key index, show whether the split really contains a merged key.
     - `answering` contains the parts of the primary-key index that cover the splits, by path.
     - `merged` is the merged generation of every region at the time of the plan, if the table has manual regions. Only
       the committer uses this field, so it is not in the JSON.
-    - `opened` contains the generations that the plan has read. It is not in the JSON.
+    - `opened` contains the generations that the plan has read. This field is not in the JSON.
     """
 
     region: str
@@ -155,10 +155,10 @@ def _answering(body: Mapping[str, Any]) -> Mapping[str, Answering]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergeResult:
-    """The output of a merge, to be committed with `merge.actions_of`. Travels as JSON.
+    """The output of a merge. `merge.actions_of` returns the actions to commit. Travels as JSON.
 
-    `rewrite` has the new splits, and removes the splits without a live row. `marks` has the live splits with a longer
-    deletion vector. The input rows of `rewrite` are the records, and the base rows that patches changed.
+    `rewrite` adds the new splits, and removes the splits without a live row. `marks` contains the live splits with a
+    longer deletion vector. The input rows of `rewrite` are the records, and the base rows that patches changed.
     """
 
     rewrite: Rewrite
@@ -185,9 +185,10 @@ class MergeResult:
         )
 
 
-# Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010).
-# A record is refused if it fails alone. The search halves the records repeatedly. It costs about as much as the failed
-# attempt, and runs only after a failure. If the records fail only together, no record is refused.
+# Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010). A record is
+# refused if it fails without other records. The search repeatedly divides the records into halves. The search costs
+# about as much as the failed attempt, and runs only after a failure. If the records fail only together, no record is
+# refused.
 
 
 Attempt = Callable[[pa.Table], object]
@@ -235,7 +236,7 @@ class Records:
 
 
 def refused(rows: pa.Table, attempt: Attempt) -> Iterator[tuple[int, Exception]]:
-    """Yield each row that `attempt` refuses alone, with the error.
+    """Yield each row that `attempt` refuses without other rows, with the error.
 
     Yield nothing if `attempt` refuses even an empty input.
     """
@@ -250,7 +251,7 @@ def _refused(rows: pa.Table, attempt: Attempt, start: int) -> Iterator[tuple[int
     try:
         attempt(rows)
     except REFUSALS as error:
-        if of_the_system(error):  # for example, no row causes a lack of memory
+        if of_the_system(error):  # for example a lack of memory, which no row causes
             raise
         if rows.num_rows == 1:
             yield start, error
@@ -281,7 +282,10 @@ def text_of(error: Exception) -> str:
 
 @contextmanager
 def naming_works(*works: MergeWork) -> Iterator[None]:
-    """Add the regions and generations of the works to an error in the data. Do not change other errors."""
+    """If the data causes an error, add the regions and generations of the works to the error.
+
+    Do not change other errors.
+    """
     try:
         yield
     except (InvalidInput, Corrupt, Unsupported) as error:
@@ -326,7 +330,7 @@ class Superseded:
     read: pa.Table
 
     def entry(self, store: ObjectStore, *, ids: Ids, now_ms: int) -> Add | Remove:
-        """Return the action of the effect: the split with a longer deletion vector, or the removal of the split.
+        """Return the action for this effect: the split with a longer deletion vector, or the removal of the split.
 
         At most one PUT.
         """

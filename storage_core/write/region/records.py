@@ -3,8 +3,8 @@
 A record is a row with an operation: put, patch, reset or delete (docs/architecture/ingestion.md, "Records").
 `RecordBuilder` checks every value before the first write, so no later step refuses a value. `WriterOptions` contains
 the rules for grouping, limiting and flushing records (docs/architecture/ingestion.md). `Following` holds the columns of
-the table and reads newer columns. `Memtable` holds the records of the next generation. These records can be read at
-once.
+the table and reads newer columns. `Memtable` holds the records of the next generation. These records can be read
+immediately.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ MB = 2**20
 SEGMENT_ROWS = 10_000
 """Minimum number of records of a generation with index segments.
 
-A reader indexes fewer rows about as fast as it reads a segment of these rows. The flush would have to wait for the
-segment.
+For fewer rows, a reader builds the index about as fast as it reads a segment of these rows. The flush would have to
+wait until the segment is written.
 """
 
 
@@ -49,19 +49,21 @@ segment.
 class WriterOptions:
     """The settings of one writer. Bytes are bytes of records in memory. Durations are milliseconds.
 
-    - `durable`: the default of calls that do not set `durable`. True: a call returns only when its rows are durable.
-    - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written at this number of bytes or this age. A WAL
-      entry takes several calls up to `entry_bytes`. A larger call becomes a separate entry.
+    - `durable`: the default for calls that do not set `durable`. If it is True, a call returns only when its rows are
+      durable.
+    - `entry_bytes`, `linger_ms`: rows given with `durable=False` are written when they reach this number of bytes or
+      this age. A WAL entry contains the rows of several calls, up to `entry_bytes`. A larger call becomes a separate
+      entry.
     - `flush_rows`, `flush_bytes`, `flush_entries`: a memtable with this many records, bytes or WAL entries is flushed
       before the next entry.
     - `flush_age_ms`: a memtable is flushed when its oldest record has this age, even without a further call. None means
       no maximum age. A `latest` read makes one GET per unflushed entry.
-    - `segment_rows`: a generation of at least this many records gets a segment of each index of the table. Smaller
-      generations are indexed by each search.
-    - `wait_rows`, `wait_bytes`: above this number of rows or bytes that are not durable yet, further calls wait, for at
-      most `wait_ms`.
-    - `refuse_rows`, `refuse_bytes`: the limit of all rows and bytes that are not durable or wait. A call above the
-      limit raises `Overloaded`.
+    - `segment_rows`: a generation of at least this many records gets a segment of each index of the table. For smaller
+      generations, each search indexes the rows itself.
+    - `wait_rows`, `wait_bytes`: the limits for rows and bytes that are not durable yet. Above a limit, further calls
+      wait for at most `wait_ms`.
+    - `refuse_rows`, `refuse_bytes`: the limits for all rows and bytes that are not durable yet, including the rows of
+      waiting calls. A call above a limit raises `Overloaded`.
 
     An empty writer always accepts one call, even a call above the limits. So a writer holds at most `refuse_bytes`,
     `flush_bytes` and one entry in memory. During a flush it also holds the key index of the memtable. For a table with
@@ -112,7 +114,8 @@ class RecordBuilder:
     columns. `nonzero` has the embedding columns that must not contain zero embeddings.
 
     Every method returns a table with `rows.fold.record_schema` in the order of the input. An invalid value raises
-    `InvalidInput` with the column and the first such row, counted from 0. Nothing is changed then.
+    `InvalidInput` with the column and the first row with an invalid value, counted from 0. In this case, nothing is
+    changed.
     """
 
     schema: pa.Schema
@@ -129,7 +132,7 @@ class RecordBuilder:
         return self._whole(rows, Operation.RESET)
 
     def patches(self, rows: Rows) -> pa.Table:
-        """Return one patch per row, with the fields that the row gives. A field given as null becomes null.
+        """Return one patch per row, with the fields of the row. A field given as null becomes null.
 
         Entries of a merged map are added to the existing entries and replace entries of the same key. A merged map
         given as null becomes null like any other field. If a patch is the first record of its key, it creates the row.
@@ -204,7 +207,7 @@ class RecordBuilder:
         kind = self._fields_type
         if isinstance(rows, Mapping | pa.Table | pa.RecordBatch):
             return self._same_fields(table).cast(kind)
-        # Each dictionary may give other fields. Dictionaries are Python objects already, so this adds no cost.
+        # Each dictionary may have different fields. Dictionaries are Python objects already, so this adds no cost.
         return pa.array([[self._field(name, row[name]) for name in row if name not in self.key] for row in rows], kind)
 
     def _same_fields(self, table: pa.Table) -> pa.Array:
@@ -269,7 +272,9 @@ class Known:
 
 @dataclass(slots=True)
 class Following:
-    """The newest known columns of a table. Writers of several regions share one object. Any thread can renew it.
+    """The newest known columns of a table.
+
+    Writers of several regions share one object. Any thread can renew this object.
 
     A writer reads the columns at its start and after each flush.
     """
@@ -317,8 +322,8 @@ class Following:
 class KeyRuns:
     """The positions of all added rows, counted from 0, by the hash of their key.
 
-    If a run is not longer than the next run, the two runs are joined, like the carry of a binary counter. So n
-    additions leave about log2(n) runs, and each row is sorted about log2(n) times.
+    If a run is not longer than the next run, the two runs become one run. This is like the carry of a binary counter.
+    So n additions leave about log2(n) runs, and each row is sorted about log2(n) times.
     """
 
     _runs: list[tuple[Hashes, Positions]] = field(default_factory=list)
@@ -350,8 +355,8 @@ class Memtable:
     """Durable records outside all generations, in the order of their acknowledgement.
 
     `schema` is the record schema, and `key` is the primary key. A memtable grows by whole WAL entries. The writer
-    flushes a large memtable and starts another. One thread can add records while another thread reads. Only one thread
-    can read at a time.
+    flushes a large memtable and starts another memtable. One thread can add records while another thread reads. Only
+    one thread can read at a time.
     """
 
     schema: pa.Schema
@@ -419,7 +424,7 @@ class Memtable:
         return matching(found, wanted, self.key)
 
     def get(self, wanted: pa.Table) -> pa.Table:
-        """Return one record per wanted key with records. It combines all records of the key in order."""
+        """Return one record for each wanted key that has records. It combines all records of the key in order."""
         return fold.fold(self.find(wanted), self.key)
 
     def _rows_at(self, positions: Positions) -> Iterator[pa.Table]:

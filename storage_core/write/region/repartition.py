@@ -49,7 +49,7 @@ def change_regions(log: TransactionLog, fields: tuple[RegionField, ...], *, quar
 
     Nothing happens if the spec already has these fields. Otherwise the old regions are merged in this process, closed,
     and merged again. Then the new spec is committed. If the call is interrupted, a second call finishes the change. A
-    region that cannot be merged is not closed and takes rows as before.
+    region that cannot be merged is not closed and continues to accept rows.
 
     Args:
         quarantine: whether to quarantine records that cannot be merged. This is the only way to merge a closed region
@@ -128,7 +128,10 @@ def _commit_spec(log: TransactionLog, spec: RegionSpec, progress: Sequence[Merge
 
 
 def is_ending(store: ObjectStore, snapshot: Snapshot) -> bool:
-    """Return whether a change of the current spec has begun. The spec then takes no more rows. 1 to 3 requests."""
+    """Return whether a change of the current spec has begun.
+
+    In this case, the spec accepts no more rows. 1 to 3 requests.
+    """
     spec = snapshot.config.region_spec
     if spec.fields:
         return spec.id in read_registry(store).closed
@@ -139,7 +142,9 @@ def is_ending(store: ObjectStore, snapshot: Snapshot) -> bool:
 def close_regions(
     store: ObjectStore, snapshot: Snapshot, *, successor: int, clock: Clock, ids: Ids
 ) -> tuple[MergeProgress, ...]:
-    """Close every region of the snapshot's current spec. Return the progress that their merges must reach.
+    """Close every region of the snapshot's current spec.
+
+    Return the progress that the merges of these regions must reach.
 
     After this, no row can be added to the regions, and no region can be added to the spec. The call claims each region
     and so fences its writer. Then it flushes the log and marks the region as closed in the manifest. Every acknowledged

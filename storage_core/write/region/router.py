@@ -1,13 +1,14 @@
-"""Writers for all regions of a table: for callers, and for a distributor of a raw log.
+"""Writers for all regions of a table, for callers and for a distributor of a raw log.
 
-`RoutingWriter` writes each row to the region of its key, for a table with a spec with fields
+`RoutingWriter` writes each row to the region of its key. It is for tables with a region spec that has fields
 (docs/architecture/ingestion.md, "Regions"). `open_writer` returns the writer for a table.
 
 A distributor writes rows of the raw log as a generation of a region, exactly once (lesson 03). The manifest of the
-region contains the offset of the raw log. One PUT adds the generation and moves the offset over its chunks. So a
-distributor that ends before this PUT leaves no visible rows, and a later distributor finds the old offset. The
-distributor first claims the region. The claim fences a direct writer and every other distributor. Unflushed rows of the
-direct writer become an earlier generation than the distributed rows. So the order of acknowledgement stays.
+region contains the offset of the raw log. One PUT adds the generation and moves the offset past the chunks of the
+generation. So a distributor that ends before this PUT leaves no visible rows. A later distributor then finds the old
+offset. The distributor first claims the region. The claim fences a direct writer and every other distributor. Unflushed
+rows of the direct writer become a generation before the generation of the distributed rows. So the order of
+acknowledgement does not change.
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ class RoutingWriter:
     - A call groups its rows by region and writes one WAL entry per region, one region after the other. All rows of a
       call are checked before the first write.
     - Atomicity: all rows of a call in one region become durable together.
-    - Errors: if a region refuses its part (fenced, unknown, unavailable), the parts of earlier regions are durable and
-      later parts are not written. The error contains the written regions (`context["written"]`). The whole call can be
-      repeated, because the second application of a record has no effect.
-    - Order: the order of the records of a key is kept, because a key is in one region.
+    - Errors: a region may refuse its part (fenced, unknown, unavailable). The parts of earlier regions are then
+      durable, and later parts are not written. The error contains the written regions (`context["written"]`). The whole
+      call can be repeated, because the second application of a record has no effect.
+    - Order: records of one key keep their order, because all these records are in one region.
     - Claims: the first row of a region claims this region and fences its earlier writer. Other regions are not
       claimed.
     """
@@ -69,7 +70,9 @@ class RoutingWriter:
         only: Region | None = None,
         options: WriterOptions | None = None,
     ) -> None:
-        """Write by the schema, key and region spec of the snapshot. With `only`, rows of other regions are refused.
+        """Use the schema, the key and the region spec of the snapshot.
+
+        If `only` is set, the writer refuses rows of other regions.
 
         The limits in `options` apply to each region.
         """
@@ -116,7 +119,7 @@ class RoutingWriter:
 
     @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Delete rows and write them as whole rows. They are durable when this returns. One PUT per region."""
+        """Delete rows and write them as whole rows. The rows are durable when this returns. One PUT per region."""
         self._each(self._builder.resets(rows), durable)
 
     @checked
@@ -125,7 +128,7 @@ class RoutingWriter:
         self._each(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
-        """Wait until all given rows of all regions are durable. Raise errors as `close` does."""
+        """Wait until all given rows of all regions are durable. Raise the same errors as `close`."""
         self._every(RegionWriter.sync)
 
     def flush(self) -> dict[str, int]:
@@ -160,7 +163,10 @@ class RoutingWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Close the writer. If the block raised an error, raise this error. An error of closing becomes its note."""
+        """Close the writer.
+
+        If the block raised an error, raise this error. An error of closing becomes a note of this error.
+        """
         close_after(error, self.close)
 
     def _every(self, act: Callable[[RegionWriter], T]) -> dict[str, T]:
@@ -243,7 +249,7 @@ def open_writer(
     region: Mapping[str, object] | str | None = None,
     options: WriterOptions | None = None,
 ) -> TableWriter:
-    """Return a writer of a keyed table by its newest region spec (see `Table.writer`).
+    """Return a writer of a keyed table for the newest region spec of the table (see `Table.writer`).
 
     Raises:
         InvalidInput: the table is an append table, or the spec does not have the `region`. Or `region` is a name and
@@ -286,7 +292,7 @@ _logger = logging.getLogger(__name__)
 class Turn:
     """A claim of a region by a distributor: the epoch, the number of the next generation, and the last WAL entry.
 
-    All rows of the WAL are then in generations.
+    After the claim, all rows of the WAL are in generations.
     """
 
     region: str
@@ -339,11 +345,11 @@ def write_distributed(
     ids: Ids,
     context: SplitContext | None = None,
 ) -> Generation:
-    """Write records, in order, as the generation of the turn.
+    """Write the records, in order, as the next generation of the claimed region.
 
-    The generation is durable when this returns, and nothing refers to it. `records` has the columns of
-    `rows.fold.record_schema`. Raises `CommitUnknown`. Three PUTs. From `SEGMENT_ROWS` records on, and with the
-    `context` of the table, one more PUT per maintained index.
+    The generation is durable when this returns, but no object refers to this generation yet. `records` has the columns
+    of `rows.fold.record_schema`. Raises `CommitUnknown`. Three PUTs. With the `context` of the table and at least
+    `SEGMENT_ROWS` records, this makes one more PUT per maintained index.
     """
     return write_records(
         store,

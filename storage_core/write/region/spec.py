@@ -62,14 +62,14 @@ class Routed:
 
 
 def whole_table(table_id: str) -> Region:
-    """Return the only region of a table with a spec without fields."""
+    """Return the only region of a table whose region spec has no fields."""
     return Region(id=region_of(table_id), spec_id=WHOLE_TABLE_SPEC, values=())
 
 
 def only_region(table_id: str, spec: RegionSpec) -> Region:
     """Return the region of a spec without fields.
 
-    Raise `InvalidInput` for a spec with fields, because it has several regions.
+    Raise `InvalidInput` for a spec with fields, because a spec with fields has several regions.
     """
     if spec.fields:
         names = [each.field_id for each in spec.fields]
@@ -80,7 +80,7 @@ def only_region(table_id: str, spec: RegionSpec) -> Region:
 
 
 def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Region:
-    """Return the region of these canonical values, one per field of the spec.
+    """Return the region with these canonical values. There is one value per field of the spec.
 
     The same values always give the same region.
     """
@@ -104,7 +104,7 @@ def _named(table_id: str, spec_id: int, values: tuple[Value, ...]) -> Region:
 def closing_region(table_id: str, spec: RegionSpec) -> Region:
     """Return the region that closes a spec with fields.
 
-    It never contains rows. Every row has a value per field, and this region has no values.
+    This region never contains rows, because every row has a value per field and this region has no values.
     """
     return Region(id=region_for(table_id, spec, ()).id, spec_id=spec.id, values=None)
 
@@ -112,7 +112,7 @@ def closing_region(table_id: str, spec: RegionSpec) -> Region:
 def route(table_id: str, spec: RegionSpec, rows: pa.Table) -> Routed:
     """Return the region of every row. `rows` has the source columns with the table's types.
 
-    Only distinct values become Python objects. Raises `InvalidInput` if an expression fails on a row.
+    Only distinct field values are converted to Python objects. Raises `InvalidInput` if an expression fails on a row.
     """
     if not spec.fields:
         return Routed(regions=(region_for(table_id, spec, ()),), positions=np.zeros(rows.num_rows, np.int64))
@@ -151,7 +151,10 @@ def _given_value(field: RegionField, value: object) -> Value:
 
 
 def field_values(field: RegionField, rows: pa.Table) -> pa.Array:
-    """Return the value of a field for every row, in the field's result type. A missing column counts as all null."""
+    """Return the value of a field for every row, in the field's result type.
+
+    All values of a missing column count as null.
+    """
     columns = [_column(rows, name) for name in field.source_ids]
     if field.transform is not None:
         return apply_transform(parse_transform(field.transform), columns)
@@ -159,7 +162,7 @@ def field_values(field: RegionField, rows: pa.Table) -> pa.Array:
 
 
 def canonical(values: pa.Array) -> list[Value]:
-    """Return the values as plain JSON. Equal values have the same form for every width of the type.
+    """Return the values as plain JSON. Equal values have the same JSON form, for every width of the type.
 
     Integers, booleans and text stay as they are. Floats become the hexadecimal text of the float64. Bytes become
     hexadecimal text. Dates become days, and timestamps become microseconds. Decimals become text without trailing
@@ -202,15 +205,15 @@ def first_specs(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[Re
 
 
 def declared_fields(regions: Sequence[DeclaredField], schema: pa.Schema) -> tuple[RegionField, ...]:
-    """Return the fields of these mappings, such as `{"transform": "bucket", "source": "id", "n": 4}`.
+    """Return the region fields for these mappings, such as `{"transform": "bucket", "source": "id", "n": 4}`.
 
     A mapping has these keys:
 
     - `transform` or `expression`. A bucket transform also has `n`, and truncate has `width`.
     - `source` or `sources`.
-    - `field`, the id of the field. The default is the transform and its sources.
+    - `field`, the id of the field. By default, the id consists of the transform and its sources.
 
-    Raises `InvalidInput`, which names the fault.
+    Raises `InvalidInput` with the fault.
     """
     if not isinstance(regions, list | tuple):
         raise InvalidInput(f"regions are a list of fields, found {regions!r}")
@@ -281,7 +284,7 @@ def _tried(text: str, columns: list[pa.Array]) -> pa.DataType:
     try:
         first, second = (expressions.evaluate(text, columns) for _ in range(2))
     except InvalidInput:
-        return nulls.type  # A sample fails, so writes of rows with such a value will be refused.
+        return nulls.type  # The expression fails for a sample value, so writes of rows with such a value are refused.
     if canonical(first) != canonical(second):
         raise InvalidInput(
             f"the region expression {text!r} gives other values when asked again. Use functions of the row alone",
@@ -325,13 +328,12 @@ def _type_text(type_: pa.DataType) -> str:
     return str(text)
 
 
-# The registry of a table's regions. It lets readers find the regions without listing the log.
+# The registry of a table's regions. The registry lets readers find the regions without listing the log.
 # `_mem_wal/_regions.json` contains every region of a spec with fields, and every manual region. The region of a whole
 # table needs no entry. A region is added by compare-and-swap *before* its first manifest is written. So every
-# acknowledged row is in a region of the registry. The registry also contains the closed specs, which take no new
-# region. A change of the spec closes the previous spec (decision 0010).
-# The registry is derived data. If it is lost or torn, it is rebuilt from the manifests of the regions. A listing finds
-# the directories of the regions.
+# acknowledged row is in a region of the registry. The registry also contains the closed specs, to which no region can
+# be added. A change of the spec closes the previous spec (decision 0010). The registry is derived data. If it is lost
+# or torn, it is rebuilt from the manifests of the regions. A listing finds the directories of the regions.
 
 
 _logger = logging.getLogger(__name__)
@@ -415,7 +417,7 @@ def register(store: ObjectStore, region: Region, *, clock: Clock, ids: Ids) -> N
 
 
 def close_spec(store: ObjectStore, closing: Region, successor: int, *, clock: Clock, ids: Ids) -> Registry:
-    """Close the spec of `closing`. The spec then takes no region after `closing`. Return the registry.
+    """Close the spec of `closing`. After `closing`, no region can be added to the spec. Return the registry.
 
     The returned registry is durable, and no further region of the spec can appear. A caller with an earlier state of
     the registry cannot add a region. A second call changes nothing. Raises `CommitUnknown` or `Unavailable`. One GET,
@@ -443,7 +445,9 @@ def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
 
 
 def rebuilt(store: ObjectStore) -> Registry:
-    """Return a registry from the regions: all regions with a manifest, and all specs that a closed region closes.
+    """Return a registry that is rebuilt from the regions.
+
+    It has all regions with a manifest, and all specs that a closed region closes.
 
     The field values are unknown, so lookups do not exclude these regions until the next claim. Raises `Corrupt` with
     the name of an unreadable manifest. One LIST and about three requests per region.
@@ -468,7 +472,7 @@ def _listed(store: ObjectStore) -> Iterator[str]:
         if region is None:
             return
         yield region
-        after = f"{prefix}{region}0"  # the character after `/`: the first key that is not in this region
+        after = f"{prefix}{region}0"  # `0` follows `/`, so this is the first key after the keys of this region
 
 
 def _change(store: ObjectStore, change: Callable[[Registry], Registry], *, clock: Clock, ids: Ids) -> Registry:
@@ -507,7 +511,7 @@ class RegionProgress:
 def list_regions(store: ObjectStore, snapshot: Snapshot) -> list[RegionProgress]:
     """Return the progress of every claimed region, ordered by id. An append table has no regions.
 
-    Regions of earlier specs take no more rows and are omitted. About three requests per region.
+    Regions of earlier specs are omitted, because these regions accept no more rows. About three requests per region.
     """
     known = sorted(known_regions(store, snapshot), key=lambda each: each.id)
     manifests = all_of(lambda each: read_latest(store, each.id), known, PARALLEL_REGIONS)

@@ -40,12 +40,14 @@ from storage_core.write.region.merge_work import MergeResult, MergeWork, naming_
 
 
 def run_merge(job: JobRun[Merge]) -> JobReport:
-    """Merge consecutive generations of each region, with regions in parallel. One commit has all results and progress.
+    """Merge consecutive generations of each region, with regions in parallel.
+
+    One commit contains all results and the progress of all regions.
 
     First the driver flushes the rows of idle writers (`region.idle`). A region with a damaged log does not stop the
     merge of other regions. The `Corrupt` error of this region is raised after the merge. With `quarantine`, records of
     keys that cannot be applied are quarantined. No other maintenance step quarantines such records. A run merges up to
-    about a million records per region. Run it again until it reports that there is nothing to do.
+    about a million records per region. Run the step again until it reports that there is nothing to do.
 
     Raises:
         Held: another run merges this table.
@@ -137,7 +139,7 @@ def _merge_details(due: MergeDue) -> dict[str, object]:
 
 
 def due_merge(inputs: Inputs) -> Outlook:
-    """Return the due merge run, and the time until another writer counts as idle."""
+    """Return the merge run that is needed, and the time until another writer counts as idle."""
     found = merge_due(inputs.store, inputs.snapshot)
     waiting = sum(len(each.generations) for each in found.works)
     reasons = [f"generations that wait: {waiting}"] if waiting else []
@@ -152,11 +154,11 @@ LOG = logging.getLogger(__name__)
 
 
 def run_sort(job: JobRun[Sort]) -> JobReport:
-    """Sort a run of generations in every due region, with regions in parallel and one commit per region.
+    """Sort generations of every region that needs a sort. Regions are sorted in parallel, with one commit per region.
 
-    Nothing is committed to the table's log. A run sorts up to about a million records per region. Run it again until it
-    reports that there is nothing to do. If another process sorted a region in the meantime, the other regions continue.
-    Raises `Held` if another run sorts this table, and `Fenced` if another run took over.
+    Nothing is committed to the table's log. A run sorts up to about a million records per region. Run the step again
+    until it reports that there is nothing to do. If another process sorted a region in the meantime, the other regions
+    continue. Raises `Held` if another run sorts this table, and `Fenced` if another run took over.
     """
     return job.carry_out(
         lambda snapshot: generation_write.plan_sort(job.store, snapshot),
@@ -210,7 +212,7 @@ def _sort_details(work: Sequence[SortingWork]) -> dict[str, object]:
 
 
 def due_sort(inputs: Inputs) -> DueRun | None:
-    """Return the sort run that is due now, or None."""
+    """Return the sort run that is needed now, or None."""
     works = generation_write.plan_sort(inputs.store, inputs.snapshot)
     if not works:
         return None
@@ -233,7 +235,7 @@ def merge_region(place: Place, item: Item) -> Answer:
 
 @as_task
 def sort_region(place: Place, item: Item) -> Answer:
-    """Write a run of unsorted generations of one region as one sorted generation."""
+    """Write consecutive unsorted generations of one region as one sorted generation."""
     work = SortingWork.from_json(item["work"])
     result = generation_write.execute_sort(place.store, work, clock=place.clock, ids=place.ids)
     return {"result": result.to_json()}

@@ -3,8 +3,9 @@
 `find` looks up keys in generations. `capture` reads the unmerged records of all regions at one instant into memory.
 `region_positions` returns read positions for the same instant. Other processes can use these positions later
 (docs/architecture/ingestion.md, "Paged reading"). A read position contains no records. It contains the version of the
-region's manifest with the generations, and the range of later WAL entries. All of these objects are immutable. So a
-later reader with the same position reads the same records, until the collector deletes them.
+region's manifest with the generations, and the range of later WAL entries. The manifest, the generations and the
+entries are immutable. So a later reader with the same position reads the same records, until the collector deletes
+them.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from storage_core.write.region.wal import Logged
 _logger = logging.getLogger(__name__)
 
 Regions = Callable[[Snapshot], Sequence[Region] | None]
-"""A function that returns the needed regions of a read at a snapshot, or None for all regions (`read.lookup`)."""
+"""A function that returns the regions that a read at a snapshot needs, or None for all regions (`read.lookup`)."""
 
 
 def find(
@@ -75,8 +76,8 @@ def find(
     is searched first. If a record gives the whole row of a key, no older generation is searched for this key.
 
     The filter and the index only save work. If one of them is missing or damaged, all records of the generation are
-    read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes. It does not
-    cache entries, because the manifest of the generation has no checksum of entries.
+    read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes. Entries are not
+    cached, because the manifest of the generation has no checksum of entries.
 
     Args:
         wanted: a table of the key columns, in key order and with the types of the key.
@@ -112,9 +113,9 @@ def find(
 def admitting_generations(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> tuple[int, int]:
-    """Return the number of generations with bounds that admit a key, and the number that also passes the filters.
+    """Return how many generations have bounds that include a key, and how many of these also pass the filters.
 
-    One GET per filter without a copy that is not in `kept`.
+    One GET per filter that has no copy and is not in `kept`.
     """
     hashes = key_hashes(wanted, wanted.column_names)
     admits = [each.may_contain(hashes).any() for _, each in _with_filters(store, generations, wanted, kept)]
@@ -124,11 +125,11 @@ def admitting_generations(
 def _with_filters(
     store: ObjectStore, generations: Sequence[Generation], wanted: pa.Table, kept: KeptValues
 ) -> Iterator[tuple[Generation, BloomFilter]]:
-    """Yield the generations with bounds that admit a key, newest first, and their filters."""
+    """Yield the generations whose bounds include a key, newest first, each with its filter."""
     waiting = admitting(generations, wanted)[::-1]
     at_once = 1  # Most requested keys were written recently, so the newest filter is often enough.
     while waiting:
-        # A generation with a copy of its filter costs no request, so it does not count for the size of the group.
+        # A generation with a copy of its filter costs no request, so the group size does not count this generation.
         asked = accumulate(not each.filter_bytes for each in waiting)
         size = sum(number <= at_once for number in asked)
         group, waiting = waiting[:size], waiting[size:]
@@ -212,7 +213,8 @@ def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
 
 
 def _beyond(held: Generation, what: str) -> Corrupt:
-    # A read of all records would hide a forged index. It would also hide a defect of the writer that omits other keys.
+    # Reading all records instead would hide a forged index. It would also hide a defect of the writer that omits other
+    # keys.
     where = file_key(held, INDEX_FILE)
     return Corrupt(f"{where}: the key index of generation {held.generation} names {what}", key=where)
 
@@ -232,9 +234,9 @@ class Unmerged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitting:
-    """The number of unmerged generations of a snapshot, and the number that may contain some keys.
+    """The unmerged generations of a snapshot, and the number of generations that may contain some keys.
 
-    There is one number by bounds, and one number by bounds and Bloom filters.
+    `by_bounds` is the number by bounds, and `by_filters` is the number by bounds and Bloom filters.
     """
 
     unmerged: tuple[Generation, ...]
@@ -317,8 +319,8 @@ def _merged(manifest: RegionManifest, snapshot: Snapshot) -> int:
 class Captured:
     """Captured state of all regions of a table, captured one region at a time.
 
-    For each region, it contains the acknowledged records up to some point. It fits any snapshot of the same region
-    spec, older or newer, because `above` omits the records that the snapshot has merged.
+    For each region, this object contains the acknowledged records up to some point. This object fits any snapshot of
+    the same region spec, older or newer. The method `above` omits the records that the snapshot has merged.
     """
 
     regions: tuple[CapturedRegion, ...]
@@ -411,8 +413,9 @@ def _with_tail(
 ) -> tuple[RegionManifest | None, list[Logged]]:
     """Return the newest manifest, and all log entries after its replay point, up to the end of the log.
 
-    Manifest and log are read concurrently. Either may be older, because no entry is deleted while a reader may need it.
-    A log from another start is used only if it has all entries after the replay point of the manifest.
+    Manifest and log are read concurrently. The log or the manifest may be the older one. This is correct, because no
+    entry is deleted while a reader may need the entry. A log that was read from another start is used only if it has
+    all entries after the manifest's replay point.
     """
     if after is None:
         manifest = newest()
@@ -448,7 +451,7 @@ def region_positions(store: ObjectStore, snapshot: Snapshot, *, include_wal: boo
 def was_collected(store: ObjectStore, snapshot: Snapshot, damage: Corrupt) -> bool:
     """Return whether the damage is only a deleted object that no read of this snapshot needs.
 
-    The snapshot must be the newest snapshot. Only then can a missing object be an object that only an earlier snapshot
+    The snapshot must be the newest snapshot. A missing object can then be an object that only an earlier snapshot
     needed. Raises `Corrupt` for damage to an object that this check reads.
 
     Cost:

@@ -1,10 +1,10 @@
 """Write-ahead log (WAL) of a region: append, find the tail, replay (docs/architecture/ingestion.md, "WAL").
 
 A put-if-absent at the next number is enough to check the epoch. A claim first commits a manifest with a higher epoch.
-Then it puts a sentinel, an entry without rows, at the first free number. The old writer skips only occupied numbers. So
-its next number is never beyond the sentinel, and its next put collides with the sentinel. A writer reads the manifest
-only after a collision. Therefore every acknowledged entry is before the sentinel and is replayed. An append costs one
-PUT and no other request.
+Then the claim puts a sentinel, an entry without rows, at the first free number. The old writer skips only occupied
+numbers. So the next number of the old writer is never beyond the sentinel. The next put of the old writer collides with
+the sentinel. A writer reads the manifest only after a collision. Therefore every acknowledged entry is before the
+sentinel and is replayed. An append costs one PUT and no other request.
 
 After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
 with the same epoch from another process comes from a copy of the process. A fork() or a restored machine makes such a
@@ -32,10 +32,13 @@ from storage_core.write.region.manifest import check_epoch, last_existing
 _logger = logging.getLogger(__name__)
 
 IN_PAIRS = 8
-"""Number of first entries that are read two at a time. Most tails are shorter, and the second GET detects the end."""
+"""The first entries of a tail, up to this number, are read two at a time.
+
+Most tails are shorter, and the second GET detects the end.
+"""
 
 TOGETHER = 16
-"""Number of entries that are read at a time in a longer tail."""
+"""The number of entries that are read at a time in the rest of a longer tail."""
 
 _ENTRY_BYTES = 2048  # Approximate memory of an entry without its values.
 
@@ -50,9 +53,9 @@ class Logged:
 
 @dataclass(slots=True, kw_only=True)
 class WalAppender:
-    """Appender of the entries of one writer under one epoch. The next put uses the number `next_id`.
+    """Appends the entries of one writer under one epoch. The next put uses the number `next_id`.
 
-    It is not safe for concurrent use. `RegionWriter` calls it from one thread at a time.
+    The appender is not safe for concurrent use. `RegionWriter` calls it from one thread at a time.
     """
 
     store: ObjectStore
@@ -115,7 +118,7 @@ class WalAppender:
 
 
 def find_tail(store: ObjectStore, region: str, *, after: int, seed: int) -> int:
-    """Return the number of the last WAL entry, or `after` if no entry follows it.
+    """Return the number of the last WAL entry, or `after` if there is no later entry.
 
     Args:
         after: the last known flushed entry, or 0.
@@ -153,7 +156,7 @@ def _read(store: ObjectStore, region: str, entry: int) -> Logged:
 
 
 def decoded(data: bytes, region: str, entry: int) -> Logged:
-    """Return the entry in these bytes.
+    """Decode the entry in these bytes.
 
     Raise `Corrupt` with the key of the entry if the bytes do not belong to this entry.
     """
@@ -176,7 +179,7 @@ def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = N
 
 
 def belonging(logged: Logged, generation: int) -> Logged:
-    """Return an entry after the flushed entries, with its generation raised to `generation` if it is lower.
+    """Return an entry after the flushed entries. A generation below `generation` is replaced by `generation`.
 
     `generation` is the number of the next flush. An entry has a lower generation if a copy of the writer flushed this
     generation without the entry (decision 0011).
@@ -187,10 +190,10 @@ def belonging(logged: Logged, generation: int) -> Logged:
 
 
 def is_of(entry: WalEntry, generation: int) -> bool:
-    """Return whether a listed entry of this generation can be part of it.
+    """Return whether an entry in the list of a generation can be part of this generation.
 
-    An entry of a lower generation can be part of it (see `belonging`), but only if the entry contains its number. An
-    entry without its number could have been swapped with another entry.
+    An entry of a lower generation can be part of this generation (see `belonging`). The entry must then contain its
+    number. An entry without its number could have been swapped with another entry.
     """
     return entry.generation == generation or (entry.generation < generation and entry.number is not None)
 

@@ -1,12 +1,12 @@
-"""Region writer: makes rows durable before each call returns, and fences every earlier writer of the region.
+"""A region writer makes rows durable before each call returns. It fences every earlier writer of the region.
 
-A writer owns its region by an epoch. The epoch is a number that grows with every claim. Only the writer with the
+A writer claims its region with an epoch, which is a number that grows with every claim. Only the writer with the
 highest epoch can add rows. Example:
 
     with RegionWriter.open(store, snapshot, clock=clock, ids=ids) as writer:
         writer.put({"tailnum": "N1", "seats": 4})
 
-`claim` takes a region over. `RegionLog` appends WAL entries and flushes generations. `RegionWriter` is the public
+`claim` takes over a region. `RegionLog` appends WAL entries and flushes generations. `RegionWriter` is the public
 class. Several threads can share one `RegionWriter`.
 """
 
@@ -58,10 +58,9 @@ from storage_core.write.region.wal import Logged, WalAppender
 # 2. Put the sentinel at the end of the WAL. A writer that has not loaded the manifest collides with the sentinel.
 # 3. Read the manifest once more. If another claim was made between steps 1 and 2, this claim fails before it
 # acknowledges anything.
-# 4. Replay the WAL. At this point nobody can add an entry in front of the sentinel.
-# A merge also claims a region if its writer seems to have ended (`region.idle`). The manifest then contains the epoch
-# of this writer. As long as only merges have claimed the region since, this writer can claim the region again with its
-# next call.
+# 4. Replay the WAL. At this point, nobody can add an entry before the sentinel. A merge also claims a region if its
+# writer seems to have ended (`region.idle`). The manifest then contains the epoch of the idle writer. The idle writer
+# can claim the region again with its next call, if only merges have claimed the region since.
 
 
 _logger = logging.getLogger(__name__)
@@ -71,7 +70,7 @@ _FIRST_PAUSE_MS = 20
 _LONGEST_PAUSE_MS = 10_240
 
 Follow = Callable[[RegionManifest | None], RegionManifest]
-"""A function from the newest manifest to the manifest of a claim. It may raise an error.
+"""A function that gets the newest manifest and returns the manifest of a claim. The function may raise an error.
 
 The caller sets the version and the writer of the manifest.
 """
@@ -82,8 +81,8 @@ class Claim:
     """A claimed region: the manifest, the WAL appender, and the entries outside all generations, in order.
 
     `again` claims the region again for the same writer, if only merges have claimed it since. Requests and errors are
-    the same as for `claim`. It raises `WriterFenced` if another writer has claimed the region. `again` is None for a
-    merge, because a merge never takes a region back.
+    the same as for `claim`. `again` raises `WriterFenced` if another writer has claimed the region. `again` is None for
+    a merge, because a merge never claims a region again.
     """
 
     manifest: RegionManifest
@@ -111,9 +110,11 @@ def claim(store: ObjectStore, target: Region, *, record_schema: pa.Schema, clock
 
 
 def claim_idle(store: ObjectStore, seen: RegionManifest, *, record_schema: pa.Schema, clock: Clock, ids: Ids) -> Claim:
-    """Claim a region for a merge, if its manifest is still `seen`. Makes the same requests as `claim`.
+    """Claim a region for a merge, if `seen` is still the newest manifest of the region.
 
-    Raises `WriterFenced` if the region has another manifest by now. Also raises the other errors of `claim`.
+    Makes the same requests as `claim`.
+
+    Raises `WriterFenced` if the region has another manifest. Also raises the other errors of `claim`.
     """
 
     def follow(latest: RegionManifest | None) -> RegionManifest:
@@ -215,11 +216,11 @@ T = TypeVar("T")
 class RegionLog:
     """Log of a claimed region: appends WAL entries and flushes generations, strictly in order.
 
-    `stopped` is None, or the error of every further call. A flush replaces `memtable` by an empty memtable as soon as a
-    generation contains the records. A reader of the old memtable can continue to read it.
+    `stopped` is the error that every further call raises, or None. A flush replaces `memtable` by an empty memtable as
+    soon as a generation contains the records. A reader of the old memtable can continue to read it.
 
     A merge may claim the region because the writer seems to have ended (`region.idle`). The next call then claims the
-    region again, which takes the requests of a claim. It fills a new memtable from the log, and continues.
+    region again, which takes the requests of a claim. This call fills a new memtable from the log, and continues.
     """
 
     memtable: Memtable
@@ -440,14 +441,14 @@ class RegionWriter:
     """The only writer of a region of a keyed table. Threads of one process can share it.
 
     - Group commit: calls of several threads share WAL entries.
-    - Atomicity: the rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry. All of them become durable
-      together before the call returns. If the call fails, none of them is acknowledged.
-    - `durable=False`: the call returns before the rows are durable, and `sync` waits for durability. Until then only
-      `scan` and `get` of this writer return the rows, and no search finds the rows.
-    - Late rows: the writer quarantines late rows that the table does not accept, with one more PUT, or drops them
-      (docs/architecture/ingestion.md). This happens before the call returns. Deletes are never late.
-    - Fencing: after another writer claims the region, the next call of this writer raises `WriterFenced`. Its later
-      rows never become visible.
+    - Atomicity: the rows of one `put`, `patch`, `reset` or `delete` are in one WAL entry. All these rows become durable
+      together before the call returns. If the call fails, none of these rows is acknowledged.
+    - `durable=False`: the call returns before the rows are durable, and `sync` waits for durability. Until the rows are
+      durable, only `scan` and `get` of this writer return the rows, and no search finds the rows.
+    - Late rows: the table may not accept a late row. The writer then quarantines the row with one more PUT, or drops
+      the row (docs/architecture/ingestion.md). This happens before the call returns. Deletes are never late.
+    - Fencing: after another writer claims the region, the next call of this writer raises `WriterFenced`. Later rows of
+      the fenced writer never become visible.
     - Merges: a merge claims a region that was idle for the table's `idle_after`. The next call of the writer then
       claims the region again, for about nine requests, and continues.
     - Unknown outcome: after `CommitUnknown` the writer refuses every call. Open a new writer, which replays the stored
@@ -581,7 +582,7 @@ class RegionWriter:
 
     @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Delete rows and write them as whole rows. They are durable when this returns. One PUT.
+        """Delete rows and write them as whole rows. The rows are durable when this returns. One PUT.
 
         Raises the errors of `put`.
         """
@@ -603,7 +604,7 @@ class RegionWriter:
         self.write(self._builder.deletes(keys), durable)
 
     def sync(self) -> None:
-        """Wait until all rows given so far are durable. Raise the error that prevents this (see the class)."""
+        """Wait until all rows of earlier calls are durable. Raise the error that prevents this (see the class)."""
         self._group.sync()
 
     def flush(self) -> int | None:
@@ -625,7 +626,9 @@ class RegionWriter:
         return self._group.look(lambda _: self._log.memtable).records()
 
     def scan(self) -> pa.Table:
-        """Return one record per key, durable or not, that this writer has in memory, ascending by key. No request.
+        """Return one record per key from the memory of this writer, ascending by key.
+
+        The records may not be durable yet. No request.
 
         A record describes a change of the row (`rows.fold`). To get rows, capture a view of the table *after* this call
         and fold the records over the view. The result is the current rows of this process, unless another thread writes
@@ -634,7 +637,7 @@ class RegionWriter:
         return self._in_memory()[1]
 
     def over(self, view: Callable[[], T]) -> tuple[T, pa.Table]:
-        """Return a view of the table, and the records to fold over it.
+        """Return a view of the table, and the records to apply to the view.
 
         View and records describe one instant of the process. There is one record per key, as in `scan`. The records
         include every record of this region in the view that is not in a generation. So a fold never replaces a newer
@@ -690,7 +693,7 @@ class RegionWriter:
         close_after(error, self.close)
 
     def _in_memory(self) -> tuple[Memtable, pa.Table]:
-        """Return the current memtable, and the fold of its records with the records outside all entries."""
+        """Return the current memtable, and its records combined with the records outside all entries."""
 
         def take(waiting: Sequence[pa.Table]) -> tuple[Memtable, list[pa.Table]]:
             memtable = self._log.memtable  # Read only once, because a flush replaces the memtable.
@@ -702,7 +705,7 @@ class RegionWriter:
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         """Write records from a `RecordBuilder` of this table. Raise the errors of `put` except `InvalidInput`."""
         self._group.require_usable()
-        require_readable(records)  # An unreadable record would make the other calls of the entry unreadable.
+        require_readable(records)  # An unreadable record would make the whole entry with other calls unreadable.
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)
@@ -711,7 +714,7 @@ class RegionWriter:
 def close_after(error: BaseException | None, close: Callable[[], None]) -> None:
     """Call `close` at the end of a block. `error` is the error that ended the block, or None.
 
-    If both the block and `close` fail, the error of the block stays the error, and the second error becomes its note.
+    If both the block and `close` fail, the error of the block is raised, and the second error becomes a note.
     """
     try:
         close()
