@@ -1,8 +1,8 @@
 """Type checks of the arguments of public calls.
 
-If the type of an argument does not match its annotation, the call is refused before it does anything. An annotation is
-read as text, so no module is loaded for the check. If a union contains a name that this module does not list, the check
-accepts every value, and the function itself checks the argument.
+If the type of an argument does not match its annotation, the check raises an error and the function does not run. The
+check reads each annotation as text, so it does not import any module. A union may contain a type name that this module
+does not know. For such a union, the check accepts every value, and the function itself must check the argument.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Kind = tuple[Test, str]
 
 
 def _is_list(value: object) -> bool:
-    """Return whether the value is a sequence and not a text or bytes."""
+    """Return True if the value is a sequence, but not a string or bytes."""
     return isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray | memoryview)
 
 
@@ -45,12 +45,18 @@ _CLASSES: Final = frozenset(
     {"Expression", "Filter", "IndexDefinition", "LateData", "QueryLimits", "RawTable", "TableDeclaration"}
     | {"WriterOptions"}
 )
-"""Names of Tidemark classes. The check compares names, because an import could load modules that the call does not
-need."""
+"""The names of Tidemark classes that this module knows.
+
+The check compares class names and does not import the classes. An import could load modules that the call does not
+need.
+"""
 
 
 def checked(function: Callable[P, R]) -> Callable[P, R]:
-    """Return the function with a check of its arguments. For a wrong argument, the check raises `InvalidInput`."""
+    """Return a function that checks the arguments and then calls `function`.
+
+    For a wrong argument, it raises `InvalidInput`.
+    """
     signature = inspect.signature(function)
     tests = {name: (test, wanted) for name, test, wanted in _tests(signature)}
     names = [*signature.parameters]
@@ -66,7 +72,7 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_fields(record: type[T]) -> type[T]:
-    """Return the dataclass. From now on, its constructor checks the types of the fields."""
+    """Return the dataclass. Its constructor now checks the types of the fields."""
     record.__init__ = checked(record.__init__)  # type: ignore[method-assign]
     return record
 
@@ -79,7 +85,7 @@ def _tests(signature: inspect.Signature) -> Iterator[tuple[str, Test, str]]:
 
 
 def _kind_of(annotation: str) -> Kind | None:
-    """Return the check of a union and a description of the union. Return None if a member is unknown."""
+    """Return a test for the values of a union, and a description of the union. Return None if a member is unknown."""
     members = [_kind(each) for each in _members(annotation)]
     known = [each for each in members if each is not None]
     if len(known) < len(members):
@@ -88,7 +94,7 @@ def _kind_of(annotation: str) -> Kind | None:
 
 
 def _members(annotation: str) -> list[str]:
-    """Return the members of a union. A bar inside brackets does not separate members."""
+    """Return the members of a union. A `|` inside brackets does not separate members."""
     found, depth = [""], 0
     for each in annotation:
         depth += (each == "[") - (each == "]")

@@ -1,7 +1,7 @@
-"""Sources of time, identifiers and jitter. A caller injects them.
+"""Sources of time, identifiers and jitter. The caller passes these sources to the code that uses them.
 
-Clocks serve leases, retention, windows and timestamps. No commit decision depends on a clock. A simulation injects a
-`Clock` and `Ids` made from a seed, so each run gives the same result.
+Leases, retention, windows and timestamps use a clock. No commit decision depends on a clock. A simulation creates its
+`Clock` and `Ids` from a seed, so each run gives the same result.
 """
 
 from __future__ import annotations
@@ -51,15 +51,16 @@ class Ids(Protocol):
 
 
 def random_pause_ms(ids: Ids, failures: int, *, first_ms: int, longest_ms: int) -> float:
-    """Return a random pause in ms after this number of consecutive failures.
+    """Return a random pause in ms after `failures` consecutive failures.
 
-    The upper limit is `first_ms` after the first failure. It doubles with each failure, up to `longest_ms`.
+    After the first failure, the pause is at most `first_ms`. This limit doubles with each further failure, up to
+    `longest_ms`.
     """
     return ids.fraction() * float(min(first_ms * 2 ** (failures - 1), longest_ms))
 
 
 class SystemIds:
-    """Identifiers from the operating system's randomness."""
+    """Identifiers and random numbers from the operating system."""
 
     def uuid(self) -> str:
         """Return a fresh version-4 UUID."""

@@ -1,4 +1,4 @@
-"""The errors that Tidemark raises, grouped by the next action of the caller.
+"""The errors that Tidemark raises. They are grouped by the action that the caller must take.
 
     TidemarkError
     ├── InvalidInput        correct the call or the data (also a ValueError)
@@ -21,9 +21,9 @@
 Later releases may add classes to the tree, but do not remove any. A job or command ends with the `exit_code` of its
 error (docs/architecture/orchestration.md).
 
-The module also contains the names of the optional packages ("extras") that `pip install tidemark` does not install
-(decision 0042). The last part of the module translates errors of the operating system into errors that state what
-failed, why, and what to do.
+The module also contains the names of the "extras" (decision 0042). An extra is a group of optional packages that
+`pip install tidemark` does not install. The last part of the module converts errors of the operating system into
+Tidemark errors. Such an error states what failed, why it failed, and what to do.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from typing import ClassVar, Final, Self
 from storage_core.base.text import capitalized
 
 SEE_CORRUPT = "Run: tidemark fsck, and see `Corrupt` in docs/operations.md"
-"""The default advice for damage. A `Corrupt` that has no special advice ends with this text."""
+"""The default advice for damaged data. The text of a `Corrupt` error without its own advice ends with this advice."""
 
 SEE_FILE = "Write the file again, or leave it out"
 """The advice for a damaged file outside a table. `fsck` does not check such a file."""
@@ -102,15 +102,15 @@ class Fenced(TidemarkError):
 
 
 class WriterFenced(Fenced):
-    """Another writer claimed the region. From then on, no row of this writer is acknowledged."""
+    """Another writer claimed the region. Rows that this writer writes after that claim are never acknowledged."""
 
     kind = "writer_fenced"
 
 
 class CopiedProcess(Fenced):
-    """The writer or lease belongs to another process, and this process is a copy of it by fork().
+    """The writer or lease belongs to another process. This process is a copy of that process, made by fork().
 
-    Nothing was done. Open a writer or lease in this process.
+    Nothing was done. Open a new writer or lease in this process.
     """
 
     kind = "copied_process"
@@ -124,13 +124,19 @@ class Held(TidemarkError):
 
 
 class RegionClosed(Fenced):
-    """The region accepts no more rows. The table's region spec was changed. Open the table again and write there."""
+    """The region accepts no more rows, because the table's region spec was changed.
+
+    Open the table again and write the rows to the opened table.
+    """
 
     kind = "region_closed"
 
 
 class CommitUnknown(TidemarkError):
-    """The store did not report whether a write took effect. Read back by id, and do not clean up anything."""
+    """The store did not report whether a write took effect.
+
+    Check by id whether the write took effect, and do not clean up anything.
+    """
 
     kind = "outcome_unknown"
     exit_code = 5
@@ -144,9 +150,9 @@ class Unavailable(TidemarkError):
 
 
 class Overloaded(Unavailable):
-    """A writer got more rows than it may hold in memory.
+    """A writer received more rows than it may keep in memory.
 
-    The call has written no rows. Try again when fewer rows wait to be written.
+    The call wrote no row. Try again when fewer rows wait in the writer's memory.
     """
 
     kind = "overloaded"
@@ -157,10 +163,11 @@ class NotWritten(Unavailable):
 
 
 class Corrupt(TidemarkError):
-    """Stored bytes differ from what was written. Stop and inspect. No row was returned from these bytes.
+    """The stored bytes differ from the bytes that were written. Stop and inspect. No row was returned from these bytes.
 
-    `str(error)` is the finding, followed by the advice. To quote another error, use the `found` of that error. The
-    advice then appears only once. `advice` is None if the finding already ends with advice.
+    `str(error)` consists of the finding and the advice. To quote another `Corrupt` error in a message, use the `found`
+    of that error. Then the message contains the advice only once. `advice` is None if the finding already ends with
+    advice.
     """
 
     kind = "corrupt"
@@ -175,7 +182,7 @@ class Corrupt(TidemarkError):
 
 
 def unsound(found: str, **context: object) -> Corrupt:
-    """Return the error for a damaged file that a caller gives to a table. Tidemark did not write the file."""
+    """Return the error for a damaged file that a caller passes to a table. Tidemark did not write the file."""
     return Corrupt(found, advice=SEE_FILE, **context)
 
 
@@ -187,21 +194,27 @@ class Unsupported(TidemarkError):
 
 
 class SnapshotExpired(TidemarkError):
-    """Objects of the snapshot were collected while a reader used it. Open a newer version."""
+    """The collector deleted objects of the snapshot while a reader used the snapshot. Open a newer version."""
 
     kind = "snapshot_expired"
     exit_code = 3
 
 
 class Interrupted(TidemarkError):
-    """A signal ended the command before its work was complete. Its commits remain. Run it again to do the rest."""
+    """A signal ended the command before its work was complete.
+
+    Its commits remain. Run the command again to do the rest.
+    """
 
     kind = "interrupted"
     exit_code = 130
 
 
 def as_tidemark_error(error: Exception) -> TidemarkError:
-    """Return a `TidemarkError` unchanged. For any other error, return a `TidemarkError` with its class and text."""
+    """Return a `TidemarkError` unchanged.
+
+    For any other error, return a `TidemarkError` with the class name and the text of that error.
+    """
     return error if isinstance(error, TidemarkError) else TidemarkError(f"{type(error).__name__}: {error}")
 
 
@@ -222,18 +235,18 @@ def error_of(kind: str, message: str) -> TidemarkError:
 # Optional packages.
 
 PIPELINE = "pipeline"
-"""Dagster, PySpark and pandas."""
+"""The extra with Dagster, PySpark and pandas."""
 CONNECT = "connect"
-"""PySpark as a client of a Spark Connect server."""
+"""The extra with PySpark as a client of a Spark Connect server."""
 POLARS = "polars"
 DELTA = "delta"
 """delta-rs."""
 ICEBERG = "iceberg"
 """pyiceberg."""
 CATALOG = "catalog"
-"""SQLAlchemy, and psycopg for PostgreSQL."""
+"""The extra with SQLAlchemy, and with psycopg for PostgreSQL."""
 POSTGRES = "postgres"
-"""Dagster's run history in PostgreSQL."""
+"""The extra for Dagster's run history in PostgreSQL."""
 
 
 @contextmanager
@@ -262,14 +275,14 @@ _ADVICE: Final = {
 }
 
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
-"""Error numbers after which a call certainly changed nothing.
+"""The numbers of errors that certainly mean that the call changed nothing.
 
 After any other error, for example a network error, the call may have taken effect.
 """
 
 _OF_DUCKDB = "Out of Memory Error"
-# Error texts of DataFusion, Rust, Python's threads and Python's libraries. These errors have no error number of the
-# system.
+# Patterns for error texts of DataFusion, Rust, Python's threads and Python's libraries. These errors have no error
+# number of the system.
 _NUMBERED = re.compile(r"os error (\d{1,4})\b|code: (\d{1,4}), kind")
 _LACKS_MEMORY = re.compile(
     r"^(Resources exhausted|can't start new thread)|failed to spawn thread|memory allocation"
@@ -299,19 +312,24 @@ def not_written(subject: str, error: OSError | MemoryError) -> NotWritten:
 
 
 def of_the_system(error: BaseException) -> bool:
-    """Return True if the system refused something. Return False if the error is about invalid bytes.
+    """Return True if the error means that the system refused a request.
 
-    The result is False for every error of Tidemark, because its class already has a meaning.
+    Return False if the error is about invalid bytes.
+
+    The result is False for every Tidemark error, because the class of a Tidemark error already has a meaning.
     """
     if isinstance(error, OSError) and error.errno is not None:
         return True
     if type(error) in _ONLY_TEXT or panicked(error):
         return refusal_in(str(error)) is not None
-    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # Arrow raises it without a thread
+    return out_of_memory(error) or type(error).__name__ == "ArrowException"  # raised by Arrow if it gets no thread
 
 
 def raise_refused(subject: str, error: BaseException) -> None:
-    """Raise `Unavailable` with the name `subject` if the system refused something. Do nothing for any other error."""
+    """Raise `Unavailable` for `subject` if the error means that the system refused a request.
+
+    Do nothing for any other error.
+    """
     if of_the_system(error):
         raise unavailable(subject, error) from error
 
@@ -325,7 +343,9 @@ def panicked(error: BaseException) -> bool:
 
 
 def refusal_in(text: str) -> OSError | None:
-    """Return what the system refused, read from the text of an error. The class of the error does not show the refusal.
+    """Return the system's refusal that the text of an error describes.
+
+    The class of such an error does not show the refusal.
 
     Return None if the text does not describe a refusal.
     """
@@ -336,12 +356,13 @@ def refusal_in(text: str) -> OSError | None:
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Return True if there was not enough memory. The error is from Python, Arrow, DuckDB, the system, Rust or a
-    thread.
+    """Return True if the error means that there was not enough memory.
 
-    An error's text may quote a query or a value, so the class is checked first. The text is used only if the class of
-    the error has no other meaning. An `OSError` without a number counts only if its text has DuckDB's prefix, because
-    Arrow streams keep only the text of an error.
+    The error may come from Python, Arrow, DuckDB, the system, Rust or a thread.
+
+    The function checks the class of the error first, because the text may quote a query or a value. It uses the text
+    only if the class has no other meaning. For an `OSError` without a number, the result is True only if the text has
+    DuckDB's prefix. Arrow streams raise such errors, because they keep only the text of an error.
     """
     match error:
         case MemoryError():
@@ -367,7 +388,7 @@ def typed(subject: str, *, with_file: bool = False) -> Iterator[None]:
     """
     try:
         yield
-    except Exception as error:  # Python, Arrow, DuckDB and DataFusion share no base class
+    except Exception as error:  # Python, Arrow, DuckDB and DataFusion have no common base class
         if not isinstance(error, OSError) and not of_the_system(error):
             raise
         refused = unavailable(subject, error)
@@ -380,5 +401,5 @@ def named_file(error: Exception) -> str:
 
 
 def failure_of(error: BaseException) -> OSError:
-    """Return the refusal that the error describes as an `OSError`."""
+    """Return an `OSError` for the refusal that the error describes."""
     return error if isinstance(error, OSError) else refusal_in(str(error)) or _NO_MEMORY

@@ -77,8 +77,8 @@ SMALLEST_MEMORY_BYTES = 16 * 2**20
 class QueryLimits:
     """The limits of one query. If a query exceeds a limit, the query ends with `Unavailable`.
 
-    The process that answers the query is killed when the time is over. The process may use 1 GiB of memory in addition
-    to `memory_bytes` (decision 0024).
+    Tidemark kills the process that answers the query when the time is over. The process may use 1 GiB of memory in
+    addition to `memory_bytes` (decision 0024).
 
     Attributes:
         seconds: The maximum time for the whole answer. It starts when the process has read the query. For a stream, the

@@ -1,20 +1,21 @@
 """The current process: its identity, locks, private folders and temporary files.
 
-- **Identity**: writers and leases belong to the process that opened them, and not to its copies by fork()
-  (decision 0011). `HomeProcess` recognizes a copy.
-- **Headroom**: before native code runs, `require_headroom` checks that the system grants the files and the address
-  space that the code needs.
+- **Identity**: a writer or lease belongs to the process that opened it. It does not belong to a copy that fork() makes
+  of this process (decision 0011). `HomeProcess` detects such a copy.
+- **Headroom**: `require_headroom` runs before native code. It checks that the system grants the files and the address
+  space that the native code needs.
 - **Private folders**: only this user can write to a private folder. The folders contain data that a process trusts
   later: programs, settings, tokens, cached bytes.
-- **Temporary files**: `scratch_folder` is the only source of temporary files. Its folders are locked, so the files of a
-  killed process can be recognized and removed.
-- **Lease holders**: `holder_of` returns the holder of a lease as a text. Such a text lets other processes recognize a
-  dead holder.
+- **Temporary files**: `scratch_folder` is the only source of temporary files. Each of its folders has a lock. With the
+  lock, a later process can recognize and remove the folders of a killed process.
+- **Lease holders**: `holder_of` returns a text that identifies the holder of a lease. With this text, other processes
+  can recognize a dead holder.
 
-The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. If the
-process belonged to this machine and namespace and no longer exists, the holder is dead. Other processes then do not
-wait for its lease to expire. Any other process cannot be checked, so its lease must expire first. If the check gives a
-wrong result, work is repeated but no row is lost, because the log fences a holder that lost its lease.
+The text of a lease holder is `<run>@<host>/<boot>/<process namespace>/<process id>/<start of the process>`. The holder
+is dead if its process belonged to this machine and process namespace and no longer exists. Other processes then do not
+wait until its lease expires. The check does not work for a process of another machine or namespace, so the lease of
+such a process must expire first. If the check gives a wrong result, work is repeated but no row is lost. The log fences
+a holder that lost its lease.
 """
 
 from __future__ import annotations
@@ -43,9 +44,12 @@ from storage_core.base.text import capitalized
 
 
 class _Forks:
-    """The number of forks between the first process and this process. A process id alone may be reused."""
+    """The number of forks between the first process and this process.
 
-    # Mutable state at module level, because it describes the process.
+    A process id alone does not identify a process, because the system may reuse the id.
+    """
+
+    # This state is mutable at module level, because it describes the process.
     numbers = count(1)
     seen = 0
     locks: ClassVar[weakref.WeakSet[OwnLock]] = weakref.WeakSet()
@@ -102,7 +106,7 @@ class HomeProcess:
         return self.identity == _identity()
 
     def require(self, what: str, advice: str) -> None:
-        """Raise `CopiedProcess` with the name `what` in a copy of the process that created this object."""
+        """Raise `CopiedProcess` for `what` unless the current process created this object."""
         if not self.is_here:
             raise CopiedProcess(
                 f"{what} belongs to process {self.identity[0]}, and this is process {os.getpid()}, a copy of it by "
@@ -128,10 +132,11 @@ _SIZE = 256 * 2**20
 def require_headroom(subject: str, *, size: int = 0, reserved: int = 0) -> Iterator[None]:
     """Raise `Unavailable` before native code runs, if the system would refuse a resource that the code needs.
 
-    DuckDB, Arrow, DataFusion and tantivy end the process if they get no file, thread or address space. Therefore this
-    function requests the files and the address space first and releases them immediately. It uses no page of the
-    memory. The data files are not included, because the libraries report an error if they cannot open a file. Errors
-    inside the block are raised in the same way as by `typed`.
+    DuckDB, Arrow, DataFusion and tantivy end the process if the system refuses a file, a thread or address space.
+    Therefore this function requests the files and the address space first and releases them immediately. It does not
+    touch the requested memory, so it uses no memory page. The function does not request descriptors for data files,
+    because the libraries report an error if they cannot open a data file. For errors inside the block, the function
+    raises the same errors as `typed`.
 
     Args:
         subject: The name in the error.
@@ -172,7 +177,7 @@ def make_folders(path: Path) -> None:
 
 
 def private_folder(path: Path) -> Path:
-    """Return the folder. Create it if it is missing. Raises `Unavailable` like `require_private`."""
+    """Return the folder. Create the folder if it is missing. Raises the `Unavailable` errors of `require_private`."""
     try:
         make_folders(path)
     except OSError as error:
@@ -184,7 +189,7 @@ def private_folder(path: Path) -> Path:
 def require_private(path: Path) -> None:
     """Raise `Unavailable` unless the file or folder belongs to this user or root, and only its owner can write.
 
-    A link is refused, too.
+    A symbolic link is refused, too.
     """
     try:
         found = path.lstat()
@@ -199,7 +204,7 @@ def require_private(path: Path) -> None:
 
 
 def open_own(path: Path, flags: int) -> int:
-    """Return a descriptor of the file. A missing file is created for this user only. A link is not followed."""
+    """Return a descriptor of the file. Create a missing file for this user only. Do not follow a symbolic link."""
     return os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
 
@@ -214,7 +219,7 @@ _OURS = "tidemark-"
 def scratch(what: str) -> Iterator[None]:
     """Raise `Unavailable` if the system refuses an operation on temporary files.
 
-    The error names their folder and how to choose another folder.
+    The error contains the folder of the temporary files, and explains how to choose another folder.
     """
     try:
         yield
@@ -228,9 +233,9 @@ def scratch(what: str) -> Iterator[None]:
 def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
     """Yield a new folder for this user only, and remove it at the end.
 
-    The process holds a lock on its folders, which the kernel releases when the process ends. A killed process leaves
-    its folders behind. The next process of the user that creates a folder in the same place removes all unlocked
-    folders.
+    The process has a lock on each of its folders. The kernel releases the locks when the process ends. The folders of a
+    killed process remain on the disk. When a process of the same user later creates a folder in the same place, this
+    process removes all unlocked folders.
 
     Args:
         what: A part of the folder's name.
@@ -250,9 +255,10 @@ def scratch_folder(what: str, parent: Path | None = None) -> Iterator[Path]:
 
 
 def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
-    """Return a new folder, like those of `scratch_folder`, and the lock of the folder.
+    """Return a new folder and the lock of this folder. The folder is like the folders of `scratch_folder`.
 
-    The lock is a descriptor. When every process that has the descriptor has ended, the next process removes the folder.
+    The lock is a file descriptor, which several processes may have. When all these processes have ended, the next
+    process removes the folder.
     """
     with scratch("a folder"):
         place = tempfile.gettempdir() if parent is None else str(parent)
@@ -261,7 +267,7 @@ def locked_folder(what: str, parent: Path | None = None) -> tuple[Path, int]:
 
 
 def remove_abandoned(parent: Path | None = None) -> None:
-    """Remove the folders that killed processes of this user left among the temporary files, or in `parent`."""
+    """Remove the folders of this user's killed processes from the temporary files, or from `parent`."""
     with suppress(OSError):
         _remove_abandoned(tempfile.gettempdir() if parent is None else str(parent))
 
@@ -273,7 +279,7 @@ def _made(prefix: str, place: str) -> tuple[Path, int]:
         if lock is not None:
             if path.exists():
                 return path, lock
-            os.close(lock)  # just before the lock, another process removed the folder as abandoned
+            os.close(lock)  # another process removed the folder just before this process locked it
 
 
 @functools.lru_cache(maxsize=64)
@@ -291,7 +297,7 @@ def _remove_abandoned(folder: str) -> None:
 
 
 def _remove(path: Path) -> None:
-    """Remove the folder, and try again if a library's thread created a file in it meanwhile.
+    """Remove the folder. Try again if a library's thread created a file in the folder at the same time.
 
     After tantivy has opened an index, a thread of tantivy reloads the index once. The reload creates a lock file.
     """
@@ -329,21 +335,24 @@ _ENDED = "ZX"  # killed, but its parent has not reaped it yet. It does no more w
 def holder_of(run_id: str | None, process: int | None = None) -> str:
     """Return the text of a lease holder.
 
-    The text identifies the run and a process of this machine. By default, this is the current process.
+    The text identifies the run and a process of this machine. By default, the process is the current process.
     """
     number = os.getpid() if process is None else process
     return f"{run_id or 'by hand'}@{_place()}/{number}/{_start_of(number)}"
 
 
 def is_dead(holder: str) -> bool:
-    """Return whether the holder was a process of this machine that has ended. False if this cannot be determined."""
+    """Return True if the holder was a process of this machine and has ended.
+
+    Return False if the function cannot find this out.
+    """
     place, _, started = holder.rpartition("@")[2].rpartition("/")
     place, _, process = place.rpartition("/")
     return bool(started) and process.isdecimal() and place == _place() and _start_of(int(process)) != started
 
 
 def process_in(holder: str) -> str:
-    """Return the process and the machine of a holder as a text for people."""
+    """Return a readable text with the process and the machine of a holder."""
     host, *_, process, _ = holder.rpartition("@")[2].split("/")
     return f"process {process} on {host}"
 
@@ -362,7 +371,8 @@ def _start_of(process: int) -> str:
     The result is empty if the process does not exist or the system does not report the time.
     """
     try:
-        # The name, in brackets, may contain any character. After it, field 1 is the state and field 20 is the start.
+        # The process name is in brackets and may contain any character. After the name, field 1 is the state and field
+        # 20 is the start time.
         after_name = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
         return "" if after_name[0] in _ENDED else after_name[19]
     except (OSError, IndexError):

@@ -1,8 +1,9 @@
 """The form of texts, numbers and values in messages and listings.
 
-- Numbers and lists for people: `1 row`, `2 rows`, or the first names with the number of the other names.
-- Texts and values from outside, with a bounded length and without characters that control a terminal.
-- Search for repeated names. Its time is linear in the number of names, because the input may be untrusted.
+- Readable numbers and lists: `1 row`, `2 rows`, or the first names and the number of the remaining names.
+- Texts and values from outside. They get a limited length, and characters that control a terminal are removed or
+  escaped.
+- The search for repeated names. It takes linear time, because the input may be untrusted.
 """
 
 from __future__ import annotations
@@ -16,27 +17,30 @@ from itertools import islice
 from typing import Final
 
 MOST_LISTED: Final = 20
-"""The maximum number of names in an error. The report contains all names."""
+"""The maximum number of names in an error message. The report contains all names."""
 
 
 def first_of(items: Sequence[object], most: int) -> list[object]:
-    """Return the first `most` items. If there are more items, append a text with the number of the other items."""
+    """Return the first `most` items. If there are more items, append the text `and N more`."""
     more = [f"and {len(items) - most} more"] if len(items) > most else []
     return [*items[:most], *more]
 
 
 def capitalized(text: str) -> str:
-    """Return the text with a capital first letter, for use after a sentence."""
+    """Return the text with a capital first letter. The result can follow another sentence."""
     return text[:1].upper() + text[1:]
 
 
 def listed(names: Sequence[object]) -> str:
-    """Return the first `MOST_LISTED` names as a text for an error, with the number of the other names."""
+    """Return the first `MOST_LISTED` names as a text for an error.
+
+    If there are more names, the text ends with `and N more`.
+    """
     return ", ".join(map(str, first_of(names, MOST_LISTED)))
 
 
 def counted(number: int, noun: str, several: str | None = None) -> str:
-    """Return a number with its noun: `1 row`, `2,000 rows`. `several` is an irregular plural."""
+    """Return a number with its noun: `1 row`, `2,000 rows`. `several` is the plural of the noun if it is irregular."""
     return f"{number:,} {noun if number == 1 else several or noun + 's'}"
 
 
@@ -58,12 +62,14 @@ def did_you_mean(name: object, known: Iterable[str]) -> str:
 
 
 def names_of(names: Sequence[str]) -> str:
-    """Return the first `MOST_LISTED` names with commas between them. Each name is escaped and bounded."""
+    """Return the first `MOST_LISTED` names with commas between them. Each name is escaped and has a limited length."""
     return ", ".join(fitted(str(each), _LONGEST_NAME) for each in first_of(names, MOST_LISTED))
 
 
 def unknown_names(noun: str, names: Sequence[str], known: Sequence[str], *, where: str = "") -> str:
-    """Return the message about unknown names of a table. It contains the known names and a likely spelling.
+    """Return the error message for names that a table does not have.
+
+    The message contains the known names and the probable spelling.
 
     Args:
         noun: The kind of the names: `column` or `index`.
@@ -84,7 +90,7 @@ def alternatives(names: Iterable[object]) -> str:
 
 
 def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
-    """Return the message about an invalid choice. It contains a likely spelling.
+    """Return the error message for an invalid choice. The message contains the probable spelling.
 
     Args:
         subject: The option, argument or setting that has the value.
@@ -97,7 +103,7 @@ def choice_of(subject: str, value: object, choices: Sequence[str]) -> str:
 
 _TAB = 4
 
-# These parts of Tidemark's own texts must stay: examples in advice, and locations that are already removed.
+# Tidemark's own texts contain examples in advice and locations that are already shortened. These parts must not change.
 _OURS = r"/{0,2}(?:bucket/prefix|…@?…?[).,:;]*)?(?:[\s'\"]|$)"
 _LOCATION = re.compile(
     rf"([A-Za-z][A-Za-z0-9+.-]{{0,20}}:/|//|(?<![^\s'\"])[^\s'\"/:]*:(?=[^\s'\"]*@))(?!{_OURS})[^\s'\"]*"
@@ -105,12 +111,15 @@ _LOCATION = re.compile(
 
 
 def shortened(text: str, most: int = 200) -> str:
-    """Return the first `most` characters of the text, escaped, with the number of the other characters."""
+    """Return the first `most` characters of the text, escaped.
+
+    If the text is longer, add the number of the omitted characters.
+    """
     return escaped(text[:most]) + _more(len(text) - most, "character")
 
 
 def fitted(text: str, most: int) -> str:
-    """Return the text, escaped, in at most `most` characters. If the text is cut, it ends with `…`.
+    """Return the escaped text with at most `most` characters. A shortened text ends with `…`.
 
     Names, tags and keys are shown in this form.
     """
@@ -119,10 +128,10 @@ def fitted(text: str, most: int) -> str:
 
 
 def quoted(value: object, most: int = 80) -> str:
-    """Return the Python notation of a value, with a bounded length.
+    """Return the Python notation of a value, with a limited length.
 
-    A text is cut after `most` characters. A list or an object is shown as its number of elements and is never
-    traversed.
+    A text is cut after `most` characters. For a list or an object, the result contains only the number of elements. The
+    function never traverses the elements.
     """
     match value:
         case str():
@@ -163,16 +172,17 @@ class PrintableFormatter(logging.Formatter):
 
 
 def log_to_stderr(level: int) -> None:
-    """Log messages of this level and above to standard error. Commands and jobs call this function."""
+    """Write log messages of this level and above to standard error. Commands and jobs call this function."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(PrintableFormatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
     logging.basicConfig(level=level, handlers=[handler])
 
 
 def without_locations(text: str) -> str:
-    """Return the text without the part of each URI that follows the scheme, because this part may contain a secret.
+    """Return the text with `…` in place of everything after a URI's scheme. This part of a URI may contain a secret.
 
-    Parts that are already removed, as in `s3://…`, and examples in advice, such as `s3://bucket/prefix`, do not change.
+    The function does not change a URI that is already shortened, as in `s3://…`. It also does not change examples in
+    advice, such as `s3://bucket/prefix`.
     """
     return _LOCATION.sub(r"\1…", text)
 
@@ -182,10 +192,12 @@ def _more(count: int, noun: str) -> str:
 
 
 def most_frequent(counts: Iterable[Mapping[str, int]], others: str, longest: int, most: int = 50) -> dict[str, int]:
-    """Return the sum of the counts: the `most` most frequent names, and the number of all others under `others`.
+    """Return the summed counts of the `most` most frequent names.
 
-    The total is exact. If counts are added in several steps, a rare name may be counted under `others`. A name is cut
-    at `longest` characters.
+    The entry `others` contains the sum of all other names.
+
+    The total is exact. If a caller adds counts in several steps, the result may count a rare name under `others`. A
+    name is cut at `longest` characters.
     """
     total = Counter[str]()
     for each in counts:

@@ -1,18 +1,18 @@
 """The catalog of maintenance steps: each step is declared here once (decision 0041).
 
-An entry contains the properties of a step that are fixed before it runs: its options, its position in the chain of a
-table, and the texts of its asset. The step's job arguments, command, asset, sensor entry and schedule are derived from
-the entry. The table in docs/architecture/orchestration.md is also derived from the entries. Importing this module loads
-no library.
+An entry contains the properties of a step that are fixed before the step runs. They are its options, its position in
+the chain of a table, and the texts of its asset. The step's job arguments, command, asset, sensor entry and schedule
+are derived from the entry. The table in docs/architecture/orchestration.md is also derived from the entries. Importing
+this module loads no library.
 
 To add a step:
 
 1. Write a dataclass of its options and its entry here. An entry with a `command` becomes a command of `tidemark`.
-2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the
-   work. `job.carry_out` is the loop (`storage_core.log.job_run`). Its arguments are functions that plan, predict, and
-   do the work.
-3. Put larger work into a function of a location and a work item, marked with `as_task`. `job.map` runs it in this
-   process or in Spark.
+2. Write `run_<name>(job)` in the module `home` of the entry. This module is in the folder that contains the work.
+   `job.carry_out` runs the loop of the step (`storage_core.log.job_run`). The arguments of `job.carry_out` are
+   functions that plan, predict, and do the work.
+3. Put larger work into a function with two arguments, a location and a work item. Mark the function with `as_task`.
+   `job.map` runs the function in this process or in Spark.
 4. If the storage shows when the step has work, write `due_<name>(inputs)` in the same module and set `is_observable`.
 5. Run `python -m scripts.settings_pages`, which writes the JSON schema of `schedule` again. Run the tests of the
    documents. They report the missing rows in the tables of the documents.
@@ -75,7 +75,7 @@ ByWindow = Annotated[bool, Option(help="Report the metrics of each window.", com
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOptions:
-    """The options of every run of a step: the Spark that executes its tasks, and the id of the run.
+    """The options of every run of a step: the Spark master that runs the tasks, and the id of the run.
 
     Commits and leases contain the id of the run.
     """
@@ -212,7 +212,7 @@ class Collect(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit(RunOptions):
-    """The splits and compactions to audit. At most one of the last three fields narrows the selection."""
+    """The splits and compactions to audit. The selection is limited by at most one of the last three fields."""
 
     table_uri: TableUri
     windows: Annotated[WindowRange, Option(help="The windows (default: all).")] = EVERY_WINDOW
@@ -271,7 +271,7 @@ class HealRaw(RawLogOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectRaw(RawLogOptions):
-    """The time between the entry of a chunk in the collector's plan and the deletion of the chunk."""
+    """The time for which a chunk stays in the collector's plan before the chunk is deleted."""
 
     horizon_ms: Annotated[
         int | None,
@@ -296,7 +296,7 @@ class RefreshCatalog(RunOptions):
 
 
 class Landing(Protocol):
-    """The landing location of a table's rows, as its declaration contains it."""
+    """The landing location of a table's rows, in the form of the table's declaration."""
 
     @property
     def is_delta(self) -> bool:
@@ -305,7 +305,7 @@ class Landing(Protocol):
 
 
 class Publication(Protocol):
-    """The formats in which a table is published, as its declaration contains them."""
+    """The formats in which a table is published, in the form of the table's declaration."""
 
     @property
     def formats(self) -> tuple[str, ...]:
@@ -454,7 +454,7 @@ TABLE_STEPS: Final = (
         is_observable=True,
         item_bytes=_RECORDS_BYTES,
     ),
-    Step(  # after the merge, because records that the merge is about to take need no sorting
+    Step(  # after the merge, because merged records need no sorting
         name="sort",
         home="storage_core.write.region.steps",
         summary="Sort unmerged generations, if a region has many.",
@@ -471,7 +471,7 @@ TABLE_STEPS: Final = (
         is_observable=True,
         item_bytes=_RECORDS_BYTES,
     ),
-    Step(  # before the compaction, because windows that are about to be dropped need no rewriting
+    Step(  # before the compaction, because dropped windows need no rewriting
         name="expire",
         home="storage_core.compact.steps",
         summary="Remove windows that are older than the retention.",
@@ -646,7 +646,7 @@ OTHER_STEPS: Final = (
 
 STEPS: Final[Mapping[str, Step]] = {each.name: each for each in (*TABLE_STEPS, *OTHER_STEPS)}
 OBSERVABLE: Final = frozenset(each.name for each in TABLE_STEPS if each.is_observable)
-"""The steps with pending work that the storage shows. Collections and checks run on schedules instead."""
+"""The steps whose pending work can be seen in the storage. Collections and checks run on schedules instead."""
 
 STEP_OF: Final[Mapping[type[RunOptions], Step]] = {each.options: each for each in STEPS.values()}
 

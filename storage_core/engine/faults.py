@@ -1,8 +1,8 @@
 """Tidemark's own error texts for the faults that DuckDB finds in a statement.
 
-Messages never contain DuckDB's own text. `fault_of` translates the errors that users meet. For every other
-error, it returns a general sentence with the place in the statement, if the error contains the place. The library's
-error remains the cause of the raised error.
+Messages never contain DuckDB's own text. `fault_of` translates the errors that users see. For every other error, it
+returns a general sentence. The sentence contains the place in the statement if the error contains this place. The
+library's error remains the cause of the raised error.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _SQL_TYPES: Final = {
     "INTEGER_LITERAL": "INTEGER",
     "STRING_LITERAL": "VARCHAR",
 }
-"""The names of types in DuckDB's errors, with the names in SQL."""
+"""The names of types in DuckDB's errors. Each has its name in SQL as the value."""
 
 _TRY = "Use try_cast to get null, or correct the text"
 
@@ -52,7 +52,7 @@ def unknown_function(name: str) -> str:
 
 
 def fault_of(text: str, *, is_condition: bool = False) -> str:
-    """Return the fault in the text of a DuckDB error about a statement, and what to do.
+    """Return the fault that a DuckDB error about a statement describes, and advice.
 
     Args:
         text: The text of the error.
@@ -89,8 +89,7 @@ _GENERAL: Final = {
 def _place(mark: re.Match[str] | None) -> str:
     """Return the marked part of the statement, or an empty text.
 
-    DuckDB cuts a long line and writes dots at the cut. If DuckDB writes no line to which the mark belongs, there is no
-    place.
+    DuckDB cuts a long line and writes dots at the cut. If DuckDB writes no line for the mark, the result is empty.
     """
     if mark is None:
         return ""
@@ -124,7 +123,7 @@ _OPERATORS: Final = {
     "__postfix": "!",
     "->>": "->>",
 }
-"""The names of operators in DuckDB's errors, with the words in SQL."""
+"""The names of operators in DuckDB's errors. Each has its word in SQL as the value."""
 
 
 def _call(found: re.Match[str]) -> str:
@@ -166,7 +165,7 @@ _RE2_FAULTS: Final = {
     "trailing \\": "it ends with \\",
     "invalid perl operator": "it uses a look-around or another group (?…) that RE2 does not have",
 }
-"""The faults of an RE2 expression, by the beginning of RE2's own names for them."""
+"""The faults of an RE2 expression. Each key is the beginning of RE2's own name for the fault."""
 
 
 def re2_fault(text: str) -> str | None:

@@ -1,15 +1,15 @@
 """Confined DuckDB sessions, and the types of their columns and answers.
 
-No other module opens DuckDB. A session reads the files that it is given and nothing else. It has no network, no
+No other module opens DuckDB. A session reads only the files that the caller gives to it. It has no network, no
 extension that is not built in, and no access to Python's variables. A session spills only to a private folder with a
 random name, or does not spill. (DuckDB lets every query read and write its `temp_directory`, which would be `.tmp` in
-the working directory.) External access is off and the configuration locked before any text of a user is parsed. In
-DuckDB, the permission to read a file includes the permission to write it (decision 0024). Therefore `statement` checks
-the text, and `sandbox` runs it.
+the working directory.) External access is turned off and the configuration is locked before any text of a user is
+parsed. In DuckDB, the permission to read a file includes the permission to write it (decision 0024). Therefore
+`statement` checks the text, and `sandbox` runs it.
 
-`reject_lossy_types` refuses DuckDB types that Arrow data cannot represent exactly. `UHUGEINT` becomes a signed
-number, `TIMETZ` loses its zone, and `BIT`, `BIGNUM` and `VARIANT` become internal bytes. The Arrow data does not show
-which type a column had, so DuckDB's own types are checked.
+`reject_lossy_types` refuses DuckDB types that Arrow data cannot represent exactly. `UHUGEINT` becomes a signed number,
+`TIMETZ` loses its zone, and `BIT`, `BIGNUM` and `VARIANT` become internal bytes. The Arrow data does not show which
+type a column had. Therefore the function checks DuckDB's own types.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ _CHANGED: Final = {
     "uhugeint": "VARCHAR",
     "variant": "JSON",
 }
-"""The ids of the lossy types, each with a type that keeps the values."""
+"""The ids of the lossy types. Each has a type as its value to which the caller can cast without a loss."""
 
 _NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
 
 
 def reject_lossy_types(answer: duckdb.DuckDBPyRelation) -> None:
-    """Raise `InvalidInput` for a column with a type that Arrow data cannot represent exactly, at any depth."""
+    """Raise `InvalidInput` for a column whose type, at any depth, Arrow data cannot represent exactly."""
     for name, type_ in zip(answer.columns, answer.types, strict=True):
         for each in _all(type_):
             if each.id in _CHANGED:

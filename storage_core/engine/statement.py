@@ -2,18 +2,19 @@
 
 **Statements.** A text runs only if it is one SELECT and all its parts are known. DuckDB's own parser returns the tree.
 This module must know everything in the tree: the kinds of queries, tables and expressions, every field of every node,
-every function and type. So it refuses language features that a newer DuckDB adds. It also refuses statements that the
-parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested too deeply never
-reaches the parser, because the parser's time grows faster than the nesting.
+every function and type. So this module refuses language features that a newer DuckDB adds. It also refuses statements
+that the parser accepts inside a SELECT, such as `with x as (copy … to …)`. A text that is too long or nested too deeply
+never reaches the parser. The parser's time grows faster than the nesting.
 
 **Functions.** A query may call only functions that read their arguments and nothing else. A function that is not listed
 is refused. A function of a newer DuckDB therefore stays refused until a developer reviews it.
-`tests/unit/test_sql_functions.py` fails when the engine's own list has changed. These functions are not listed:
+`tests/unit/test_sql_functions.py` fails when DuckDB's own list of functions has changed. These functions are not
+listed:
 
 - functions that read files, settings, variables, the catalog or other queries
 - functions that plan or run text
 - functions that sleep, log or count
-- functions that take the inner form of an aggregate or a sort key, because DuckDB does not check this form
+- functions that take the internal form of an aggregate or a sort key, because DuckDB does not check this form
 - all functions of VARIANT, because its cast from deep JSON ends the process
 """
 
@@ -127,7 +128,10 @@ COPYING = words("""
     array_pop_back array_to_string array_to_string_comma_default fmod json_group_array json_group_object
     map_contains_entry nullif split_part weighted_avg
 """)
-"""Macros that use an argument more than once. With each level of nesting, DuckDB has to bind twice as much."""
+"""Macros that use an argument more than once.
+
+Each level of nesting doubles the number of expressions that DuckDB has to bind.
+"""
 
 TABLE_FUNCTIONS = words("""
     generate_series json_each json_tree range repeat unnest
@@ -197,7 +201,10 @@ def nodes_of(tree: Any) -> Iterator[Node]:
 
 
 def called_on(call: Node) -> list[str]:
-    """Return the names before a function. For example, the parser treats the column in `s.repeat(3)` as a schema."""
+    """Return the names before the name of a function.
+
+    For example, the parser treats the column in `s.repeat(3)` as a schema.
+    """
     before = [str(each) for each in call["qualified_name"]["path"][:-1]]
     return [] if before in _SCHEMAS else before
 
@@ -215,7 +222,7 @@ def refused(text: str, what: str, why: str) -> InvalidInput:
 
 
 def shown(text: str) -> str:
-    """Return the text as an error shows it."""
+    """Return the text in the form that errors contain."""
     return quoted(text, 500)
 
 
@@ -235,8 +242,8 @@ MOST_JOINS = 100
 MOST_NAMES = 32
 """The maximum number of names in a reference to a column or a field of a column, such as `a.b.c`.
 
-As with joins, DuckDB's planning time grows faster than linearly with their number. Because of this limit, a query that
-would use up its time is refused immediately.
+DuckDB's planning time grows faster than linearly with the number of names, as it does with joins. With this limit, a
+query that would use up its time is refused immediately.
 """
 MOST_COPIES = 8
 """The maximum nesting of the macros in `COPYING`."""
@@ -277,7 +284,9 @@ _DUCKDBS_OWN = re.compile(r"duckdb|pragma|pg_|sqlite_|information_schema|tidemar
 
 
 def parse(text: object, what: str = "query", *, given: str | None = None) -> Node:
-    """Return DuckDB's tree of one SELECT statement. Raises `InvalidInput` for other statements and for too long texts.
+    """Return DuckDB's tree of one SELECT statement.
+
+    Raises `InvalidInput` for other statements and for texts that are too long.
 
     The tree is not checked yet. Its depth is limited, so a recursive function can read it.
 
@@ -325,7 +334,7 @@ def _several(what: str, found: str, text: str) -> InvalidInput:
 
 
 def text_of(expression: Node) -> str:
-    """Return the SQL text of an expression of a tree, as DuckDB writes it."""
+    """Return the SQL text of an expression of a tree, in the form that DuckDB writes."""
     begin = "SELECT "
     node = {**parse(f"{begin}1"), "select_list": [{**expression, "alias": ""}]}
     tree = json.dumps({"error": False, "statements": [{"node": node, "named_param_map": []}]})
@@ -365,7 +374,7 @@ def check(tree: Node, text: str, *, tables: Collection[str], what: str = "query"
 
 
 def check_copies(tree: Any, text: str, what: str) -> None:
-    """Raise `InvalidInput` if too many macros that copy their arguments are inside each other."""
+    """Raise `InvalidInput` if macros that copy their arguments are nested too deeply."""
     waiting = [(tree, 0)]
     while waiting:
         node, around = waiting.pop()
@@ -380,7 +389,10 @@ def check_copies(tree: Any, text: str, what: str) -> None:
 
 
 def is_table_name(name: str) -> bool:
-    """Return whether a table of a query may have this name: a plain name that is not one of DuckDB's own."""
+    """Return whether a table of a query may have this name.
+
+    It must be a plain name and not one of DuckDB's own names.
+    """
     return bool(_PLAIN_NAME.fullmatch(name)) and not _DUCKDBS_OWN.match(name)
 
 
@@ -454,7 +466,7 @@ def _from_type(pivot: Node) -> bool:
 
 
 def _part(name: str) -> str:
-    """Return the objection to an unknown part of SQL. `name` is the parser's name of the part."""
+    """Return the reason why an unknown part of SQL is refused. `name` is the parser's name of the part."""
     return f"it contains a part of SQL that is not allowed ({name.lower().replace('_', ' ')}). Leave this part out"
 
 
@@ -526,12 +538,12 @@ def _too_deep(text: str, what: str) -> InvalidInput:
     return InvalidInput(f"the {what} {shown(text)} is nested more than {MOST_NESTED} deep. Make it flatter", query=text)
 
 
-# Functions that may return another value when they are evaluated again, found in DuckDB's own list of functions
-# (decision 0013).
+# Functions that may return another value when they are evaluated again. They are found in DuckDB's own list of
+# functions (decision 0013).
 #
 # The list contains the stability of each function, but not of macros. The definition of a macro contains the functions
-# that the macro calls. Some words, such as `current_date`, are functions if no column has the name. DuckDB binds them
-# without a table.
+# that the macro calls. Some words, such as `current_date`, are functions if no column has this name. DuckDB binds such
+# words without a table.
 
 LISTED_AS_CONSISTENT = frozenset({"current_localtime", "current_localtimestamp"})
 """Functions that DuckDB lists as consistent although they return the time. `_first` also handles `age`."""
@@ -546,7 +558,7 @@ _DEFINED = "SELECT function_name, parameters, macro_definition FROM duckdb_funct
 def require_repeatable(text: str, columns: Collection[str], what: str) -> None:
     """Raise `InvalidInput` unless an expression over a table's columns always has the same value for a row.
 
-    The error contains `what`, which is the name of the text, and the function with the unstable value.
+    The error contains the function whose value can change. It also contains `what`, which is the name of the text.
     """
     found = _first(parse(f"SELECT {text}", what), {name.lower() for name in columns}, unstable())
     if found is not None:
@@ -578,7 +590,7 @@ def unstable() -> frozenset[str]:
 
 
 def _first(tree: Node, columns: Collection[str], functions: Collection[str]) -> str | None:
-    """Return the first function or word with a value that may change with time, or None."""
+    """Return the first function or word whose value may change with time, or None."""
     for node in nodes_of(tree):
         if "function_name" in node:
             name = str(node["function_name"]).lower()
@@ -623,7 +635,7 @@ def constant(value: object, what: str) -> duckdb.Expression:
 
 
 def literal(value: object, what: str) -> str:
-    """Return the value as text of SQL. Raises `InvalidInput` with a message that begins with `what`."""
+    """Return the value as SQL text. Raises `InvalidInput` with a message that begins with `what`."""
     with _refused(value, what):
         return str(constant(value, what)).encode().decode()  # raises an error for lone surrogates
 
@@ -643,7 +655,7 @@ def _refused(value: object, what: str) -> Iterator[None]:
 
 
 def _described(value: object) -> str:
-    """Return a description of a value without a DuckDB literal, and what to give instead."""
+    """Return a description of a value for which DuckDB has no literal, and advice about other values."""
     match value:
         case int():
             return f"{quoted(value)}. Give one of at most 127 bits"

@@ -1,9 +1,10 @@
-"""Bitmap segments: for every value of a column, the set of the row numbers with this value in one split.
+"""A bitmap segment maps each value of a column to the numbers of the rows in one split with this value.
 
 Column `i` has two files. `bitmaps-<i>.bin` has the bitmaps one after the other, in the portable Roaring format.
-`values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value it has the position and the
-xxh3-64 of the bitmap. The files with values come after all bitmaps, so one request reads them with the directory.
-Early releases of 0.1 wrote no checksums and no nulls.
+`values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value, the file contains the position
+and the xxh3-64 checksum of the value's bitmap. The segment stores all bitmap files first, and the `values` files after
+them, next to the directory. So one request reads the `values` files and the directory. Early releases of 0.1 wrote no
+checksums and no nulls.
 """
 
 from __future__ import annotations
@@ -60,9 +61,12 @@ class ColumnValues:
 
 @dataclass(frozen=True, slots=True)
 class ColumnBitmaps:
-    """The values of a column and their bitmaps. `read` returns encoded bitmaps for ascending positions of bitmaps.
+    """The values of a column and their bitmaps.
 
-    The methods raise the errors of `read`. For an invalid bitmap they raise `Corrupt`, and the message names `where`.
+    `read` takes ascending positions of bitmaps and returns the encoded bitmaps.
+
+    The methods raise the errors of `read`. For an invalid bitmap, the methods raise `Corrupt` with `where` in the
+    message.
     """
 
     values: ColumnValues
@@ -90,21 +94,25 @@ class ColumnBitmaps:
         return replace(self, values=replace(self.values, type=kind, values=wider, keys=_keys(wider)))
 
     def counts(self, rows: BitMap) -> Positions:
-        """Return for each value how many of these rows have the value."""
+        """Return, for each value, the number of these rows that have the value."""
         encoded = self.read(np.arange(len(self.values.values)))
         with damage(self.where):
             found = [BitMap.deserialize(bytes(each)).intersection_cardinality(rows) for each in encoded]
         return np.array(found, np.int64)
 
     def places(self, chosen: Mask, *, with_nulls: bool) -> Mask:
-        """Return a mask of the bitmaps that are needed for some values, and optionally for the rows without a value."""
+        """Return a mask of the bitmaps to read for the chosen values, and optionally for the rows without a value."""
         values = self.values
         if with_nulls and values.checksums is None:
             return np.ones(len(values.lengths), np.bool_)
         return np.append(chosen, np.full(len(values.lengths) - len(chosen), with_nulls))
 
     def nulls(self, count: Callable[[], int | None]) -> BitMap | None:
-        """Return the rows without a value. Return None if the number of rows is needed and `count` returns None."""
+        """Return the rows without a value.
+
+        If the segment has no checksums, `count` must return the number of rows. If `count` then returns None, the
+        result is None.
+        """
         chosen = np.zeros(len(self.values.keys), np.bool_)
         if self.values.checksums is not None:
             return self.rows(self.places(chosen, with_nulls=True))
@@ -134,7 +142,7 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     """Return the files of a segment over `rows`, as a mapping from name to content. `rows` are one split's rows in
     order.
 
-    The same rows produce the same bytes. Takes one Python step per distinct value, and no Python step per row.
+    The same rows produce the same bytes. Python code runs once per distinct value, and never once per row.
     """
     files, values_files = dict[str, bytes](), dict[str, bytes]()
     for position, column in enumerate(definition.columns):
@@ -150,7 +158,7 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
 
 
 def check(files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, where: str) -> None:
-    """Raise `Corrupt` with `where` unless the files can be those of a bitmap segment.
+    """Raise `Corrupt` with `where` if the files cannot belong to a bitmap segment.
 
     The bitmaps are decoded and checked only when they are used.
     """
@@ -187,7 +195,7 @@ def column_values(data: bytes | memoryview, *, size: int, where: str) -> ColumnV
 
 
 def bitmaps_within(values: ColumnValues, bitmaps: bytes | memoryview, *, where: str) -> ColumnBitmaps:
-    """Return the bitmaps of a column. Its file is in memory."""
+    """Return the bitmaps of a column from `bitmaps`, which is the content of their file."""
     offsets, lengths, data = values.offsets, values.lengths, memoryview(bitmaps)
 
     def read(places: Positions) -> Sequence[memoryview]:
@@ -259,8 +267,8 @@ def _compressed(message: pa.ipc.Message) -> bool:
     Tidemark never compresses a batch. A few compressed bytes of a forged file could fill the memory.
 
     In the flatbuffer of the message, the field `header` follows `version` and `header_type`. In `header`, the field
-    `compression` follows `length`, `nodes` and `buffers`. A flatbuffer's table has a list of the positions of its
-    fields, which ends after the last used field.
+    `compression` follows `length`, `nodes` and `buffers`. Each table of a flatbuffer has a list of the positions of its
+    fields. The list ends after the last used field.
     """
     data = message.metadata.to_pybytes()
     (root,) = struct.unpack_from("<I", data)
@@ -270,7 +278,7 @@ def _compressed(message: pa.ipc.Message) -> bool:
 
 
 def _field(data: bytes, table: int, number: int) -> int:
-    """Return the position of a field of a flatbuffer's table, relative to the table, or 0 if the field is missing."""
+    """Return the position of a field, relative to its flatbuffer table, or 0 if the field is missing."""
     fields = table - struct.unpack_from("<i", data, table)[0]
     (size,) = struct.unpack_from("<H", data, fields)
     place = 4 + 2 * number
@@ -283,8 +291,8 @@ def damage(where: str) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, LookupError, TypeError, struct.error) as error:
-        # Failures of memory, threads and disk concern the machine. For damaged bytes, Arrow raises an OSError without a
-        # number.
+        # Failures of memory, threads and disk come from the machine and not from the file. For damaged bytes, Arrow
+        # raises an `OSError` without an error number.
         if of_the_system(error):
             raise
         raise _damaged(where, f"{type(error).__name__}: {error}") from error

@@ -1,7 +1,7 @@
 """Catch-up: builds missing segments for the rows of live splits, in one commit (docs/architecture/indexes.md).
 
 The driver plans and commits, and each task executes one work item. Items are sent as JSON. If a run fails before its
-commit, its segments are not referenced, and the collector removes them. A run without work plans nothing.
+commit, no version refers to its segments, and the collector removes the segments. A run without work plans nothing.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from storage_core.store.contract import ObjectStore
 class CatchUpWork:
     """One split to index, with everything that a task needs.
 
-    `schema_string` is the table's schema as Spark JSON. If there are `answering` segments, only the rows that these
-    segments do not cover are indexed. `translations` lead from the `answering` segments to the split. `origins` are the
-    splits from which the rows came.
+    `schema_string` is the table's schema as Spark JSON. The `answering` segments already cover some rows of the split.
+    The task indexes only the other rows. `translations` map the rows of the `answering` segments to rows of the split.
+    `origins` are the splits from which the rows came.
     """
 
     definition: IndexDefinition
@@ -104,7 +104,10 @@ class CatchUpPlan:
         return not self.work and not self.stale and not self.idle and not self.merges
 
     def actions(self, built: Iterable[IndexSegment], merged: Iterable[MergedSegments] = ()) -> list[Action]:
-        """Return the actions of the commit that ends a run for this index alone. The arguments are task results."""
+        """Return the actions of the last commit of a run that maintains only this index.
+
+        The arguments are task results.
+        """
         return actions_of([self], built, merged)
 
 
@@ -116,8 +119,8 @@ def actions_of(
 ) -> list[Action]:
     """Return the actions of a run's last commit. The arguments are the segments that its tasks built and merged.
 
-    If a segment was built or merged and then merged into a larger segment in the same run, the actions do not contain
-    it. `idle` are translations that no index needs after the commit.
+    A run can build or merge a segment and then merge it into a larger segment. The actions do not contain the smaller
+    segment. `idle` are translations that no index needs after the commit.
     """
     found, done = list(plans), list(merged)
     added = {each.path: each for each in (*built, *(each.segment for each in done))}
@@ -137,10 +140,13 @@ def merge_all(
     built: Iterable[IndexSegment],
     merge: Callable[[Sequence[SegmentMerge]], Sequence[MergedSegments]],
 ) -> tuple[list[MergedSegments], tuple[str, ...]]:
-    """Merge the segments that a run found and built. Return the merges, and the translations that are then not needed.
+    """Merge the segments that a run found and built.
 
-    `merge` executes work items and returns the items that it executed. Its results are merged again, until `merge`
-    executes no item. The remaining segments are trained again if the plans require it.
+    Return the merges, and the translations that no index needs after the merges.
+
+    `merge` executes work items and returns the results of the items that it executed. These results are merged again
+    with other segments, until `merge` executes no item. Then the remaining segments are trained again if the plans
+    require this training.
     """
     stale = {path for each in plans for path in each.stale}
     live = {path: each for path, each in snapshot.segments.items() if path not in stale}
@@ -177,9 +183,9 @@ def merge_all(
 def plan(snapshot: Snapshot, index: str, *, retrain: bool = False) -> CatchUpPlan:
     """Return the work that is needed until `index` covers every live split of the snapshot.
 
-    Makes no request. The same snapshot gives the same plan. Segments to rebuild are replaced, and translations that no
-    index needs afterwards are removed. With `retrain`, all segments of embeddings are trained again. Without it, a
-    segment is trained again only if the log shows that its training is due.
+    Makes no request. The same snapshot gives the same plan. The plan replaces segments that must be rebuilt, and
+    removes translations that no index needs afterwards. With `retrain`, all segments of embeddings are trained again.
+    Without `retrain`, a segment is trained again only if the log shows that it needs a new training.
 
     Raises:
         NotFound: The index is not defined.
@@ -220,10 +226,12 @@ def _work(snapshot: Snapshot, covered: Coverage, add: Add) -> CatchUpWork:
 
 
 def _idle(snapshot: Snapshot, covered: Iterable[Coverage]) -> tuple[str, ...]:
-    """Return the translations that are on no path from a segment to a live split, given the coverage of all indexes.
+    """Return the translations that no index needs.
 
-    Translations directly before a split that an index does not cover are kept. A run that is still active may have
-    indexed rows that moved to this split.
+    They are on no path from a segment to a live split. `covered` is the coverage of all indexes.
+
+    If an index does not cover a split, the last translations before the split are kept. A run that is still active may
+    have indexed rows that moved to this split.
     """
     if not snapshot.translations:
         return ()
@@ -265,9 +273,9 @@ def _part(store: ObjectStore, work: CatchUpWork) -> Part:
 def watermark(snapshot: Snapshot, index: str) -> int:
     """Return the version up to which the index covers every live split of the snapshot.
 
-    If all live splits are covered, it is the version of the snapshot. Otherwise it is the version directly before the
-    one that added the oldest uncovered split. The watermark is computed and never stored, so it always agrees with the
-    segments. A compaction moves rows and does not change the watermark.
+    If all live splits are covered, the result is the version of the snapshot. Otherwise, the result is the version
+    directly before the version that added the oldest uncovered split. The watermark is computed and never stored, so it
+    always agrees with the segments. A compaction moves rows and does not change the watermark.
     """
     return watermark_of(snapshot, coverage(snapshot, segments.definition_of(snapshot, index)))
 

@@ -2,12 +2,12 @@
 
 Each indexed column is one text field of the same name. The fast field `_row` is the row number in the split. A search
 links the files of all its segments into one directory with one `meta.json`. The searcher then scores with the
-statistics of the whole corpus. Scores therefore do not depend on how the documents are divided into segments, and are
-equal to the scores of a single index. Tantivy orders equal scores by segment, then by document.
+statistics of the whole corpus. Therefore the scores are equal to the scores of a single index. They do not depend on
+the division of documents into segments. Tantivy orders equal scores by segment, then by document.
 
-A snippet is the fragment of a found text with most of the searched words. These words are marked. A snippet depends
-only on the text and the query, and not on the frequency of a word in the index. Snippets are therefore the same
-regardless of which rows the index covers, and on every page of a result.
+A snippet is a fragment of a found text. It is the fragment with the largest number of searched words, and these words
+are marked. A snippet depends only on the text and the query, and not on the frequency of a word in the index. Therefore
+a snippet is the same on every page of a result, and for every coverage of the index.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 LENIENT, STRICT = "lenient", "strict"
 SYNTAXES = (LENIENT, STRICT)
 
-# One writer holds at most this much text. The limit is far below the writer's heap, so a writer never flushes early.
-# Every index that is built here is then one tantivy segment, with its documents in row order.
+# This is the maximum size of the text in one writer. The limit is far below the writer's heap, so a writer never
+# flushes early. Therefore every index that is built here is one tantivy segment, with its documents in row order.
 _CHUNK_TEXT_BYTES = 64 * 2**20
 _CHUNK_ROWS = 500_000
 _HEAP_BYTES = 1_000_000_000  # an upper bound: memory is allocated page by page as documents arrive
@@ -85,9 +85,9 @@ def build(rows: pa.Table, definition: IndexDefinition) -> dict[str, bytes]:
     """Return the files of a segment over `rows`, as a mapping from name to content. `rows` are one split's rows in
     order.
 
-    A null has no field and matches nothing. Memory is bounded by the size of the split. Scratch files are in the
-    temporary folder. Tantivy syncs them to disk, which takes most of the time for a small split. A `TMPDIR` in memory
-    avoids that.
+    A null value adds no field to the document and matches nothing. Memory is bounded by the size of the split. Scratch
+    files are in the temporary folder. Tantivy syncs these files to disk. For a small split, the sync takes most of the
+    time. A `TMPDIR` in memory avoids this cost.
     """
     room_bytes = _ROOM_PER_TEXT * min(_text_bytes(rows, definition), _CHUNK_TEXT_BYTES)
     what = f"full-text segment of index {definition.name!r}"
@@ -114,7 +114,7 @@ class TextQuery:
     def hits(
         self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents of a searcher, and all documents with the score of the last of them.
+        """Return the best `limit` live documents, and all live documents with the same score as the last of these.
 
         They are ordered by score, then position, then row. `live` returns the live hits among the given hits, in their
         order. Without `live` all hits count as live. Documents that are not live count in the statistics of the scores,
@@ -142,8 +142,8 @@ class TextQuery:
         seen = [BitMap() for _ in searcher.composed.rows]
         count = searcher.tantivy.num_docs
         while True:
-            # Tantivy's collector allocates memory for all possible hits in advance. The size therefore never exceeds
-            # the number of documents.
+            # Tantivy's collector allocates memory for `size` hits in advance. Therefore `size` never exceeds the number
+            # of documents.
             size = min(size, count)
             with damage.reading(f"index {self.definition.name!r}"):
                 found = searcher.tantivy.search(self.parsed, size, count=False).hits if size else []
@@ -174,18 +174,21 @@ class TextQuery:
 def parse(
     text: str, definition: IndexDefinition, *, syntax: object = LENIENT, boosts: Mapping[str, float] | None = None
 ) -> TextQuery:
-    """Return the query that a text means for all columns of the index. A text can name a column (`request:kibana`).
+    """Return the query that `text` expresses over all columns of the index.
 
-    `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match the words that differ by at most one or
-    two changes (`text_queries`). `NOT` and `-` exclude rows from their group. If the group has no other clause, they
-    exclude rows from the whole table. The remaining rows have the score 0.
+    The text can select a column (`request:kibana`).
+
+    `kib*` matches all words with this prefix. `kibana~1` and `kibana~2` match words that differ from `kibana` by at
+    most one or two changes (`text_queries`). `NOT` and `-` exclude rows from the matches of their group. If the group
+    has no other clause, they exclude rows from the whole table. The group then matches the remaining rows with the
+    score 0.
 
     An invalid text is read as a query for any of its words. A text is invalid in these cases:
 
-    - It cannot be parsed, or names a column that the index does not have.
+    - It cannot be parsed, or it searches a column that the index does not have.
     - It exceeds a limit of `text_queries`.
-    - It is a query that an index cannot answer exactly: whether a column has a value (`request:*`), the prefix of a
-      phrase, or a prefix of fewer than two characters or of several words.
+    - It is a query that an index cannot answer exactly. This applies to any value of a column (`request:*`) and to the
+      prefix of a phrase. It also applies to a prefix of fewer than two characters or of several words.
 
     Args:
         text: The text of the query.
@@ -287,7 +290,7 @@ def tantivy_schema(definition: IndexDefinition) -> tantivy.Schema:
 
 
 def _chunks(rows: pa.Table, definition: IndexDefinition) -> Iterator[tuple[int, pa.Table]]:
-    """Yield pairs (first row number, rows) in order. The rows of each pair are few enough for one writer."""
+    """Yield pairs (first row number, rows) in order. The rows of each pair fit into one writer."""
     pieces = max(1, -(-_text_bytes(rows, definition) // _CHUNK_TEXT_BYTES), -(-rows.num_rows // _CHUNK_ROWS))
     step = max(1, -(-rows.num_rows // pieces))
     for start in range(0, rows.num_rows, step):
@@ -335,7 +338,7 @@ _GREATEST = 2**64 - 1
 
 
 def matches(query: TextQuery, searcher: Searcher) -> Iterator[tuple[int, BitMap]]:
-    """Yield the matching rows of each source, by its position among the composed segments.
+    """Yield the matching rows of each source. A source is the position of a segment among the composed segments.
 
     The rows of a source may be yielded in several pieces.
 
@@ -362,7 +365,10 @@ def number_of_matches(query: TextQuery, searcher: Searcher) -> int:
 
 
 def _blocks(rows: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yield ranges of row numbers that together cover all rows, each with its number of rows in all sources."""
+    """Yield ranges of row numbers that together cover all rows.
+
+    Each range comes with the number of its rows in all sources.
+    """
     counts, start = np.sort(np.array(rows, np.int64)), 0
     while len(counts) and start < counts[-1]:
         left = counts[np.searchsorted(counts, start, side="right") :]
@@ -397,7 +403,9 @@ _SNIPPET_ROOM_PER_TEXT = 8
 
 
 def snippets(query: TextQuery, rows: pa.Table) -> pa.StructArray:
-    """Return for each row and column of the index a fragment as HTML. It is null if nothing in the column matches.
+    """Return an HTML fragment for each row and each column of the index.
+
+    The fragment is null if nothing in the column matches.
 
     Matching words are enclosed in `<b>` and `</b>`. The characters `<`, `>`, `&` and both quotes of the text are
     escaped. The tokenizer of the column determines the words. The matching words are each word of a phrase, and all
@@ -473,7 +481,7 @@ class _Words:
         return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
-        """Return a query for each word for which the given query searches."""
+        """Return a query for any of the words for which `query` searches."""
         import tantivy
 
         leaves = [*_looked_for(query.tree)]
@@ -482,7 +490,7 @@ class _Words:
         return tantivy.Query.boolean_query([(tantivy.Occur.Should, each) for each in found])
 
     def _fitting(self, parsed: tantivy.Query) -> Iterator[tantivy.Query]:
-        """Yield a query for each word of the texts that matches `parsed`.
+        """Yield one query for each word of the texts, if the word matches `parsed`.
 
         Each word is a document of a separate index, and `parsed` is searched in that index.
         """
@@ -524,7 +532,7 @@ def _indexed(
 
 
 def _looked_for(node: Node) -> Iterator[Node]:
-    """Yield the leaves of a tree that do not exclude rows. `check_tree` must have accepted the tree."""
+    """Yield the leaves of a tree, without the leaves that exclude rows. `check_tree` must have accepted the tree."""
     match node["type"]:
         case "bool":
             for occur, child in node["clauses"]:

@@ -1,19 +1,19 @@
 """The parts of segments that a read needs: bitmaps for some values, and positions for some keys.
 
-`Reading` reads columns of a bitmap segment: the values that a read uses, and the bitmaps that it needs. The values are
-stored before the directory, which is at the end of a segment. In most segments, one request of `TAIL_BYTES` reads the
-values and the directory. In a small segment, it reads the bitmaps as well. Each part and each bitmap is verified by its
-own checksum.
+`Reading` reads columns of a bitmap segment. It reads only the values that a read uses, and only the bitmaps that the
+read needs. The values are stored before the directory, which is at the end of a segment. In most segments, one request
+of `TAIL_BYTES` reads the values and the directory. In a small segment, this request also reads the bitmaps. Each part
+and each bitmap is verified by its own checksum.
 
-`KeyReading` finds the rows of a split that may have some keys, by the segments of the primary-key index. If a segment
-is over a whole split, only the blocks that may contain a key are fetched. The positions of the blocks follow from the
-log, so the first request already reads the needed blocks. Each further request for the segment fetches twice as many
-neighbouring blocks. After many lookups, a few requests have fetched the whole segment. A segment over a part of a split
-is fetched whole.
+`KeyReading` uses the segments of the primary-key index. It finds the rows of a split that may have some keys. If a
+segment was built over a whole split, `KeyReading` fetches only the blocks that may contain a key. The log determines
+the positions of the blocks, so the first request already reads the needed blocks. Each further request for the segment
+fetches twice as many neighbouring blocks as the previous request. After many lookups, a few requests have fetched the
+whole segment. If a segment was built over a part of a split, `KeyReading` fetches the whole segment.
 
-`Moves` translates rows of segments to rows of a live split, if the segments were built over other splits or over parts
-of the split. A segment selects some of its own rows, and the maps of translations contain the current positions of
-these rows (decision 0019).
+`Moves` translates row numbers of segments to row numbers of a live split. A read needs this if the segments were built
+over other splits or over parts of the split. A segment selects rows by its own row numbers. The maps of translations
+contain the current positions of these rows (decision 0019).
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
-# Translation of the rows of segments over other splits, or over parts, to the rows of a live split that may match.
+# Translation of row numbers of segments to matching rows of the live split. The segments were built over other splits,
+# or over parts of the split.
 
 
 _AT_ONCE: Final = 4
@@ -169,7 +170,10 @@ GAP_BYTES: Final = 128 * 2**10
 """If the gap between two wanted bitmaps has at most this many bytes, the gap is fetched as well."""
 
 KEPT_BYTES: Final = 64 * 2**20
-"""The maximum size of the cached values and bitmaps of a table, in bytes. The most recently used are kept."""
+"""The maximum size of the cached values and bitmaps of a table, in bytes.
+
+The cache keeps the most recently used values and bitmaps.
+"""
 
 
 _Name = tuple[object, ...]
@@ -185,7 +189,9 @@ class _Column:
 
 @dataclass(slots=True)
 class Reading:
-    """Reads a segment once. A column is fetched when it is requested, and a bitmap when it is read.
+    """A reader of one segment for one operation.
+
+    It fetches a column when the column is requested, and a bitmap when the bitmap is read.
 
     `requests` and `read_bytes` are the cost if nothing is cached on disk.
     """
@@ -226,7 +232,10 @@ class Reading:
         return {name: self._bitmaps(name, each) for name, each in found.items()}
 
     def part_rows(self, member: Member) -> BitMap:
-        """Return the rows of a split that a segment over a part of it covers. Raises the errors of `columns`."""
+        """Return the rows of a split that a segment covers.
+
+        The segment was built over a part of the split. Raises the errors of `columns`.
+        """
         found = self._found(member.file)
         if not isinstance(found, bytes):
             part = self._directory().part(member.file)
@@ -278,7 +287,7 @@ class Reading:
         return {part.name: data for part, data in zip(parts, self._bytes(pieces), strict=True)}
 
     def _bytes(self, wanted: Sequence[Piece]) -> list[bytes]:
-        """Return the bytes of these pieces, ascending, each verified by its checksum."""
+        """Return the bytes of these pieces. The pieces are ascending, and each is verified by its checksum."""
         uri, segment = self.store.uri, self.segment
         pieces = Pieces(uri, segment.path, segment.xxh3, self._cached, self._range, advice=REBUILD)
         return pieces.read(wanted, gap_bytes=GAP_BYTES, at_once=_AT_ONCE, ahead=self._tail)
@@ -304,7 +313,10 @@ class Reading:
 
 
 class BitmapParts:
-    """A cache of the values and bitmaps of one store's segments. The most recently used are kept. Safe for threads."""
+    """A cache of the values and bitmaps of one store's segments.
+
+    The cache keeps the most recently used values and bitmaps. Safe for threads.
+    """
 
     def __init__(self, cached: CachedPieces) -> None:
         self._cached = cached
@@ -318,19 +330,22 @@ class BitmapParts:
         return found
 
     def answering(self, snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-        """Return the function of `segments.answering`, created once per snapshot and definition. Makes no request."""
+        """Return the result of `segments.answering`, which is computed once per snapshot and definition.
+
+        Makes no request.
+        """
         found = self._answering.get(definition.name)
         if found is None or found[0] is not snapshot or found[1] != definition:
             found = self._answering[definition.name] = snapshot, definition, answering(snapshot, definition)
         return found[2]
 
     def holds(self, found: Answering, columns: Collection[str]) -> bool:
-        """Return True if the values of these columns, and the maps, are cached and take no request."""
+        """Return True if the values of these columns and the translation maps are cached, so no request is needed."""
         names = [_name(segment, column) for segment in found.segments for column in columns]
         return all(self._kept.get(name) is not None for name in (*names, *map(map_name, found.translations)))
 
     def reading(self, store: ObjectStore, segment: IndexSegment, definition: IndexDefinition) -> Reading:
-        """Return a reading of a segment that has the given `definition`. Its results are cached."""
+        """Return a reader of a segment of the index `definition`. The results of the reader are cached."""
         return Reading(store, segment, definition, self._kept, self._cached)
 
     def moves(self, store: ObjectStore, add: Add, found: Answering) -> Moves:
@@ -358,7 +373,7 @@ _SOUND: Final = "as stored"
 
 @dataclass(slots=True)
 class KeyReading:
-    """Reads the segments that cover a split once. Its results are cached in `kept`.
+    """A reader of the segments that cover a split, for one operation. The results are cached in `kept`.
 
     `requests` and `read_bytes` are the cost if nothing is cached on disk.
     """
@@ -512,7 +527,10 @@ def candidate_rows(
 
 
 def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
-    """Return the index of the table's primary key and its segments for each split, or None. Makes no request."""
+    """Return the table's primary-key index, and a function that finds its segments for a split, or None.
+
+    Makes no request.
+    """
     key = snapshot.config.primary_key
     defined = (each for each in snapshot.config.indexes if each.kind == "primary_key" and each.columns == key)
     found = next(defined, None)
@@ -520,7 +538,10 @@ def index_of(snapshot: Snapshot) -> tuple[IndexDefinition, AnsweringOf] | None:
 
 
 def layout_of(segment: IndexSegment) -> Layout:
-    """Return the layout of the keys in a segment over a whole split, from the log. Raises `Corrupt`."""
+    """Return the layout of the keys in a segment over a whole split.
+
+    The layout is computed from the log. Raises `Corrupt`.
+    """
     return Layout.of(
         segment.numRecords, segment.footerOffset - _HEADER_BYTES - primary_key.HEAD_BYTES, where=segment.path
     )

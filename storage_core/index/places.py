@@ -1,9 +1,9 @@
 """The current positions of the rows of a segment, and the cache of unpacked segments.
 
-A segment numbers the rows of the split over which it was built. When rows move, a translation records the new
+A segment uses the row numbers of the split over which it was built. When rows move, a translation records the new
 positions, and the segment is not rewritten. `Ways` follows the translations from a segment to the live splits. A row
-has no position in three cases (decision 0019): a translation dropped the row, the split of the row left the table, or
-another segment nearer to the live split covers the row.
+has no position in three cases (decision 0019). A translation dropped the row, or the split of the row left the table.
+In the third case, a nearer segment covers the row. A nearer segment needs fewer translations to the live split.
 
 `store_translation` stores a translation. `SegmentCache` keeps the unpacked files of segments.
 """
@@ -49,12 +49,19 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[Held], BitMap]
-"""A function that returns the covered rows of a segment over a part. Raises the errors of `segments.load`."""
+"""A function that returns the rows of a split that a segment over a part of this split covers.
+
+Raises the errors of `segments.load`.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Places:
-    """For each row of a segment its position: row `row[i]` of the split `splits[split[i]]`, or `NOWHERE`."""
+    """The position of each row of a segment.
+
+    Row `i` of the segment is row `row[i]` of the split `splits[split[i]]`. If `split[i]` is `NOWHERE`, the row is in no
+    split.
+    """
 
     splits: tuple[str, ...]
     split: npt.NDArray[np.int32]
@@ -71,13 +78,13 @@ class Places:
         return bitmap_of(np.flatnonzero(self.split == NOWHERE))
 
     def within(self, split: str) -> tuple[Positions, Positions]:
-        """Return the rows of the segment that are in this split, and their row numbers in its file."""
+        """Return the segment's rows that are in this split, and the numbers of these rows in the split's file."""
         own = np.flatnonzero(self.split == (self.splits.index(split) if split in self.splits else len(self.splits)))
         return own, self.row[own].astype(np.int64)
 
 
 def part_in(store: ObjectStore, held: Held) -> BitMap:
-    """Return the rows of a split that a segment over a part of it covers.
+    """Return the rows of a split that a segment covers. The segment was built over a part of the split.
 
     Makes one GET. Raises the errors of `load`.
     """
@@ -104,7 +111,7 @@ def load_map(store: ObjectStore, translation: Translation) -> TranslationMap:
 
 
 def read_map(data: bytes, translation: Translation) -> TranslationMap:
-    """Return the map in the bytes of its object, verified against the log. Raises `Corrupt`."""
+    """Return the translation map in `data`, verified against the log. Raises `Corrupt`."""
     where = translation.path
     parsed = keys.parse(where)
     if parsed is None or parsed.kind is not keys.KeyKind.TRANSLATION or parsed.id is None:
@@ -127,7 +134,7 @@ def read_map(data: bytes, translation: Translation) -> TranslationMap:
 
 @dataclass(frozen=True, slots=True)
 class Ways:
-    """The translations that lead from the segments of some live splits to the current positions in these splits."""
+    """The translations from the rows of segments to the current positions of these rows in some live splits."""
 
     live: Collection[str]
     nearest: Nearest
@@ -144,7 +151,7 @@ class Ways:
         map_of: MapOf,
         part_of: PartOf,
     ) -> Ways:
-        """Return the translations to the splits in `live`, restricted to these segments and these translations."""
+        """Return the paths from these segments through these translations to the splits in `live`."""
         return Ways(live, Nearest.of(segments), by_input(translations), map_of, part_of)
 
     def translations(self, segment: IndexSegment) -> list[Translation]:
@@ -178,7 +185,7 @@ class Ways:
         return Places(tuple(splits), split, row)
 
     def unanswered(self, split: str, rows: int, segments: Collection[IndexSegment]) -> BitMap:
-        """Return the rows of a live split with `rows` rows that are not covered by any of the split's segments."""
+        """Return the rows of a live split that none of these segments covers. The split has `rows` rows."""
         covered = reduce(BitMap.__or__, (self._in(split, each) for each in segments), BitMap())
         return BitMap(range(rows)) - covered
 
@@ -188,7 +195,7 @@ class Ways:
     def _followed(
         self, split: str, own: Positions, rows: Positions, segment: IndexSegment
     ) -> Iterator[tuple[str, Positions, Positions]]:
-        """Yield live splits with rows of the segment, and the positions of these rows.
+        """Yield each live split that contains rows of the segment, with the positions of these rows.
 
         Each row in `own` is a row number of the segment. It is the same row as the one in `rows`, a row number of
         `split`.
@@ -205,7 +212,10 @@ class Ways:
                 waiting.extend(self._moved(translation, name, own, rows))
 
     def _left(self, split: str, rows: Positions, segment: IndexSegment) -> Positions:
-        """Return the positions of the rows that no segment nearer to the live splits covers."""
+        """Return the positions in `rows` of the rows that no nearer segment covers.
+
+        A nearer segment needs fewer translations to the live splits.
+        """
         whole = self.nearest.whole.get(split)
         if whole is not None:
             return np.arange(len(rows) if whole.segment.path == segment.path else 0)
@@ -230,12 +240,12 @@ class Ways:
             yield translation.outputs[number], own[moved[there]], positions[there] - first
 
 
-# A cache of unpacked segments in a folder of limited size, which several processes share.
+# A cache of unpacked segments in a folder. The folder has a limited size, and several processes share it.
 #
 # An entry is a directory that is filled under a temporary name and then renamed. An entry is valid if each of its files
 # has the checksum that was computed when the entry was filled. Each user of an entry has its own hard links to the
-# files, so another process may evict the entry at any time. The content of an entry never changes, because its name
-# contains the segment's id and checksum, or the split and the index definition.
+# files, so another process may evict the entry at any time. The name of an entry contains the segment's id and
+# checksum, or the split and the index definition. Therefore the content of an entry never changes.
 
 
 _CHECKSUMS = ".checksums.json"
@@ -244,9 +254,11 @@ _BLOCK = 2**20
 
 
 class SegmentCache:
-    """Directories of unpacked segment files, and of files that were built for splits without a segment.
+    """A cache of directories with unpacked segment files.
 
-    The returned directories are in `root` and are removed with it. The entries in `kept` are shared with other
+    It also caches files that were built for splits without a segment.
+
+    The returned directories are in `root` and are removed with `root`. The entries in `kept` are shared with other
     searches.
     """
 
@@ -315,7 +327,7 @@ class SegmentCache:
         return self._entry(f"{name}-{checksum(source.encode())}", files)
 
     def passing(self, files: Mapping[str, bytes | memoryview]) -> Path:
-        """Return a directory with these files, which are not cached."""
+        """Write these files to a new directory and return the directory. The files are not cached."""
         filled = self._new()
         filled.mkdir()
         for name, data in files.items():
@@ -370,7 +382,9 @@ class SegmentCache:
 
 @contextmanager
 def open_cache(directory: Path | None) -> Iterator[SegmentCache]:
-    """Yield a cache in `directory`, or in a temporary folder if it is None. The folder is created when it is needed.
+    """Yield a cache in `directory`, or in a temporary folder if `directory` is None.
+
+    The folder is created when it is needed.
 
     The temporary folder is removed at the end. The environment sets the size limit of the cache in `directory`.
     """
@@ -398,7 +412,10 @@ def _link(source: str | Path, target: str | Path) -> None:
 
 
 def _contents(directory: Path, name: str) -> dict[str, object]:
-    """Return the record of an entry with this name and these files. Raises `OSError` if a file is not regular."""
+    """Return the record of an entry: its name, and the checksum of each of its files.
+
+    Raises `OSError` if a file is not regular.
+    """
     return {"entry": name, "files": {each.name: _checksum(each) for each in sorted(directory.iterdir())}}
 
 

@@ -1,9 +1,10 @@
 """Segments of the primary key: the ascending hashes of a split's keys, and the row of each key (docs/spec.md, 13.3).
 
-The hashes are those of Bloom filters (`data.formats.key_hashes`), so a reader has to compare the selected rows with the
-key. `keys.bin` has blocks of equal length. Each block has the hashes in an equal share of the range of numbers. The
-log's data about the segment therefore determines the block of a key and its position, and a lookup of a key takes one
-request. Each block has its own checksum. `head.bin` contains the number of rows. This module does no I/O.
+The hashes are the same as in Bloom filters (`data.formats.key_hashes`). Therefore a reader must compare the selected
+rows with the key. `keys.bin` has blocks of equal length. The blocks divide the range of hashes into equal parts, and
+each block has the hashes of one part. Therefore the log's data about the segment determines the block of a key and the
+position of the block. A lookup of a key takes one request. Each block has its own checksum. `head.bin` contains the
+number of rows. This module does no I/O.
 """
 
 from __future__ import annotations
@@ -27,10 +28,16 @@ KEYS, HEAD = "keys.bin", "head.bin"
 FORMAT: Final = 1
 
 BLOCK_KEYS: Final = 1024
-"""The approximate number of keys per block. A block has 12 KiB, which add little to the time of a request."""
+"""The approximate number of keys per block.
+
+A block takes 12 KiB. Reading 12 KiB adds little to the time of a request.
+"""
 
 MOST_ROOM: Final = 2
-"""The maximum space of blocks of equal length, as a multiple of the keys. If more is needed, one block has all keys."""
+"""The maximum space of blocks of equal length, as a multiple of the space of the keys.
+
+If equal blocks need more space, the file has a single block with all keys.
+"""
 
 _HEAD = struct.Struct("<II")
 HEAD_BYTES: Final = _HEAD.size
@@ -65,20 +72,23 @@ class Layout:
 
     @property
     def dtype(self) -> np.dtype[np.void]:
-        """A block: the xxh3-64 of all bytes after it, the number of keys, the format, the hashes and the rows."""
+        """The layout of a block: the xxh3-64 of all later bytes, the number of keys, the format, hashes and rows."""
         fields = [("xxh3", "<u8"), ("keys", "<u4"), ("format", "<u4")]
         return np.dtype([*fields, ("hashes", "<u8", (self.room,)), ("rows", "<u4", (self.room,))])
 
 
 def build(rows: pa.Table, key: Sequence[str]) -> dict[str, bytes]:
-    """Return the files of a segment over these rows, about 50 bytes per row. Use `bound` to bind them to an object."""
+    """Return the files of a segment over these rows.
+
+    Takes about 50 bytes of memory per row. `bound` then binds the files to an object.
+    """
     return _files(HashedRows.of(_hashes(rows, key), stable=True))
 
 
 def bound(files: Mapping[str, bytes | memoryview], identity: str) -> dict[str, bytes | memoryview]:
     """Return the files with checksums that include the identity of the object.
 
-    Blocks of other objects then do not fit.
+    A block of another object then has a wrong checksum.
     """
     seed, data = _seed(identity), bytearray(files[KEYS])
     size = Layout.of(_head(files[HEAD], where=identity), len(data), where=identity).block_bytes
@@ -180,7 +190,7 @@ def _blocks(rows: int) -> int:
 def _block_of(hashes: Hashes, blocks: int) -> Places:
     """Return the block of each hash.
 
-    The blocks divide the range of 32-bit numbers equally. The upper half of a hash is such a number.
+    The upper 32 bits of a hash determine the block. The blocks divide the range of 32-bit numbers equally.
     """
     return ((hashes >> np.uint64(32)) * np.uint64(blocks) >> np.uint64(32)).astype(np.int64)
 

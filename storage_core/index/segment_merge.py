@@ -1,7 +1,8 @@
 """Merges of several segments into one, for every kind of index (decision 0019).
 
 - Full text: tantivy merges its files, and no text is read again. Only the separate file of the field `_row` contains
-  the row of a document. That file is rewritten with the row numbers of the merged segment. All other files stay.
+  the row of a document. That file is rewritten with the row numbers of the merged segment. All other files stay
+  unchanged.
 - Bitmaps: the row numbers are permuted, and no row is read.
 - Embeddings: the embeddings are read from the splits and encoded again.
 """
@@ -43,15 +44,15 @@ if TYPE_CHECKING:
     import tantivy
 
 
-_HEAP_BYTES = 1_000_000_000  # an upper bound, like in `fulltext`. A full writer would make two segments.
+_HEAP_BYTES = 1_000_000_000  # an upper bound, as in `fulltext`. A writer with a full heap would write two segments.
 _DOCUMENTS_AT_ONCE = 100_000
 
 
 def merge_text(parts: Sequence[Renumbered], definition: IndexDefinition) -> dict[str, bytes]:
-    """Return the files of one segment over the rows of several parts. Each part has the new number of each of its rows.
+    """Merge parts into one segment and return its files. Each part contains the new number of each of its rows.
 
-    The new numbers are the row numbers of the merged segment, each once. Tantivy merges its segments of similar size,
-    and leaves the other segments separate.
+    The new numbers are row numbers of the merged segment. Each row number of the merged segment occurs exactly once.
+    Tantivy merges its segments of similar size, and leaves the other segments separate.
 
     Raises:
         Corrupt: Two documents have the same row number, or a row number is not in the part of its document.
@@ -84,7 +85,7 @@ def _unpacked(directory: Path, files: Mapping[str, bytes | memoryview]) -> Path:
 
 
 def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexDefinition, *, scratch: Path) -> None:
-    """Give the documents of one part, which are linked into `target`, their new rows."""
+    """Write the new row numbers for the documents of one part. The files of the part are linked into `target`."""
     import tantivy
 
     searcher = tantivy.Index.open(str(directory)).searcher()
@@ -98,13 +99,13 @@ def _renumber(directory: Path, target: Path, rows: Positions, definition: IndexD
         _write_rows(scratch, rows[numbers], definition)
         (written,) = scratch.glob("*.fast")
         linked = target / next(name for name in text_files.names_of(segment) if name.endswith(".fast"))
-        linked.unlink()  # The file is a link. Writing to the file would change the part.
+        linked.unlink()  # The file is a link to the file of the part. Writing to the link would change the part.
         shutil.move(written, linked)
         shutil.rmtree(scratch)
 
 
 def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Positions:
-    """Return the row of each document of a tantivy segment, or -1 if it has none."""
+    """Return the row number of each document of a tantivy segment, or -1 if a document has no row number."""
     import tantivy
 
     def values() -> Iterator[Positions]:
@@ -119,12 +120,13 @@ def _rows_of(searcher: tantivy.Searcher, ordinal: int, count: int) -> Positions:
 
 
 def _write_rows(directory: Path, rows: Positions, definition: IndexDefinition) -> None:
-    """Write an index of documents that have only a row."""
+    """Write an index of documents that contain only a row number."""
     import tantivy
 
     schema = tantivy_schema(definition)
     writer = tantivy.Index(schema, path=str(directory), reuse=False).writer(heap_size=_HEAP_BYTES, num_threads=1)
-    # Tantivy accepts one document object at a time, as when a segment is built. These documents have no text.
+    # Tantivy accepts one document object at a time. The same applies when a segment is built. These documents have no
+    # text.
     for row in rows.tolist():
         document = tantivy.Document()
         document.add_unsigned(ROW_FIELD, row)
@@ -147,10 +149,10 @@ def _merge(directory: Path, definition: IndexDefinition) -> None:
 def merge_bitmaps(
     parts: Sequence[Renumbered], count: int, definition: IndexDefinition, schema: pa.Schema
 ) -> dict[str, bytes]:
-    """Return the files of one segment of `count` rows from several segments.
+    """Merge several segments into one segment of `count` rows, and return its files.
 
-    Each part has the new number of each of its rows, or a negative number for a row that is left out. Each of the
-    `count` rows comes from a part. The result has the same bytes as a segment that is built over these rows.
+    Each part has the new number of each of its rows, or a negative number if the row is omitted. Each of the `count`
+    rows comes from a part. The files have the same bytes as those of a segment that is built directly over these rows.
 
     Raises:
         Corrupt: Bitmaps contain a row twice, or a row that the part does not have.
@@ -163,7 +165,7 @@ def merge_bitmaps(
 
 
 def _column(parts: Sequence[Renumbered], count: int, definition: IndexDefinition, field: pa.Field) -> pa.Array:
-    """Return the values of a column. They are in the order in which the merged segment has the rows."""
+    """Return the values of a column, in the row order of the merged segment."""
     values, codes, first = list[pa.Array](), np.full(count, -1), 0
     for files, rows in parts:
         own, of_row = _decoded(files, len(rows), definition, field.name)
@@ -178,7 +180,7 @@ def _column(parts: Sequence[Renumbered], count: int, definition: IndexDefinition
 def _decoded(
     files: Mapping[str, bytes | memoryview], rows: int, definition: IndexDefinition, column: str
 ) -> tuple[pa.Array, Positions]:
-    """Return the distinct values of a part, and for each row the number of its value, or -1 for null."""
+    """Return the distinct values of a part, and the number of the value of each row. The number is -1 for null."""
     where = f"a bitmap segment of index {definition.name!r}"
     values_file, bitmaps_file = bitmap.column_files(definition, column)
     with bitmap.damage(where):
@@ -201,11 +203,11 @@ def _decoded(
 # Planning and executing merges (docs/architecture/indexes.md, decision 0019).
 #
 # Small segments of an index are merged into one, so that a search reads few segments. A merged segment covers the live
-# splits that contain rows of the old segments. If the old segments alone cover a split completely, it covers the whole
-# split, otherwise a part. The rows get new numbers, so earlier translations are no longer needed. No text is tokenized
-# again. Two segments are in the same tier if the logarithms of their numbers of rows, to the base `FACTOR`, have the
-# same whole part. `FACTOR` segments of one tier become one segment of the next tier, so each row is written once per
-# tier.
+# splits that contain rows of the old segments. If the old segments cover a split completely without other segments, the
+# merged segment covers the whole split. Otherwise it covers a part of the split. The rows get new numbers, so earlier
+# translations are no longer needed. No text is tokenized again. The tier of a segment is the logarithm of its number of
+# rows to the base `FACTOR`, rounded down. `FACTOR` segments of one tier become one segment of the next tier, so each
+# row is written once per tier.
 
 
 FACTOR = 8
@@ -220,12 +222,12 @@ A segment of more than half of this size is not merged.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SegmentMerge:
-    """Segments that become one segment over `splits`, with everything that a task needs.
+    """A work item: segments to merge into one segment over `splits`, with everything that a task needs.
 
-    If the segments cover only a part of a split, `origins` has the splits from which the rows of this part came.
-    `schema_string` is the schema of the table. `beside` has the other segments that cover rows of these splits.
-    `translations` lead from all these segments to the splits. If `again` is True, embeddings are trained again,
-    starting from the first segment.
+    If the segments cover only a part of a split, `origins` contains the splits from which these rows came.
+    `schema_string` is the schema of the table. `beside` contains the other segments that cover rows of these splits.
+    `translations` map the rows of all these segments to rows of the splits. If `again` is True, the embeddings are
+    trained again. The training starts from the codebook of the first segment.
     """
 
     definition: IndexDefinition
@@ -276,10 +278,12 @@ class MergedSegments:
 
 
 def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
-    """Return the merges of tiers with at least `FACTOR` segments, small tiers first. Makes no request.
+    """Return the merges of all tiers with at least `FACTOR` segments, in the order from small to large tiers.
 
-    The results may fill the next tier. Segments of a primary-key index are not merged, because a lookup reads only the
-    segment of the single split that may contain the key.
+    Makes no request.
+
+    After these merges, the next tier may also have enough segments. Segments of a primary-key index are not merged,
+    because a lookup reads only the segment of the single split that may contain the key.
     """
     if covered.definition.kind == "primary_key":
         return ()
@@ -294,10 +298,10 @@ def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
 
 
 def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False) -> tuple[SegmentMerge, ...]:
-    """Return one work item for each segment of embeddings that is to be trained again. Makes no request.
+    """Return one work item for each segment of embeddings that must be trained again. Makes no request.
 
-    With `every`, all segments are trained again. Otherwise, a segment is trained again only if it was trained once and
-    its imbalance is above `retrain_imbalance_threshold`.
+    With `every`, all segments are trained again. Otherwise, a segment is trained again only if its imbalance is above
+    `retrain_imbalance_threshold`. A segment that was already trained again is excluded.
     """
     if covered.definition.kind != "vector":
         return ()
@@ -308,7 +312,7 @@ def plan_training(snapshot: Snapshot, covered: Coverage, *, every: bool = False)
 
 
 def tier(rows: int) -> int:
-    """Return the logarithm of a number of rows to the base `FACTOR`, without its fraction."""
+    """Return the logarithm of a number of rows to the base `FACTOR`, rounded down."""
     return (rows.bit_length() - 1) // (FACTOR.bit_length() - 1)
 
 
@@ -318,7 +322,7 @@ def _is_unlike(segment: IndexSegment, most: float | None) -> bool:
 
 
 def _bytes(segment: IndexSegment, definition: IndexDefinition, snapshot: Snapshot) -> int:
-    """Return the memory that a segment takes while it is merged.
+    """Return the memory that a segment takes during a merge, in bytes.
 
     Embeddings are read from the table and encoded again.
     """
@@ -340,10 +344,10 @@ def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[l
 
 
 def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
-    """Return the segments with rows that their origins distinguish from all other rows.
+    """Return the segments with rows that can be identified by their origins.
 
-    A part of a split is identified by the splits from which its rows came. If another segment, or no segment, covers
-    some rows of such a split, these rows would be mistaken for rows of the part.
+    The origins of a part of a split are the splits from which its rows came. A segment is excluded if rows outside the
+    part come from the same origins. A reader would mistake these rows for rows of the part.
     """
     kept = {each.path: each for each in group}
     while True:
@@ -384,7 +388,7 @@ def _atoms(covered: Coverage, split: str, paths: Collection[str]) -> tuple[str, 
 
 
 def execute(store: ObjectStore, work: SegmentMerge, *, ids: Ids) -> IndexSegment:
-    """Store the segment that replaces those of the work item, and return its action.
+    """Store the segment that replaces the segments of the work item, and return its action.
 
     Raises:
         Corrupt: A segment, a translation or a split is damaged.
@@ -457,7 +461,7 @@ class _Merging:
         return found
 
     def numbered(self, covered: Sequence[Covered]) -> list[Renumbered]:
-        """Return the files of each segment, and the new number of each of its rows.
+        """Return the files of each segment, and the new number of each row of the segment.
 
         The number is -1 for a row in no split.
         """
@@ -475,7 +479,10 @@ class _Merging:
         return found
 
     def with_gone(self, covered: Sequence[Covered]) -> tuple[int, list[Renumbered]]:
-        """Return the number of rows in no split, and the result of `numbered` with the last numbers for these rows."""
+        """Return the number of rows in no split, and the result of `numbered`.
+
+        Rows in no split get the last numbers.
+        """
         first = gone = sum(each.count for each in covered)
         found = self.numbered(covered)
         for _, numbers in found:

@@ -1,9 +1,9 @@
 """Segments of indexes, and the live splits that each segment covers.
 
 A segment is one immutable object with the files of an index over one split, a part of a split, or several splits. The
-object is a bundle. Its identity is the id of the segment. The action in the log contains the splits that the segment
-covers, and the index definition that was used to build it. If this definition differs from the table's current
-definition, the segment is not used.
+object is a bundle. The identity of the object is the id of the segment. The action in the log contains the covered
+splits, and the index definition with which the segment was built. If this definition differs from the table's current
+definition, no search uses the segment.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from storage_core.store.contract import ObjectStore, create_once
 
 
 Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
-"""The files of a segment, and for each of its rows the new row number in the merged segment."""
+"""The files of a segment, and the new row number in the merged segment for each row of the segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The uncovered rows of a split, ascending, and the splits from which these rows came."""
+    """The uncovered rows of a split, ascending, and the splits from which these rows came to the split."""
 
     rows: BitMap
     origins: tuple[str, ...]
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A split with `rows` rows, or a part of it, that a merged segment covers."""
+    """A split with `rows` rows, or a part of this split, that a merged segment covers."""
 
     split: str
     rows: int
@@ -57,7 +57,7 @@ class Covered:
 
     @property
     def count(self) -> int:
-        """The number of rows of the segment that are in the split."""
+        """The number of rows in the split that the segment covers."""
         return self.rows if self.part is None else len(self.part.rows)
 
     @property
@@ -71,11 +71,14 @@ _logger = logging.getLogger(__name__)
 DEFINITION = "definition"
 
 ROWS = rows_file()
-"""The file with the covered rows, in a segment over a part of a split."""
+"""The name of the file with the covered rows. A segment has this file if it covers only a part of a split."""
 
 
 def definition_of(snapshot: Snapshot, index: str) -> IndexDefinition:
-    """Return the definition of an index that fits the table's schema. Raises `NotFound` or `InvalidInput`."""
+    """Return the definition of an index, and check that the definition fits the table's schema.
+
+    Raises `NotFound` or `InvalidInput`.
+    """
     definition = snapshot.config.index(index)
     if definition is None:
         defined = [each.name for each in snapshot.config.indexes]
@@ -108,7 +111,10 @@ def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
 
 
 def fingerprint_of(definition: IndexDefinition) -> str:
-    """Return a text for a definition. If segments have the same content under two definitions, the texts are equal."""
+    """Return a text that identifies the content of segments.
+
+    Two definitions with the same segment content have equal texts.
+    """
     options = vector.options_of(definition).content if definition.kind == "vector" else dict(definition.options)
     described: dict[str, object] = {"kind": definition.kind, "columns": list(definition.columns), "options": options}
     if definition.kind == "fulltext" and (revision := text_files.revision_of(definition)) is not None:
@@ -119,11 +125,11 @@ def fingerprint_of(definition: IndexDefinition) -> str:
 def build(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> dict[str, bytes]:
-    """Return the files of a segment over one split, or over some rows of it.
+    """Return the files of a segment over one split, or over some rows of the split.
 
     A search also uses these files for splits that no segment covers yet. The segment includes rows that a deletion
-    vector hides. The segment therefore stays valid for every later deletion vector, and a search excludes the hidden
-    rows. A column that the split does not have is null. Raises the errors of `read_split`.
+    vector hides. Therefore later deletion vectors do not invalidate the segment, and a search excludes the hidden rows.
+    If the split lacks a column, all values of the column are null. Raises the errors of `read_split`.
 
     Args:
         store: The store of the table.
@@ -141,12 +147,12 @@ def build(
 def indexed_rows(
     store: ObjectStore, add: Add, definition: IndexDefinition, schema: pa.Schema, *, rows: Sequence[int] | None = None
 ) -> pa.Table:
-    """Return the index's columns of one split, or of some rows of it, read like in `build`."""
-    # Read the whole file, even for few columns. Only the file's checksum may detect damage, and a segment must not keep
-    # it.
+    """Return the index's columns of one split, or of some rows of the split, in the same way as `build`."""
+    # Read the whole file, even if the index has few columns. Some damage is visible only in the checksum of the file,
+    # and a segment must not preserve damage.
     from storage_core.split.read import (
         conform_split,
-        read_split,  # This import loads Parquet. The coverage needs no Parquet.
+        read_split,  # This import loads Parquet, which the coverage does not need.
     )
 
     found = read_split(store, add.as_written, verify=True)
@@ -157,10 +163,12 @@ def indexed_rows(
 def build_rows(
     rows: pa.Table, definition: IndexDefinition, *, start: vector.Codebook | None = None
 ) -> dict[str, bytes]:
-    """Return the files of a segment over rows in memory. The rows have at least the indexed columns. Makes no request.
+    """Return the files of a segment over rows in memory.
 
-    If `start` is given, training of embeddings continues from it. The same rows and the same `start` produce the same
-    files, because the definition contains the seed.
+    The table `rows` must have at least the indexed columns. Makes no request.
+
+    If `start` is given, the training of embeddings continues from the codebook `start`. The definition determines the
+    seed, so the same rows and the same `start` produce the same files.
     """
     _logger.debug("indexed %d rows of index %s", rows.num_rows, definition.name)
     match definition.kind:
@@ -190,7 +198,7 @@ def write(
 ) -> IndexSegment:
     """Store the files of a segment as one object, and return the action that adds it.
 
-    The object is durable when this function returns. It is invisible until the action is committed.
+    The object is durable when this function returns. No reader sees the object until the action is committed.
 
     Args:
         store: The store of the table.
@@ -225,7 +233,7 @@ def write_merged(
     covered: Sequence[Covered],
     ids: Ids,
 ) -> IndexSegment:
-    """Store the files of a segment over these splits in sequence, like `write`. Makes one PUT."""
+    """Store the files of a segment over a sequence of splits, in the same way as `write`. Makes one PUT."""
     if len(covered) == 1:
         [one] = covered
         return write(store, files, definition=definition, covers=one.split, rows=one.rows, ids=ids, part=one.part)
@@ -269,7 +277,7 @@ def _stored(
 def bound(
     files: Mapping[str, bytes | memoryview], definition: IndexDefinition, identity: str
 ) -> Mapping[str, bytes | memoryview]:
-    """Return the files bound to the object with this identity.
+    """Return the files of a segment, prepared for the object with this identity.
 
     Some kinds include the identity in checksums of parts.
     """
@@ -277,7 +285,9 @@ def bound(
 
 
 def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
-    """Return the files of a segment. Every byte is verified against the log, and the files are valid for their kind.
+    """Return the files of a segment.
+
+    Every byte is verified against the log, and the files are checked by the rules of the index kind.
 
     Raises:
         Corrupt: The object differs from what was written.
@@ -289,7 +299,7 @@ def load(store: ObjectStore, segment: IndexSegment) -> dict[str, memoryview]:
     where = segment.path
     files = bundle.unpack_bundle(store.get(where).data, expected_of(segment))
     indexed = _without_rows(files, segment)
-    # Another writer may not record the number of rows of a split. Its segment then has the number 0.
+    # Other writers may omit the number of rows of a split. The number of rows of the segment is then 0.
     definition, rows = str(segment.details.get(DEFINITION)), segment.numRecords or None
     check(indexed, segment.index, definition, rows=rows, identity=segment_id(segment), where=where)
     return files
@@ -315,10 +325,10 @@ def check(
     where: str,
     identity: str = "",
 ) -> None:
-    """Raise `Corrupt` unless the files can be those of a segment with this `fingerprint`.
+    """Raise `Corrupt` if the files cannot belong to a segment with this `fingerprint`.
 
-    `identity` is the identity of the object. It is needed only for the parts that `bound` changed. If this release does
-    not know the definition, the files are not checked, and no search uses them.
+    `identity` is the identity of the object. The check needs it only for the parts that `bound` changed. If this
+    release does not know the definition, the files are not checked, and no search uses the segment.
     """
     try:
         definition = IndexDefinition.from_text(INDEX_PREFIX + index, fingerprint)
@@ -338,7 +348,7 @@ def check(
 
 
 def segment_id(segment: IndexSegment) -> str:
-    """Return the id of a segment. Raises `Corrupt` if its path in the log is not the key of a segment."""
+    """Return the id of a segment. Raises `Corrupt` if the path of the segment in the log is not a segment key."""
     parsed = keys.parse(segment.path)
     if parsed is None or parsed.kind is not keys.KeyKind.SEGMENT or parsed.id is None or parsed.index != segment.index:
         raise Corrupt(f"the log names {segment.path!r} as a segment of {segment.index!r}: not a segment key")
@@ -346,7 +356,10 @@ def segment_id(segment: IndexSegment) -> str:
 
 
 def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -> BitMap:
-    """Return the rows of a split that a segment over a part of it covers, ascending. Raises `Corrupt`."""
+    """Return the rows of a split that a segment covers, ascending.
+
+    The segment was built over a part of the split. Raises `Corrupt`.
+    """
     try:
         rows = BitMap.deserialize(bytes(data))
     except (ValueError, LookupError) as error:
@@ -358,7 +371,10 @@ def part_rows(data: bytes | memoryview, segment: IndexSegment, member: Member) -
 
 
 def _without_rows(files: Mapping[str, memoryview], segment: IndexSegment) -> dict[str, memoryview]:
-    """Return only the files of the index. Raises `Corrupt` unless the files with the rows of parts are valid."""
+    """Return the files of the index, without the files that list covered rows.
+
+    Raises `Corrupt` if those files are not valid.
+    """
     parts = {each.file: each for each in members(segment) if each.origins is not None}
     for name, member in parts.items():
         if name not in files:
@@ -377,17 +393,20 @@ def _create(store: ObjectStore, key: str, data: bytes) -> None:
 # Coverage of live splits.
 #
 # The coverage follows from the log alone, without a request. A translation contains the number of rows that moved from
-# each of its input splits to each of its output splits. If segments were built over a live split itself, they are used.
-# Otherwise the segments over the splits from which its rows came are used. If several segments could cover a row, the
-# segment over the nearest split is used. A segment over the whole split is used before a segment over a part. Among
-# equals, the first by path is used (decision 0019).
+# each of its input splits to each of its output splits. Segments that were built over a live split itself are used. If
+# there are none, the coverage uses segments over the splits from which the rows came. If several segments could cover a
+# row, the segment that needs the fewest translations to the live split is used. A segment over the whole split is used
+# before a segment over a part. Among equal segments, the first segment by path is used (decision 0019).
 
 
 REBUILD_SHARE = 0.2
-"""A segment is rebuilt if more than this share of its rows is no longer in a live split."""
+"""The limit for rows that left the live splits. A segment is rebuilt if a greater share of its rows left them."""
 
 MOST_MOVES = 8
-"""A segment is rebuilt if its rows moved more often than this. A search has to compose this many translations."""
+"""The maximum number of moves of a row.
+
+A segment is rebuilt if its rows moved more often. A search must compose one translation per move.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -430,16 +449,16 @@ class Coverage:
 def watermark_of(snapshot: Snapshot, covered: Coverage) -> int:
     """Return the version up to which every live split is covered.
 
-    It is the version directly before the one that added the oldest uncovered split.
+    The result is the version directly before the version that added the oldest uncovered split.
     """
     return min((snapshot.splits.added_at(add.path)[0] - 1 for add in covered.missing), default=snapshot.version)
 
 
 def coverage(snapshot: Snapshot, definition: IndexDefinition, *, without: Collection[str] = ()) -> Coverage:
-    """Return the coverage of the snapshot by the index. Makes no request.
+    """Return which splits of the snapshot the index covers. Makes no request.
 
-    `without` has paths of segments and translations that must not be used. A segment is usable if its definition is
-    `definition`, and if its number of rows is that of its split or of its part.
+    `without` has paths of segments and translations that must not be used. A segment is usable if it has the definition
+    `definition`, and the same number of rows as its split or part.
     """
     rows = {add.path: add.numRecords or 0 for add in snapshot.splits.values()}
     traces = _Traces.of(snapshot, definition, rows, without)
@@ -472,16 +491,22 @@ class Answering:
 
     @property
     def is_direct(self) -> bool:
-        """Whether there is a single segment, over this split alone. Its row numbers are then those of the file."""
+        """Whether a single segment covers the split, and was built over this split alone.
+
+        Then the row numbers of the segment are the row numbers of the file.
+        """
         return not self.translations and len(self.segments) == 1 and is_over_one_split(self.segments[0])
 
 
 AnsweringOf = Callable[[Add], Answering | None]
-"""A function that returns the segments of an index that cover a live split. None if no segment covers it."""
+"""A function that returns the segments of an index that cover a live split.
+
+The function returns None if no segment covers the split.
+"""
 
 
 def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
-    """Return a function that finds the segments that cover a split. Its result is the same as in `coverage`.
+    """Return a function that finds the segments that cover a split. The function returns the same result as `coverage`.
 
     Makes no request and reads no manifest.
     """
@@ -490,7 +515,8 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
         is_current = segment.details.get(DEFINITION) == fingerprint
         if segment.index == definition.name and is_current and is_over_one_split(segment):
             whole[segment.covers[0]].append(segment)
-    # The row counts in merged segments are not checked until a split is looked up. A check here would read manifests.
+    # The row counts of merged segments are checked only when a split is looked up. An earlier check would read
+    # manifests.
     merged = [each for each in snapshot.segments.values() if each.coveredRows and each.index == definition.name]
     claimed = {each.split: each.rows for one in merged for each in members(one) if each.origins is None}
     traces = _Traces.of(snapshot, definition, claimed)
@@ -513,7 +539,7 @@ def answering(snapshot: Snapshot, definition: IndexDefinition) -> AnsweringOf:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """A split, or a part of it, that a segment covers."""
+    """A split, or a part of a split, that a segment covers."""
 
     segment: IndexSegment
     member: Member
@@ -521,14 +547,20 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Nearest:
-    """The segments that cover the rows of each split: one segment over the whole split, or several over parts of it."""
+    """The segments that cover each split.
+
+    This is one segment over the whole split, or several over parts of the split.
+    """
 
     whole: Mapping[str, Held]
     parts: Mapping[str, Sequence[Held]]
 
     @staticmethod
     def of(segments: Collection[IndexSegment]) -> Nearest:
-        """Return the segments that cover each split. If two cover the same rows, use the first by path."""
+        """Return the segments that cover each split.
+
+        If two segments cover the same rows, use the first segment by path.
+        """
         whole: dict[str, Held] = {}
         parts: dict[str, list[Held]] = defaultdict(list)
         for each in sorted(segments, key=lambda each: each.path):
@@ -541,7 +573,7 @@ class Nearest:
 
 
 def is_usable(segment: IndexSegment, rows: Mapping[str, int], fingerprint: str) -> bool:
-    """Return whether a segment can be used for a definition, given the numbers of rows of all known splits."""
+    """Return whether a segment is usable for a definition. `rows` contains the number of rows of each known split."""
     if segment.details.get(DEFINITION) != fingerprint:
         return False
     found = [each for each in members(segment) if each.split in rows]
@@ -558,8 +590,8 @@ _NONE: frozenset[str] = frozenset()
 class _Way:
     """A chain of translations from a split to a live split.
 
-    It has the approximate share of the split's rows that went to the live split, the number of moves, and the
-    translations.
+    It contains the approximate share of the earlier split's rows that moved to the live split. It also contains the
+    number of moves and the translations.
     """
 
     live: str
@@ -568,16 +600,17 @@ class _Way:
     translations: frozenset[str] = _NONE
 
     def beside(self, other: _Way) -> _Way:
-        """Return both chains as one. They have the same number of moves."""
+        """Combine two chains with the same number of moves."""
         return replace(self, share=self.share + other.share, translations=self.translations | other.translations)
 
 
 @dataclass(slots=True)
 class _Traces:
-    """The state while live splits are followed back to segments.
+    """The state of the search that follows live splits back to segments.
 
-    `live_rows` has the approximate number of live rows of each segment in use, by path. `to_missing` has translations
-    for the live split that is being followed. They lead to the origins of its rows without a segment.
+    `live_rows` contains, by path, the approximate number of live rows of each segment in use. `to_missing` contains
+    translations into the live split that is currently followed. They lead from the origins of its rows that no segment
+    covers.
     """
 
     nearest: Nearest
@@ -617,11 +650,11 @@ class _Traces:
         return _Traces(Nearest.of(found), into, rows)
 
     def again(self) -> _Traces:
-        """Return an empty state, in which no split has been followed."""
+        """Return an empty state, before any split is followed."""
         return _Traces(self.nearest, self.into, self.rows)
 
     def follow(self, live: str) -> None:
-        """Record the segments that answer for a live split, and the origins of its rows without a segment."""
+        """Record the segments that cover rows of a live split, and the origins of the rows without a segment."""
         level = {(live, _NONE): _Way(live)}
         for _ in range(_MOST_DEPTH):
             deeper: dict[tuple[str, frozenset[str]], _Way] = {}
@@ -632,14 +665,14 @@ class _Traces:
             level = deeper
         for (split, _), way in level.items():
             self._miss(split, way)
-        if live in self.answers:  # otherwise the whole split is missing, and not only a part
+        if live in self.answers:  # otherwise the whole split is uncovered, and not only a part of the split
             self.translations |= self.to_missing
         self.to_missing.clear()
 
     def _behind(
         self, split: str, answered: frozenset[str], way: _Way
     ) -> Iterator[tuple[tuple[str, frozenset[str]], _Way]]:
-        """Yield the splits to follow next from a split that no segment covers as a whole.
+        """Yield the next splits to follow from a split. If a segment covers the whole split, yield no split.
 
         `answered` has the origins of rows that a part nearer to the live split covers. These origins are not followed.
         """
@@ -661,13 +694,13 @@ class _Traces:
             moved = translation.moved(number, output)
             further = way.translations | {translation.path}
             if moved and source in answered:
-                self.translations |= further  # these translations identify the rows of the part
+                self.translations |= further  # these translations identify the rows that the part covers
             elif moved:
                 share = way.share * moved / translation.inputRows[number]
                 yield (source, answered), _Way(way.live, way.moves + 1, share, further)
 
     def needs_rebuild(self, segment: IndexSegment) -> bool:
-        """Return True if too few rows of a segment are live, or its rows moved too often."""
+        """Return True if too few rows of a segment are live, or if the rows moved too often."""
         gone = segment.numRecords - self.live_rows[segment.path]
         return gone > REBUILD_SHARE * segment.numRecords or self.moves[segment.path] > MOST_MOVES
 

@@ -33,11 +33,13 @@ Plan = Callable[[Sequence[str], Snapshot], Sequence[CatchUpPlan]]
 
 
 def run_catch_up(job: JobRun[CatchUp]) -> JobReport:
-    """Catch up one index, or every index of the table, in one commit. The commit does not conflict with data commits.
+    """Build the missing segments of one index, or of every index of the table, in one commit.
+
+    The commit does not conflict with data commits.
 
     Small segments are merged in the same commit. If a merge finds a damaged segment, the merge is skipped and the
-    report contains the error. With `retrain`, all segments of embeddings are trained again. The old segments are used
-    until the commit.
+    report contains the error. With `retrain`, all segments of embeddings are trained again. Searches use the old
+    segments until the commit.
 
     Raises:
         NotFound: The table does not have the index.
@@ -61,7 +63,7 @@ def carry_out(job: JobRun[Any], plan: Plan, *, index: str | None) -> JobReport:
 
 
 def plans_of(names: Sequence[str], snapshot: Snapshot, *, retrain: bool = False) -> Sequence[CatchUpPlan]:
-    """Return the plan of each of these indexes that needs work. Makes no request."""
+    """Return the plans of those indexes that need work. Makes no request."""
     found = [plan(snapshot, name, retrain=retrain) for name in names]
     return [each for each in found if not each.empty]
 
@@ -116,7 +118,7 @@ def _counts(plans: Sequence[CatchUpPlan], items: Sequence[SegmentMerge]) -> dict
 
 
 def _predicted(snapshot: Snapshot, plans: Sequence[CatchUpPlan]) -> Prediction:
-    """Return the predicted cost. The bytes to write are estimated from the index's bytes per row so far."""
+    """Return the predicted cost. The bytes to write are estimated from the current bytes per row of the index."""
     work, merges = [item for each in plans for item in each.work], [item for each in plans for item in each.merges]
     old = [segment for item in merges for segment in item.segments]
     written = [_size(snapshot, each) for each in plans]
@@ -145,7 +147,10 @@ def _segment(answer: Answer) -> IndexSegment:
 
 
 def _metrics(work: Sequence[CatchUpWork], built: Sequence[IndexSegment], merged: Sequence[MergedSegments]) -> Metrics:
-    """Return the metrics of a run. The rows are those of indexed splits. The bytes include those of merged segments."""
+    """Return the metrics of a run.
+
+    The number of rows counts only indexed splits. The number of bytes also includes merged segments.
+    """
     return Metrics(
         rows_in=sum(segment.numRecords for segment in built),
         rows_out=sum(segment.numRecords for segment in built),
@@ -184,7 +189,7 @@ def run_merge_segments(job: JobRun[MergeSegments]) -> JobReport:
 
 
 def merges_of(names: Sequence[str], snapshot: Snapshot) -> Sequence[CatchUpPlan]:
-    """Return the plans of these indexes with their merges only."""
+    """Return the plans of these indexes, reduced to their merges."""
     found = (replace(each, work=(), stale=(), idle=()) for each in plans_of(names, snapshot))
     return [each for each in found if not each.empty]
 
@@ -198,10 +203,9 @@ def build_segment(place: Place, item: Item) -> Answer:
 
 @as_task
 def merge_several(place: Place, item: Item) -> Answer:
-    """Store one index segment that replaces several segments.
+    """Merge several index segments into one, and store the merged segment.
 
-    If one of these segments is damaged or does not exist, return the error as the answer, so that other merges
-    continue.
+    If one of these segments is damaged or does not exist, the answer contains the error. Other merges then continue.
     """
     try:
         segment = segment_merge.execute(place.store, SegmentMerge.from_json(item["work"]), ids=place.ids)

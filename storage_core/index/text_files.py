@@ -1,20 +1,20 @@
 """The files of full-text segments, and the tokenizers of full-text columns.
 
-Tantivy trusts the files that it opens. If a count is wrong, it uses the count as an address and panics. `check`
-therefore compares the files with the files that `fulltext.build` makes. It compares the list of segments, the schema,
-the names, the sizes, and tantivy's own checksum of each file.
+Tantivy does not check the files that it opens. If a file contains a wrong count, tantivy uses the count as an address
+and panics. Therefore `check` compares the files with the files that `fulltext.build` writes. The comparison includes
+the list of segments, the schema, the names, the sizes, and tantivy's checksum of each file.
 
-Segments record the names of their tokenizers:
+Each segment contains the names of its tokenizers:
 
 | Name | Words |
 |---|---|
 | `raw`, `whitespace` | the words of tantivy's own tokenizers |
-| `default` | each run of letters and digits with their combining characters |
+| `default` | each sequence of letters and digits, with their combining characters |
 | `<language>_stem` | the words of `default`, reduced to their stems by Snowball |
 | `cjk` | the words of `default`, but each Chinese, Japanese or Korean character is a word |
-| `ngram_<least>_<most>` | all sequences of characters of one length |
+| `ngram_<least>_<most>` | all character sequences of the same length |
 
-A query of several CJK characters is a phrase. A query of n-grams is a phrase as well, and also finds parts of words.
+A query of several CJK characters is a phrase. A query of n-grams is also a phrase, so it also finds parts of words.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ LANGUAGES: Final[Mapping[str, str]] = {
     "ta": "tamil",
     "tr": "turkish",
 }
-"""The values of `<language>`, each with the name of its Snowball stemmer."""
+"""The values of `<language>`, with the name of the Snowball stemmer for each value."""
 
 MOST_GRAM: Final = 10
 
@@ -76,13 +76,13 @@ MOST_BYTES: Final = 65_530
 
 _OPTION = "tokenizer"
 _UNCHANGED: Final = (RAW, WHITESPACE)
-"""The tokenizers of tantivy. Their words have never changed."""
+"""The tokenizers of tantivy. The words that these tokenizers produce have never changed."""
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
 _USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer ones are too many.
 
-# In tantivy's syntax of regular expressions. A combining character is part of the letter before it.
+# In tantivy's syntax of regular expressions. A combining character belongs to the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"
 _LETTER_OR_SIGN = rf"{_LETTER}\p{{M}}\p{{Join_Control}}"
 _IDEOGRAPH = (
@@ -99,7 +99,7 @@ def known() -> str:
 
 
 def tokenizer_of(definition: IndexDefinition, column: str) -> str:
-    """Return the tokenizer of a column: its option `tokenizer.<column>`, otherwise the index's option `tokenizer`."""
+    """Return the tokenizer of a column: the option `tokenizer.<column>` if set, otherwise the option `tokenizer`."""
     options = definition.options
     return options.get(f"{_OPTION}.{column}", options.get(_OPTION, DEFAULT))
 
@@ -116,9 +116,9 @@ def validate_tokenizers(definition: IndexDefinition) -> None:
 
 
 def revision_of(definition: IndexDefinition) -> int | None:
-    """Return the revision of the words that the tokenizers of an index make. None stands for the first release.
+    """Return the revision of the tokenizers of an index. None is the revision of the first release.
 
-    Segments of another revision contain other words, so they are not used (decision 0023).
+    Segments of another revision contain other words, so no search uses these segments (decision 0023).
     """
     names = {tokenizer_of(definition, column) for column in definition.columns}
     return None if names <= {*_UNCHANGED} else _REVISION
@@ -136,8 +136,8 @@ def register(index: tantivy.Index, definition: IndexDefinition, *, marking: bool
 def folded(definition: IndexDefinition, column: str, text: str) -> str:
     """Return the text with `ς` replaced by `σ`, if the tokenizer of the column converts to lower case.
 
-    The tokenizer converts letter by letter, so it always converts a capital sigma to `σ`. Both letters have two bytes,
-    so positions do not change.
+    The tokenizer converts each letter separately, so it always converts a capital sigma to `σ`. Both letters `ς` and
+    `σ` have two bytes, so the positions of words do not change.
     """
     return text if tokenizer_of(definition, column) in _UNCHANGED else text.replace(_FINAL_SIGMA, _SIGMA)
 
@@ -155,9 +155,9 @@ def folded_rows(definition: IndexDefinition, rows: pa.Table) -> pa.Table:
 
 
 def prepared(text: str, length: int | None) -> str:
-    """Return the text that is indexed for a `folded` text of a column. `length` is the column's `gram_of`.
+    """Return the text to index for a `folded` text of a column. `length` is the result of `gram_of` for the column.
 
-    For n-grams, the result contains all n-grams of the text, one after the other.
+    For a column with n-grams, the result is the concatenation of all n-grams of the text.
     """
     if length is None or len(text) <= length:
         return text
@@ -171,7 +171,7 @@ def words(definition: IndexDefinition, column: str, text: str) -> list[str]:
 
 
 def unstemmed(definition: IndexDefinition, column: str, text: str) -> list[str]:
-    """Return the words of a text before they are reduced to their stems."""
+    """Return the words of a text, without reducing them to stems."""
     name = DEFAULT if has_stems(definition, column) else tokenizer_of(definition, column)
     return _analyzer(name).analyze(prepared(folded(definition, column, text), gram_of(definition, column)))
 
@@ -187,7 +187,7 @@ def gram_of(definition: IndexDefinition, column: str) -> int | None:
 
 
 def expansion(definition: IndexDefinition) -> int:
-    """Return the greatest factor by which a text can grow while it is indexed."""
+    """Return the maximum factor by which a text grows during indexing."""
     return max(gram_of(definition, column) or 1 for column in definition.columns)
 
 
@@ -227,7 +227,7 @@ def _analyzer(name: str) -> tantivy.TextAnalyzer:
 
 
 def _marker(name: str) -> tantivy.TextAnalyzer:
-    """Return the same tokenizer for texts that are not `prepared`. It returns the positions of words in these texts.
+    """Return a tokenizer that finds the same words in texts that are not `prepared`, with their positions.
 
     For n-grams, it also returns shorter sequences of characters.
     """
@@ -253,7 +253,7 @@ _FILE_FORMAT = 7
 def check(
     files: Mapping[str, bytes | memoryview], definition: IndexDefinition, *, rows: int | None, where: str
 ) -> None:
-    """Raise `Corrupt` with `where` unless these can be the files over `rows` rows.
+    """Raise `Corrupt` with `where` if these cannot be the files of a segment with `rows` rows.
 
     If `rows` is None, any number is valid.
     """
@@ -280,7 +280,7 @@ def names_of(segment: str) -> list[str]:
 
 
 def read_meta(directory: Path, definition: IndexDefinition) -> dict[str, int]:
-    """Return the number of documents of each tantivy segment in unpacked files, by id, in the order of the segments.
+    """Return the number of documents of each tantivy segment by id, from unpacked files. The segments are in order.
 
     Raises `Corrupt`.
     """
@@ -313,7 +313,7 @@ def segments_of(meta: bytes, definition: IndexDefinition, where: str) -> dict[st
 
 
 def meta_of(segments: Mapping[str, int], definition: IndexDefinition) -> str:
-    """Return the `meta.json` of an index over these segments, in this order."""
+    """Return the `meta.json` of an index over these segments. The order of the segments is kept."""
     listed = [{"segment_id": each, "max_doc": count, "deletes": None} for each, count in segments.items()]
     settings = {"docstore_compression": "lz4", "docstore_blocksize": 16384}
     return json.dumps(
@@ -322,7 +322,7 @@ def meta_of(segments: Mapping[str, int], definition: IndexDefinition) -> str:
 
 
 def schema_of(definition: IndexDefinition) -> list[object]:
-    """Return the schema of an index as tantivy writes it."""
+    """Return the schema of an index in the form that tantivy writes."""
     number = {"indexed": False, "fieldnorms": False, "fast": True, "stored": False}
     columns: list[object] = []
     for column in definition.columns:
@@ -333,7 +333,7 @@ def schema_of(definition: IndexDefinition) -> list[object]:
 
 
 def corrupt(where: str, what: str) -> Corrupt:
-    """Return the error for a full-text segment that `fulltext.build` cannot have made."""
+    """Return the error for a full-text segment with files that `fulltext.build` cannot have written."""
     return damaged(where, f"not the files of a full-text segment: {what}")
 
 
@@ -358,7 +358,7 @@ def _check_file(data: memoryview, name: str, where: str) -> None:
     except (ValueError, LookupError, TypeError, struct.error, RecursionError) as error:
         raise corrupt(where, f"{name} has no footer of tantivy") from error
     written = {"version": {**release, "index_format_version": _FILE_FORMAT}, "crc": zlib.crc32(data[: max(end, 0)])}
-    # The checksum does not cover the footer. The footer is therefore compared byte by byte with the one that tantivy
+    # The checksum does not cover the footer. Therefore the footer is compared byte by byte with the footer that tantivy
     # writes.
     if magic != _FOOTER_MAGIC or end < 0 or footer != json.dumps(written, separators=(",", ":")).encode():
         raise corrupt(where, f"the checksum of {name} does not match")
@@ -371,10 +371,10 @@ def _check_file(data: memoryview, name: str, where: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Composed:
-    """The origin of the documents of a composed index.
+    """The directories from which the documents of a composed index come.
 
-    `sources[i]` is the position of a directory among the composed directories. This directory contains tantivy segment
-    number `i`. `rows[p]` is the number of rows in the directory at position `p`.
+    Tantivy segment number `i` comes from the directory at position `sources[i]` of the composed directories. `rows[p]`
+    is the number of rows in the directory at position `p`.
     """
 
     sources: tuple[int, ...]
@@ -383,7 +383,10 @@ class Composed:
 
 @dataclass(frozen=True, slots=True)
 class Searcher:
-    """An open composed index. Its files are mapped into memory and may be removed. Threads may share an instance."""
+    """An open composed index.
+
+    The files are mapped into memory, so they may be deleted while the index is open. Threads may share an instance.
+    """
 
     tantivy: tantivy.Searcher
     composed: Composed
@@ -392,8 +395,8 @@ class Searcher:
 def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scratch: Path) -> Searcher:
     """Return a searcher over all `directories`. Raises `Corrupt` and tantivy's errors.
 
-    `scratch` is an existing directory, which should be on the same file system as `directories`. No new file stays in
-    it.
+    `scratch` is an existing directory, which should be on the same file system as `directories`. No new file remains in
+    `scratch`.
     """
     import tantivy
 
@@ -403,9 +406,9 @@ def open_searcher(directories: Sequence[Path], definition: IndexDefinition, scra
 
 
 def compose(directories: Sequence[Path], target: Path, definition: IndexDefinition) -> Composed:
-    """Create `target` as one tantivy index over all `directories`, by hard links. Raises `Corrupt`.
+    """Create `target` as one tantivy index over all `directories`, with hard links to the files. Raises `Corrupt`.
 
-    Only the files that `meta.json` lists are linked. The only new file in `target` is its own `meta.json`.
+    Only files that a directory's `meta.json` lists are linked. The only new file in `target` is its own `meta.json`.
     """
     target.mkdir()
     segments: dict[str, int] = {}

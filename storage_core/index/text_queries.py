@@ -1,15 +1,15 @@
-"""Full-text queries: from a text to a query of tantivy, for the columns of one index.
+"""Full-text queries: translation of a text to a tantivy query for the columns of one index.
 
 `read` returns the syntax tree of a text, and `check_tree` checks it against limits. `QueryBuilder` builds the tantivy
 query from the tree.
 
-The builder passes every word of a query through the tokenizer that is used for documents. A text of several words
-becomes a phrase query. This also applies to n-grams, because they have the same positions in the query as in the index.
-A query of n-grams therefore finds the texts that contain the query's text.
+The builder passes every word of a query through the tokenizer that is used for documents. If the tokenizer splits a
+text into several words, the builder makes a phrase query. N-grams also become a phrase query, because n-grams have the
+same relative positions in the query and in the index. Therefore the query finds all texts that contain its text.
 
-The results follow set algebra. In tantivy, a group of clauses returns only results of its positive clauses. A group
-that only excludes rows (`NOT beta`, also within `alpha AND NOT beta`) would find nothing. The builder therefore adds a
-clause to such a group that matches every row and adds no score.
+The builder combines the clauses of a query like sets of rows. In tantivy, a group returns only rows that match one of
+its positive clauses. Therefore a group with only negative clauses (`NOT beta`, also within `alpha AND NOT beta`) would
+find nothing. For such a group, the builder adds a clause that matches every row and adds no score.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ if TYPE_CHECKING:
 
 # Limits of a full-text query.
 #
-# Tantivy parses recursively. A text with many parentheses would overflow the stack and end the process. The text is
-# therefore checked first against limits that count characters, even in quotes. After parsing, the tree is checked.
+# Tantivy parses recursively. A text with many parentheses would overflow the stack and end the process. Therefore the
+# text is first checked against limits. These limits count characters, even characters in quotes. After parsing, the
+# tree is checked.
 
 
 Node: TypeAlias = Mapping[str, Any]
@@ -65,7 +66,7 @@ def check_text(text: str) -> None:
 
 
 def check_tree(tree: Node) -> None:
-    """Raise `ValueError` if walking the tree, or a search with the tree, is not safe.
+    """Raise `ValueError` if it is not safe to walk the tree, or to search with the tree.
 
     The message contains the limit and a remedy.
     """
@@ -89,7 +90,7 @@ def check_tree(tree: Node) -> None:
 
 
 def walk(tree: Node) -> Iterator[tuple[Node, int, float]]:
-    """Yield every node of tantivy's tree with its depth and its total boost, without recursion."""
+    """Yield every node of tantivy's tree, with its depth and the product of its boosts, without recursion."""
     waiting = [(tree, 1, 1.0)]
     while waiting:
         node, depth, boost = waiting.pop()
@@ -119,14 +120,14 @@ def _clauses(node: Node) -> int:
             return 1
 
 
-# Arrangements of the words of a phrase with slop. Each arrangement becomes one phrase query.
+# Arrangements of the words of a phrase with slop. Each arrangement becomes a separate phrase query.
 
 
 def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int, str]]]:
-    """Yield the positions that the words of a sloppy phrase may have. Each set of positions is yielded once.
+    """Yield the possible positions of the words of a phrase with slop. Each set of positions is yielded once.
 
-    If a word moves by d, it is d positions after its position in the phrase. The moves of all words differ by
-    at most `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
+    A word with the move `d` is `d` positions after its position in the phrase. The moves of all words differ by at most
+    `slop`, and no two words have the same position. Raises `ValueError` if there are too many arrangements.
     """
     for count, moves in enumerate(_moves(words, slop), 1):
         if count > MAX_ARRANGEMENTS:
@@ -135,10 +136,13 @@ def arrangements(words: Sequence[str], slop: int) -> Iterator[Sequence[tuple[int
 
 
 def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
-    """Yield the moves of all words, from 0 to `slop`. At least one move is 0, and no two words get the same position.
+    """Yield the possible moves of all words.
 
-    Equal words stay in order, because every order of them gives the same arrangement. Raises `ValueError` if too many
-    moves have to be tried.
+    Each move is a number from 0 to `slop`. At least one move is 0, and no two words have the same position after their
+    moves.
+
+    The order of equal words does not change, because every order of equal words gives the same arrangement. Raises
+    `ValueError` if the function would try too many moves.
     """
     earlier = _earlier(words)
     moves: list[int] = []
@@ -173,7 +177,7 @@ def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
 
 
 def _earlier(words: Sequence[str]) -> list[int | None]:
-    """Return for each word the position of the nearest equal word before it, or None."""
+    """Return, for each word, the position of the nearest equal word before it, or None."""
     last: dict[str, int] = {}
     found = []
     for number, word in enumerate(words):
@@ -188,8 +192,8 @@ def _too_many(words: Sequence[str], slop: int) -> ValueError:
 
 # Words of a query that match several words. `kib*` matches a prefix, and `kibana~1` matches words within one change.
 #
-# Tantivy's own syntax drops the star, and does not support `~` after a word. This module parses both. Every matching
-# word of the index is found, because tantivy finds the rows of a prefix by an automaton.
+# Tantivy's own syntax ignores the star, and does not support `~` after a word. This module parses both `*` and `~`. The
+# search finds every matching word of the index, because tantivy uses an automaton to find the rows of a prefix.
 
 
 MOST_CHANGES: Final = 2
@@ -207,9 +211,9 @@ _ESCAPED = re.compile(r"\\([\W_])")
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """A word that matches several words: those within `changes` changes.
+    """A word of a query that matches all words with at most `changes` changes.
 
-    If `changes` is None, they are the words with the prefix `text`.
+    If `changes` is None, the term matches all words with the prefix `text`.
     """
 
     field: str | None
@@ -218,7 +222,7 @@ class Term:
 
 
 def term_of(node: Node) -> Term | None:
-    """Return the term of a node of tantivy's tree, or None if it is not a term.
+    """Return the term of a node of tantivy's tree, or None if the node is not a term.
 
     Raises `ValueError` for an invalid term.
     """
@@ -240,7 +244,7 @@ def term_of(node: Node) -> Term | None:
 
 _logger = logging.getLogger(__name__)
 
-_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other character: `\<` is the start of a word
+_META = re.compile(r"[\\.+*?()|\[\]{}^$#&~-]")  # no other character, because `\<` matches the start of a word
 _ANYTHING = "(?s:.)*"
 _ESCAPED_SIGN = re.compile(r"\\([*~\\])")
 _SPECIAL = re.compile(r"""[+^`:{}"'\[\]()!\\* ]""")
@@ -249,11 +253,13 @@ _LONGEST_PREFIX = 900  # the maximum in bytes. Tantivy refuses regular expressio
 
 @dataclass(frozen=True, slots=True)
 class QueryBuilder:
-    """A builder of queries for one index. `index` is open under the schema of the index and has its tokenizers.
+    """A builder of queries for one index.
 
-    If `is_strict` is True, the builder refuses terms that no document can match. Otherwise it logs a warning. If
-    `marking` is True, it builds a query that only marks words in texts. Such a query ignores the positions of words in
-    a phrase.
+    `index` is an open index with the schema and the tokenizers of the definition.
+
+    If `is_strict` is True, the builder refuses terms that no document can match. Otherwise, the builder logs a warning.
+    If `marking` is True, the builder makes a query that only marks words in texts. A query for marking ignores the
+    positions of words in a phrase.
     """
 
     definition: IndexDefinition
@@ -272,7 +278,7 @@ class QueryBuilder:
         return _any(self._of(tree)) or tantivy.Query.empty_query()
 
     def _of(self, node: Node) -> list[tantivy.Query]:
-        """Return queries for a node. A row is found if it matches any of the queries.
+        """Return queries for a node. A row matches the node if it matches any of these queries.
 
         The list is empty if the node contains no word. A group then ignores the node.
         """
@@ -285,7 +291,7 @@ class QueryBuilder:
                 return [_every_row()]
             case "literal":
                 return self._literal(node)
-            case "prefix":  # this node comes from a text that is read as words
+            case "prefix":  # this node comes from a text that the lenient syntax reads as words
                 return self._in_columns(None, lambda column: self._prefix_if_any(column, node["text"]))
             case "set":
                 return self._in_columns(node["field"], lambda column: self._set(column, node["elements"]))
@@ -333,7 +339,10 @@ class QueryBuilder:
         return self._in_columns(node["field_name"], lambda column: self._text(column, text, node["slop"]))
 
     def _in_columns(self, name: str | None, build: Callable[[str], tantivy.Query | None]) -> list[tantivy.Query]:
-        """Return the queries for each column that a name selects, with their boosts. No name selects all columns."""
+        """Return the queries for the columns that `name` selects, with the boosts of the columns.
+
+        If `name` is None, it selects all columns.
+        """
         found = [(column, build(column)) for column in self._columns(name)]
         return [_boosted(query, self.boosts.get(column, 1.0)) for column, query in found if query is not None]
 
@@ -410,7 +419,7 @@ class QueryBuilder:
         return self._after(column, term, before, beginning) if before else beginning
 
     def _after(self, column: str, term: Term, before: Sequence[str], beginning: tantivy.Query) -> tantivy.Query | None:
-        """Return the query for the rows that contain some words as a phrase, and also a word with the prefix.
+        """Return the query for rows that contain a phrase of some words, and also a word with a prefix.
 
         Tantivy has no exact query for both. The query finds all of these rows, and possibly more (decision 0023).
         """
@@ -444,7 +453,7 @@ class QueryBuilder:
         return f"column {column!r} has stems, so it finds only whole words"
 
     def _set(self, column: str, elements: Sequence[str]) -> tantivy.Query | None:
-        """Return the query for the rows that contain any of some texts. Each row has the score 1."""
+        """Return the query for the rows that contain at least one of these texts. Each row has the score 1."""
         import tantivy
 
         words = [text_files.words(self.definition, column, each) for each in elements]
@@ -478,7 +487,7 @@ class QueryBuilder:
         return tantivy.Query.regex_query(self.index.schema, column, pattern)
 
     def _require_indexed(self, words: Iterable[str]) -> None:
-        """Raise `ValueError`, or log a warning, if a word cannot be in any index."""
+        """Raise `ValueError` or log a warning if a word is too long to be in an index."""
         for word in words:
             if len(word) * 4 > text_files.MOST_BYTES and len(word.encode()) > text_files.MOST_BYTES:
                 reason = (
@@ -490,7 +499,10 @@ class QueryBuilder:
                 _logger.warning("full-text query on index %s: %s", self.definition.name, reason)
 
     def _refuse_or_warn(self, reason: str, instead: str) -> None:
-        """Raise `ValueError` with the reason if the syntax is strict. Otherwise log the reason and the replacement."""
+        """Raise `ValueError` with the reason if the syntax is strict.
+
+        Otherwise log the reason, and how the search reads the text.
+        """
         if self.is_strict:
             advice = "Ask for whole words, or search an index with the tokenizer `default`"
             raise ValueError(f"{reason}. {advice}")
@@ -531,7 +543,7 @@ def _boosted(query: tantivy.Query, boost: float) -> tantivy.Query:
 
 
 def _scored(query: tantivy.Query | None) -> tantivy.Query | None:
-    """Return a query for the same rows, each with the score 1."""
+    """Return a query for the same rows, with the score 1 for each row."""
     import tantivy
 
     return None if query is None else tantivy.Query.const_score_query(query, 1.0)
@@ -560,8 +572,9 @@ _STAND_INS = range(0xF0000, 0x110000)  # private characters. They are more than 
 def read(text: str) -> Node:
     r"""Return tantivy's tree of a query that `check_text` accepted. Raises `ValueError` for an invalid query.
 
-    Tantivy returns the same phrase for `a\*` and `a\\*`. Before parsing, each escaped backslash is therefore replaced
-    with a character that does not occur in the text. In the tree, an unquoted literal then has two backslashes instead.
+    Tantivy returns the same phrase for `a\*` and `a\\*`. Therefore each escaped backslash is replaced before parsing
+    with a character that the text does not contain. After parsing, this character is replaced with two backslashes in
+    an unquoted literal.
     """
     import tantivy
 
@@ -580,7 +593,7 @@ def read(text: str) -> Node:
 
 
 def _put_back(node: dict[str, Any], stand_in: str) -> None:
-    """Replace the stand-in character of an escaped backslash in a node."""
+    """Replace the stand-in character in a node. This character replaced an escaped backslash."""
     for name in ("field", "field_name"):
         if node.get(name):
             node[name] = node[name].replace(stand_in, "\\")
@@ -589,18 +602,20 @@ def _put_back(node: dict[str, Any], stand_in: str) -> None:
             node["phrase"] = node["phrase"].replace(stand_in, "\\\\" if node["delimiter"] == "none" else "\\")
         case "set":
             node["elements"] = [each.replace(stand_in, "\\") for each in node["elements"]]
-        case "range":  # tantivy keeps both backslashes in the ends of a range, and parses them again
+        case "range":  # tantivy keeps both backslashes in the limits of a range, and parses them again
             for end in (node["lower"], node["upper"]):
                 if "value" in end:
                     end["value"] = end["value"].replace(stand_in, "\\\\")
 
 
 def words(text: str) -> Node:
-    """Return the tree that finds any of the words of a text. Words are separated by spaces. Nothing is an operator.
+    """Return a tree that finds texts with any of the words of `text`.
 
-    The tokenizer of the index reads each word. It makes a phrase of `can't`, and nothing of a single `/`. A distance
-    after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a prefix, unless the text has more than
-    `MAX_CLAUSES` words. Building a prefix takes a millisecond.
+    Words are separated by spaces. No word is an operator.
+
+    The tokenizer of the index reads each word. The tokenizer makes a phrase from `can't`, and no word from a single
+    `/`. A distance after a word (`slip~2`) is removed. A star (`o'n*`) makes the word a prefix, unless the text has
+    more than `MAX_CLAUSES` words. It takes a millisecond to build the query of a prefix.
     """
     found = dict.fromkeys(_DISTANCE.sub("", word) for word in text.split())
     return any_of([(_word if len(found) <= MAX_CLAUSES else literal)(word) for word in found])
@@ -614,7 +629,7 @@ def _word(text: str) -> Node:
 
 
 def literal(text: str) -> Node:
-    """Return the node for a text as one phrase, in any column."""
+    """Return the node that searches a text as one phrase, in any column."""
     return {
         "type": "literal",
         "field_name": None,

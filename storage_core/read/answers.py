@@ -1,7 +1,8 @@
 """The forms of a result: rows, Arrow tables, data frames and streams.
 
-`Conversions` is the base of everything that can be converted. `ArrowRows` adds all attributes of an Arrow table, so a
-result can be used as that table. `SqlResult` is the result of a query: in memory if it is small, otherwise a stream.
+`Conversions` is the base of everything that can be converted. `ArrowRows` adds all attributes of an Arrow table. A
+result can then be used as an Arrow table. `SqlResult` is the result of a query. A small result is in memory, and a
+larger result is a stream.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def parts(batches: Iterable[pa.RecordBatch], most: int) -> Generator[pa.RecordBa
 def within_calendar_of_python(rows: pa.Table) -> Iterator[None]:
     """Raise `InvalidInput` if the block fails because of a date or time that Python cannot represent.
 
-    The error names the first column with such a value.
+    The error contains the name of the first column with such a value.
     """
     try:
         yield
@@ -73,7 +74,7 @@ _READING: Final[weakref.WeakSet[Generator[pa.RecordBatch]]] = weakref.WeakSet()
 def reader_of(schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> pa.RecordBatchReader:
     """Return the batches as a stream. The stream ends when it is garbage-collected or the program ends.
 
-    Arrow does not close a generator: `close` of the stream ends nothing.
+    The method `close` of the stream has no effect, because Arrow does not close a generator.
     """
     _READING.add(batches)
     return pa.RecordBatchReader.from_batches(schema, batches)
@@ -83,7 +84,7 @@ def reader_of(schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> pa.Recor
 def _end_all() -> None:
     """Close all streams while their libraries are still loaded.
 
-    DuckDB prints long messages about objects that outlive it.
+    Otherwise DuckDB prints long messages about objects that still exist after it.
     """
     for batches in [*_READING]:
         with suppress(ValueError):  # another thread is still reading at the end of the program
@@ -108,7 +109,7 @@ class Conversions(ABC):
         """Return all rows as one Arrow table."""
 
     def fetch_batches(self, batch_rows: int = BATCH_ROWS) -> Iterator[pa.RecordBatch]:
-        """Yield the rows in record batches of at most `batch_rows` rows: see `to_reader`."""
+        """Yield the rows in record batches of at most `batch_rows` rows (see `to_reader`)."""
         yield from self.to_reader(batch_rows)
 
     def to_pandas(self) -> pd.DataFrame:
@@ -149,7 +150,7 @@ class ArrowRows(Conversions):
     __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
-        """Return the attribute with this name from the Arrow table that contains all rows."""
+        """Return an attribute of the Arrow table that contains all rows."""
         if name.startswith("_") or not hasattr(pa.Table, name):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}", name=name, obj=self)
         return getattr(self.to_arrow(), name)
@@ -210,17 +211,21 @@ class HeldRows(ArrowRows):
 
 
 AT_ONCE_BYTES = 32 * 2**20
-"""The bytes of a result that `sql` reads before it returns. Most errors of queries occur in these bytes."""
+"""The number of bytes of a result that `sql` reads before it returns.
+
+Most query errors occur while these bytes are read.
+"""
 
 
 class SqlResult(ArrowRows):
     """The rows of a query result. It can be used as an Arrow table.
 
-    A result of more than `AT_ONCE_BYTES` stays in the process that computes it until the caller uses it. `to_reader`
-    streams the result once, in bounded memory. Every other method holds the whole result in memory. Closing or
-    garbage-collecting the result ends the process.
+    If a result has more than `AT_ONCE_BYTES`, the process that computes it keeps the other rows until the caller reads
+    them. `to_reader` streams the result once, in bounded memory. Every other method holds the whole result in memory.
+    This process ends when the result is closed or garbage-collected.
 
-    A read of the remaining rows raises the errors of `Table.sql`. Only one thread at a time may use a result.
+    If a method reads the remaining rows, it raises the errors of `Table.sql`. Only one thread at a time may use a
+    result.
     """
 
     def __init__(
@@ -259,7 +264,7 @@ class SqlResult(ArrowRows):
         return reader_of(self.schema, parts(chain(held, rest or ()), batch_rows))
 
     def to_arrow(self) -> pa.Table:
-        """Return all rows as one Arrow table. Raises `Unavailable` if they are larger than `memory_bytes`."""
+        """Return all rows as one Arrow table. Raises `Unavailable` if the rows are larger than `memory_bytes`."""
         self._hold(self._memory_bytes)
         if self._rest is not None:
             self.close()
@@ -269,7 +274,7 @@ class SqlResult(ArrowRows):
         return pa.Table.from_batches(self._batches, self.schema)
 
     def close(self) -> None:
-        """End the process that computes the rest of the rows. The rows are not available afterwards."""
+        """End the process that computes the rest of the rows. Afterwards, the rows are not available."""
         if self._rest is not None:
             rest, self._rest, self._held = self._rest, None, None
             rest.close()  # type: ignore[attr-defined]  # a generator

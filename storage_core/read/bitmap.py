@@ -1,12 +1,12 @@
 """Pruning of rows by the bitmap indexes of columns.
 
-`Rows` computes the rows that may meet a predicate, from the bitmaps of columns. It uses the rules of `read.pruning` and
-compares each distinct value. If a cast or a literal leaves any doubt, the row is included. An excluded row therefore
-cannot be in the result.
+`Rows` uses the bitmaps of columns to compute the rows that may meet a predicate. It uses the rules of `read.pruning`
+and compares each distinct value. If the effect of a cast or a literal is not certain, the row is included. Therefore an
+excluded row cannot be in the result.
 
-`Bitmaps` applies the bitmap indexes of a table to its splits, if this is likely to save more than it costs (decision
-0021). It handles only the splits that remain after pruning by the statistics of the log. If an index does not cover a
-split, or its segment is damaged, the split is read as if there were no index.
+`Bitmaps` applies the bitmap indexes of a table to its splits. It uses an index only if it is likely to save more than
+it costs (decision 0021). It handles only the splits that remain after pruning by the statistics of the log. If no
+usable segment covers a split, the split is read in the same way as without an index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import prefetch
 
 _FEW: Final = 2
-"""Maximum number of members of a list that are compared one by one."""
+"""If a list of literals has at most this number of members, each member is compared separately."""
 
 _OF_ROWS: Final = 4
 _HEAD_BYTES: Final = 16
@@ -56,8 +56,8 @@ _HEAD_BYTES: Final = 16
 class Limits:
     """Limits for reading bitmaps.
 
-    The limits are the maximum number of bitmaps of a column and the maximum number of bytes. Bitmaps that select more
-    than a quarter of the rows are not read either.
+    There is a maximum number of bitmaps per column, and a maximum number of bytes. Also, bitmaps are not read if they
+    select more than a quarter of the rows.
     """
 
     bitmaps: int
@@ -82,9 +82,9 @@ class Limits:
 class Rows:
     """The rows that the bitmaps of `columns` select.
 
-    `count` returns the number of rows, which is needed to select nulls. If `count` returns None, it is unknown which
-    rows have nulls. Every row may meet a condition on other columns, because its result is unknown. The same applies to
-    a condition that needs more bitmaps of a column than the `limits` admit.
+    `count` returns the number of rows, which is needed to select nulls. If `count` returns None, the rows with nulls
+    are unknown. If a condition uses other columns, its result is unknown, so every row may meet it. The same applies if
+    the condition needs more bitmaps of a column than the `limits` admit.
     """
 
     columns: Mapping[str, ColumnBitmaps]
@@ -92,7 +92,7 @@ class Rows:
     limits: Limits | None = None
 
     def that_may_meet(self, predicate: Predicate) -> BitMap | None:
-        """Return the rows that may make the predicate true, and possibly some others. None stands for all rows.
+        """Return the rows that may make the predicate true, and possibly other rows. None means all rows.
 
         The result is exact if `bounds.is_exact` is true for the predicate. Raises `Corrupt` for an invalid bitmap.
         """
@@ -128,7 +128,7 @@ class Rows:
         return [*(self._chosen(*each) for each in masks.items()), *map(self.that_may_meet, others)]
 
     def _mask(self, predicate: Predicate) -> tuple[str, Mask] | None:
-        """Return the only column of a predicate, and a mask of the values that may meet it.
+        """Return the single column of a predicate, and a mask of the values that may meet the predicate.
 
         The last entry stands for null.
         """
@@ -157,7 +157,9 @@ class Rows:
 
 
 def rows_that_meet(condition: Predicate, columns: Mapping[str, ColumnBitmaps], count: Callable[[], int]) -> BitMap:
-    """Return the rows that make the condition true. `bounds.is_exact` must be true for the condition and these columns.
+    """Return the rows that make the condition true.
+
+    For the condition and these columns, `bounds.is_exact` must be true.
 
     `count` returns the number of rows. Raises `Corrupt` for an invalid bitmap.
     """
@@ -168,7 +170,7 @@ def rows_that_meet(condition: Predicate, columns: Mapping[str, ColumnBitmaps], c
 def useful(predicate: Predicate, columns: Collection[str]) -> frozenset[str]:
     """Return the `columns` with bitmaps that can exclude rows.
 
-    In an alternative (`Or`), every branch needs such a column.
+    If the predicate is an `Or`, each of its branches needs such a column.
     """
     match predicate:
         case And(children):
@@ -191,7 +193,7 @@ def _has_opaque(predicate: Predicate) -> bool:
 
 
 def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool) -> Mask:
-    """Return a mask of the values of a column that may meet all of the predicates, or at least one of them."""
+    """Return a mask of the values of a column that may meet all (`is_all`) or at least one of the predicates."""
     mask = _members(values, children, Comparison.NE if is_all else Comparison.EQ)
     if mask is not None:
         return mask
@@ -208,9 +210,9 @@ def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool
 
 
 def _members(values: ColumnValues, children: Sequence[Predicate], comparison: Comparison) -> Mask | None:
-    """Return a mask for a list of literals, computed at once, or None if that is not possible.
+    """Return a mask for a list of literals in one step, or None if one step is not possible.
 
-    A list may have thousands of literals.
+    One step is faster, because a list may have thousands of literals.
     """
     found = [each.value for each in children if isinstance(each, Compare) and each.comparison is comparison]
     if len(found) <= _FEW or len(found) < len(children):
@@ -223,7 +225,7 @@ def _members(values: ColumnValues, children: Sequence[Predicate], comparison: Co
 
 
 def _meeting(values: ColumnValues, condition: Compare | IsNull) -> Mask:
-    """Return for each value of the column whether a row with this value may meet the condition.
+    """Return, for each value of the column, whether a row with this value may meet the condition.
 
     Null is the last value.
     """
@@ -240,7 +242,7 @@ PAYS: Final = 3
 """An index is used if the cost of reading the split is at least this multiple of the cost of the index."""
 
 LOCAL_BYTES: Final = 2**20
-"""An index is used only for local splits of at least this many bytes.
+"""The minimum size in bytes of a local split for which an index is used.
 
 DuckDB reads this many bytes in the time that an index lookup takes.
 """
@@ -259,11 +261,13 @@ _UNUSABLE: Final = "their segments are damaged or gone"
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The result of the indexes for one split: its live `rows` that may meet the filter, or None if any row may.
+    """The result of the indexes for one split.
 
-    If `is_exact` is True, all of these rows meet the filter, except the rows that a stored deletion vector hides.
-    `told_by` is the position of the first index that decided, or of the index that left no row. `not_asked` contains
-    the reason for each index that was not used.
+    `rows` are the live rows that may meet the filter, or None if any row may meet it.
+
+    If `is_exact` is True, all of these rows meet the filter. The only exception is rows that a stored deletion vector
+    hides. `told_by` is the position of the first index that excluded rows, or of the index after which no row remained.
+    `not_asked` contains the reason for each index that was not used.
     """
 
     rows: BitMap | None = None
@@ -319,7 +323,7 @@ class Bitmaps:
         self.indexes = [] if predicate is None or not snapshot.segments else [*self._useful(predicate)]
 
     def _useful(self, predicate: Predicate) -> Sequence[_Index]:
-        """Return the first index of each column in the predicate.
+        """Return, for each column in the predicate, the first index that contains the column.
 
         Each index comes with the columns for which it is used.
         """
@@ -335,14 +339,14 @@ class Bitmaps:
 
     @cached_property
     def is_exact(self) -> bool:
-        """Whether the indexes decide the whole filter, for the splits that they cover."""
+        """Whether the indexes decide the whole filter for the splits that the indexes cover."""
         if self._predicate is None or not self.indexes or self._is_bounded:
             return False
         columns = {name: self._snapshot.schema.field(name).type for each in self.indexes for name in each.columns}
         return is_exact(self._predicate, columns)
 
     def is_local(self, add: Add) -> bool:
-        """Return whether a split is a local file. A read does not wait for the index of a local file."""
+        """Return whether a split is a local file. For a local file, a read does not wait for the index."""
         return self._store.local_path(add.path) is not None
 
     def of_split(self, add: Add) -> Answer:
@@ -361,7 +365,7 @@ class Bitmaps:
         return question.answer(is_exact=self.is_exact)
 
     def _refusal(self, question: _Question, number: int) -> str | None:
-        """Use one index and return None. If the index was not used, return the reason."""
+        """Use one index and return None. If the index cannot be used, return the reason."""
         index, split = self.indexes[number], question.split
         answering = index.answering_of(split.add)
         if answering is None:
@@ -380,7 +384,7 @@ class Bitmaps:
         return None
 
     def _has_answer(self, question: _Question, answering: Answering, index: _Index) -> bool:
-        """Use an index for a split. Return False if reading its values alone costs too much."""
+        """Use an index for a split. Return False if reading only the values of the index costs too much."""
         split, found = question.split, dict[str, Mapping[str, ColumnBitmaps]]()
         most = split.most_bytes // len(answering.segments) if self._is_bounded else None
         limits = None if most is None else Limits(split.most_values, most)
@@ -414,7 +418,10 @@ class Bitmaps:
         readings: Mapping[str, Reading],
         matching: Mapping[str, BitMap | None],
     ) -> BitMap | None:
-        """Return the rows of a split that may match, or None for all. The segments number other rows."""
+        """Return the rows of a split that may match, or None for all rows.
+
+        The segments use row numbers of other splits.
+        """
         question.is_joint = False
         if all(each is None for each in matching.values()):
             return None
@@ -427,7 +434,7 @@ class Bitmaps:
     def _rows(
         self, columns: Mapping[str, ColumnBitmaps], segment: IndexSegment, count: int | None, limits: Limits | None
     ) -> BitMap | None:
-        """Return the rows of a segment that may meet the predicate according to these columns, or None for all.
+        """Return the rows of a segment that may meet the predicate, or None for all rows. Only these columns are used.
 
         `count` is the number of rows of the segment.
         """
@@ -463,7 +470,7 @@ class Bitmaps:
 
 @dataclass(slots=True)
 class _Question:
-    """The state of using the indexes for one split: what was read, and the result so far.
+    """The state of one split during the use of the indexes: the parts that were read, and the result so far.
 
     `is_joint` is True if the result is for all columns together.
     """
@@ -492,7 +499,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split, the `share` of its bytes that is read, and the limits for using an index on the split."""
+    """A split, the `share` of its bytes that the read needs, and the limits for using an index on the split."""
 
     store: ObjectStore
     add: Add
@@ -508,7 +515,10 @@ class _Split:
 
     @property
     def cost(self) -> float:
-        """The cost of fetching the split in bytes, including the requests for the footer and for each row group."""
+        """The cost of fetching the split in bytes.
+
+        It includes the cost of the requests for the footer and for each row group.
+        """
         groups = metadata.groups_about(self.add.numRecords or 1, self.add.size)
         return REQUEST_COST_BYTES * (1 if is_small(self.add, self.share) else 1 + groups) + self.bytes
 
@@ -523,13 +533,19 @@ class _Split:
 
 
 HELD_BYTES: Final = 64 * 2**20
-"""The memory for the rows of all splits, in bytes. Rows of further splits are not kept."""
+"""The maximum memory for the selected rows of all splits, in bytes.
+
+If the memory is full, the selected rows of further splits are not kept.
+"""
 
 _AT_ONCE: Final = 16
 
 
 def narrowed_by(bitmaps: Bitmaps, splits: Sequence[Add]) -> Narrowed:
-    """Return the splits that may contain wanted rows, and the possible rows. Requests: those of `Bitmaps.of_split`."""
+    """Return the splits that may contain wanted rows, and the rows that may be wanted.
+
+    Makes the requests of `Bitmaps.of_split`.
+    """
     if not bitmaps.indexes or not splits:
         return Narrowed(tuple(splits))
     gone, rows, told_by, held = set[str](), dict[str, BitMap](), dict[str, int](), 0
@@ -556,7 +572,10 @@ def narrowed_by(bitmaps: Bitmaps, splits: Sequence[Add]) -> Narrowed:
 
 
 def _together(bitmaps: Bitmaps, splits: Sequence[Add]) -> Sequence[Sequence[Add]]:
-    """Return the splits in groups. The splits of one merged segment are in one group, so the segment is read once."""
+    """Return the splits in groups.
+
+    Splits of the same merged segment are in one group, so the segment is read only once.
+    """
     groups: dict[str, list[Add]] = defaultdict(list)
     for add in splits:
         answering = (index.answering_of(add) for index in bitmaps.indexes)

@@ -1,14 +1,15 @@
-"""Bounds of the values in splits, and the evaluation of conditions against them.
+"""Bounds of the values in splits, and comparison of conditions with these bounds.
 
 - A `Source` returns the bounds of a column for a whole batch of splits (`ColumnBounds`). Bounds are inclusive keys of
   `data.rows.codes`, or null if unknown. The lower and the upper bounds are decoded at their first comparison.
-- `interval` turns a literal of a condition into an interval of values. DuckDB may round the literal or the column when
-  it casts both to a common type. The interval includes every possible rounded value of the literal. A split is kept if
-  any of these values could match.
+- `interval` converts a literal of a condition to an interval of values. DuckDB may round the literal or the column when
+  it casts both to a common type. The interval includes every value to which the literal may be rounded. A split is kept
+  if any of these values could match.
 - `may_hold` compares the bounds with a condition, for all splits of a batch in one comparison.
-- `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that are values of the
-  column's own type, so nothing is cast or rounded. Arrow's comparisons then equal DuckDB's. Both compare numbers and
-  times by value, and texts by their bytes. False is less than true, and a comparison with null is never true.
+- `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that have the column's
+  own type, so no value is cast or rounded. Therefore Arrow's comparisons give the same results as DuckDB's comparisons.
+  Both compare numbers and times by value, and texts by their bytes. False is less than true, and a comparison with null
+  is never true.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from storage_core.read.predicate import (
 Limit = int | Decimal | str
 
 DIGITS = 80
-"""Maximum number of digits of a number.
+"""The maximum number of digits of a number in a condition.
 
 No column contains a number with more digits. The limit also prevents the conversion of a decimal with a billion zeros
 to an integer.
@@ -74,7 +75,10 @@ class Interval:
 
 
 def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
-    """Return the possible values of the literal in a column of this type, or None if a comparison is not possible."""
+    """Return the possible values of the literal in a column of this type.
+
+    Return None if a comparison is not possible.
+    """
     kinds = pa.types
     if isinstance(value, Beginning):
         return _beginning(value.text) if kinds.is_string(column_type) else None
@@ -98,9 +102,9 @@ def interval(value: Literal, column_type: pa.DataType) -> Interval | None:
 
 
 def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataType) -> pa.Array | None:
-    """Return the keys that are equal to one of the literals, or None if a literal may stand for several values.
+    """Return the keys that are equal to one of the literals. Return None if a literal may have several values.
 
-    If no value of the column equals a literal, the literal has no key.
+    If a literal equals no possible value of the column, the result has no key for the literal.
     """
     found: list[pa.Scalar] = []
     for value in values:
@@ -114,7 +118,7 @@ def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataTyp
 
 
 def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
-    """Return for each bound whether it is less than or equal to the limit. With `strictly`, it must be less.
+    """Return, for each bound, whether it is at most the limit, or less than the limit with `strictly`.
 
     The result for an unknown bound is True.
     """
@@ -125,7 +129,7 @@ def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
 
 
 def at_least(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
-    """Return for each bound whether it is greater than or equal to the limit. With `strictly`, it must be greater.
+    """Return, for each bound, whether it is at least the limit, or greater than the limit with `strictly`.
 
     The result for an unknown bound is True.
     """
@@ -136,10 +140,10 @@ def at_least(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
 
 
 def _on_grid(limit: Limit, type_: pa.DataType, *, up: bool) -> pa.Scalar | None:
-    """Return the limit, rounded to a value of the type of the bounds.
+    """Return the limit, rounded to a value that the type of the bounds contains.
 
-    None if the limit is beyond all values of the type. `x ≤ limit` is `x ≤ ⌊limit⌋`, and `x < limit` is `x < ⌈limit⌉`.
-    For lower limits the rounding is reversed.
+    Return None if the limit is outside the range of the type. `x ≤ limit` is `x ≤ ⌊limit⌋`, and `x < limit` is
+    `x < ⌈limit⌉`. For lower limits the rounding is reversed.
     """
     if isinstance(limit, str):
         return pa.scalar(limit, pa.string())
@@ -156,7 +160,7 @@ def _on_grid(limit: Limit, type_: pa.DataType, *, up: bool) -> pa.Scalar | None:
 
 
 def _whole(value: Decimal, *, up: bool) -> int:
-    if value.adjusted() < -1:  # the value is almost zero: no integers of a billion digits
+    if value.adjusted() < -1:  # the value is almost zero, so the function does not compute integers of a billion digits
         return int(up and value > 0) - int(not up and value < 0)
     return math.ceil(value) if up else math.floor(value)
 
@@ -202,10 +206,10 @@ def _on_float_column(value: Scalar, *, single: bool) -> Interval | None:
         return None
     try:
         double = np.float64(float(value))
-    except (OverflowError, ValueError):  # beyond every double, or a signalling NaN
+    except (OverflowError, ValueError):  # the literal is outside the range of doubles, or is a signalling NaN
         return None
     candidates = [double] if isinstance(value, float) else list(_widened(double))
-    if single:  # the form of the literal decides which of the two values DuckDB compares with
+    if single:  # the form of the literal determines which of these two values DuckDB uses in the comparison
         with np.errstate(over="ignore"):
             narrow = np.float32(double)
         candidates += [narrow] if isinstance(value, float) else list(_widened(narrow))
@@ -222,7 +226,7 @@ def _widened(value: np.floating[Any]) -> tuple[np.floating[Any], np.floating[Any
 
 
 def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
-    """Return a literal as microseconds in UTC. None for a text that DuckDB would round when it casts the text."""
+    """Return a literal as microseconds in UTC. Return None for a text that DuckDB would round during its cast."""
     if isinstance(value, str):
         if (whole_days and len(value) != len("2015-05-17")) or _FINER_THAN_MICROSECONDS.search(value):
             return None
@@ -230,7 +234,8 @@ def _instant(value: Scalar, *, whole_days: bool) -> Interval | None:
             instant = dt.datetime.fromisoformat(value)
         except ValueError:
             return None
-        # DuckDB drops the offset of a text that it reads as TIMESTAMP, and applies it if it reads TIMESTAMPTZ.
+        # DuckDB ignores the offset of a text that it reads as TIMESTAMP. It applies the offset if it reads the text as
+        # TIMESTAMPTZ.
         readings = (instant, instant.replace(tzinfo=dt.UTC))
         return Interval(min(map(_microseconds, readings)), max(map(_microseconds, readings)))
     if isinstance(value, dt.datetime):
@@ -250,7 +255,8 @@ def _microseconds(instant: dt.datetime) -> int:
 
 
 _MICROSECONDS = 1_000_000
-# A time beyond this range (126,000 years) does not fit into a column, and its microseconds would overflow.
+# A time outside this range (126,000 years) does not fit into a column, and the number of its microseconds would
+# overflow.
 _FURTHEST_SECOND = 4 * 10**12
 
 
@@ -272,7 +278,7 @@ Source = Callable[[str], ColumnBounds | None]
 
 
 def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
-    """Return bounds from the smallest and greatest values, the null counts and the numbers of rows of the splits."""
+    """Return the bounds from the statistics of the splits: smallest and greatest values, null counts and row counts."""
     lows, highs, nulls = (cache(_Maps(files, name)) for name in ("minValues", "maxValues", "nullCounts"))
 
     @cache
@@ -295,7 +301,7 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
     """Return a function that returns, for a text column, the regular expression of each split.
 
-    The expression matches all values of the column in the split. It is null if unknown.
+    The expression matches all values of the column in the split. The expression is null if it is unknown.
     """
     expressions = cache(_Maps(files, "columnRegexes"))
 
@@ -312,7 +318,7 @@ def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], 
 def partitions_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
     """Return bounds from partition values.
 
-    Every row of a split has the same value. An empty text may stand for null.
+    Every row of a split has the same value. An empty text may also mean null.
     """
     values = cache(_Maps(files, "partitionValues"))
 
@@ -338,7 +344,7 @@ def windows_of(files: pa.RecordBatch, schema: pa.Schema, time_column: str | None
 
 
 def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: str | None) -> Source:
-    """Return the bounds of a manifest, as if it were one split that contains the rows of all its splits."""
+    """Return the bounds of a manifest. The manifest is treated as one split with the rows of all its splits."""
     first, last = manifest.windows if manifest.windows and not manifest.has_null_window else (None, None)
     duration = None if first is None or last is None else manifest.window_seconds
     span = None if duration is None or first is None or last is None else last - first + duration
@@ -353,7 +359,8 @@ def manifest_source(manifest: ManifestBounds, schema: pa.Schema, time_column: st
         if low != high and not manifest.in_order_of_type:
             return None  # another writer may sort in another order, for example 10 before 9, or UTF-16 before UTF-8
         keys = [bound_keys(pa.array([text], pa.string()), type_) for text in (low, high)]
-        # Tidemark writes bounds of a column to a manifest only if every split has a value. Other writers ignore nulls.
+        # Tidemark writes bounds of a column to a manifest only if every split has a value. Other writers ignore null
+        # values.
         nulls = pa.array([0 if manifest.in_order_of_type else None], pa.int64())
         return ColumnBounds(type_, lambda: keys[0], lambda: keys[1], nulls, pa.nulls(1, pa.int64()))
 
@@ -382,7 +389,7 @@ def _windows(start: pa.Array, seconds: pa.Array, schema: pa.Schema, time_column:
     @cache
     def keys() -> tuple[pa.Array, pa.Array]:
         first, length = (each.fill_null(_FURTHEST_SECOND).to_numpy() for each in (start, seconds))
-        # `abs` does not work here, because the absolute value of the smallest int64 is the same number.
+        # `abs` does not work here, because `abs` of the smallest int64 returns the same negative number.
         held = (first > -_FURTHEST_SECOND) & (first < _FURTHEST_SECOND) & (length > 0) & (length < _FURTHEST_SECOND)
         unknown = ~held
         low = np.where(unknown, 0, first) * _MICROSECONDS
@@ -398,7 +405,10 @@ def _type_of(column: str, schema: pa.Schema) -> pa.DataType | None:
 
 
 def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
-    """Return a mask of the parts of a table. It is False only if the part's bounds exclude every row of the part."""
+    """Return a mask of the parts of a table.
+
+    The mask is False only for a part with bounds that exclude all its rows.
+    """
     if isinstance(condition, IsNull):
         return _nullness_may_match(bounds, negated=condition.negated)
     # A comparison with null is never true, regardless of the other value.
@@ -408,7 +418,7 @@ def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
 
 
 def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
-    """Return for each part whether a row may be null. With `negated`, return whether a row may be not null."""
+    """Return, for each part, whether a row may be null, or whether a row may be not null with `negated`."""
     some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
     return unless_false(some)
 
@@ -451,7 +461,7 @@ _COMPARED: Final[Mapping[Comparison, Callable[[pa.ChunkedArray, pa.Scalar], pa.C
 
 
 def is_exact(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> bool:
-    """Return True if a predicate uses only these columns and each literal is a value of its column's own type."""
+    """Return True if a predicate uses only these columns and each literal has its column's own type."""
     match predicate:
         case And(children) | Or(children):
             return all(is_exact(each, columns) for each in children)
@@ -466,7 +476,7 @@ def is_exact(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> bool:
 
 
 def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
-    """Return for each row whether it makes the predicate true, or null if unknown.
+    """Return, for each row, whether it makes the predicate true, or null if this is unknown.
 
     `is_exact` must accept the predicate.
     """
@@ -488,7 +498,7 @@ def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
 
 
 def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
-    """Return the columns for which an exact predicate allows only one value, with this value."""
+    """Return the columns for which an exact predicate allows only one value, and return this value of each column."""
     match predicate:
         case And(children):
             return {name: value for each in children for name, value in only_values(each, columns).items()}
@@ -500,7 +510,7 @@ def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dic
 
 
 def _is_of(value: object, type_: pa.DataType) -> bool:
-    """Return whether a literal is a value of the column's own type, so that nothing is cast or rounded."""
+    """Return whether a literal has the column's own type, so that no value is cast or rounded."""
     kinds = pa.types
     match value:
         case bool():
@@ -520,7 +530,8 @@ def _is_of(value: object, type_: pa.DataType) -> bool:
 def _scalar(value: Literal, type_: pa.DataType) -> pa.Scalar:
     """Return the literal in the column's type.
 
-    A number that does not fit into this type keeps its own type. Arrow then widens the column to that type.
+    A number outside the range of this type keeps its own type. Arrow then converts the column to the type of the
+    number.
     """
     try:
         return pa.scalar(value, type_)

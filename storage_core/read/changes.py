@@ -6,16 +6,16 @@ The columns are all columns of the table and these three columns of Delta's chan
 - `_commit_version`
 - `_commit_timestamp`
 
-The changes come commit by commit. Deletes come before inserts. If the changes are applied in this order to the rows of
-the first version, the result is the rows of the last version. Deletes and inserts of one commit have no further order.
+The changes are ordered by commit. Deletes come before inserts. A reader that applies the changes in this order to the
+first version gets the rows of the last version. Deletes and inserts of one commit have no further order.
 
-If a commit only replaced the deletion vector of a split, the changed rows are the rows that only one of the two vectors
-hides. A merge or a restore rewrites splits with far more rows than it changes. If a commit removes and adds the same
-row, the two changes therefore cancel out. A repeated row cancels out as often as it occurs on both sides. Whole rows
-are compared by value in the total order, in which all NaN are equal and both zeros are equal.
+If a commit only replaced the deletion vector of a split, the changed rows are in exactly one of the vectors. A merge or
+a restore rewrites splits that also contain many unchanged rows. Therefore the two changes cancel out if a commit
+removes and adds the same row. If a row occurs several times, each removed copy cancels out one added copy. Whole rows
+are compared by value in the total order. In this order, all NaN are equal, and both zeros are equal.
 
-Equal rows always lie in the same window, so windows are compared one by one. A window that is too large for memory is
-divided into slices by the hash of its rows.
+Equal rows always lie in the same window, so windows are compared one by one. If a window is too large for memory, it is
+divided into slices by the hashes of its rows.
 """
 
 from __future__ import annotations
@@ -73,10 +73,10 @@ class _Commit:
 def changes(
     store: ObjectStore, before: Snapshot, after: Snapshot, *, slice_bytes: int = SLICE_BYTES
 ) -> pa.RecordBatchReader:
-    """Return the changes of the commits after `before`, up to and including `after`, in the columns of `after`.
+    """Return the changes of the commits after `before`, up to and including `after`. The columns are those of `after`.
 
-    Versions that only compact, index or change settings are skipped. The function reads only the first version file
-    before the first batch.
+    The function skips versions that only compact, index or change settings. Before the first batch, the function reads
+    only the first version file.
 
     Raises:
         InvalidInput: `after` is older than `before`, or a column of the table has a name of the three change columns.
@@ -137,9 +137,9 @@ def _commits(store: ObjectStore, before: Snapshot, last: int) -> Iterator[_Commi
 
 
 def _without_what_stayed(store: ObjectStore, commit: _Commit) -> _Commit:
-    """Return the commit. Unchanged rows of splits that only got another deletion vector are omitted.
+    """Return the commit. Return the commit without the unchanged rows of splits that only got another deletion vector.
 
-    Such a split is reduced to the rows that one of its two deletion vectors hides.
+    From such a split, the result contains only the rows that exactly one of its two deletion vectors hides.
     """
     before = {add.path: add for add in commit.removed if add.numRecords is not None}
     after = {add.path: add for add in commit.added if add.path in before}
@@ -167,7 +167,7 @@ def _expiring(path: str, version: int) -> Iterator[None]:
 
 
 def _only(add: Add, rows: BitMap) -> list[Add]:
-    """Return the split as if it had only these rows, or an empty list if there are none."""
+    """Return the split with only these rows visible, or an empty list if there are no rows."""
     hidden = BitMap(range(add.numRecords or 0)) - rows
     return [replace(add, deletionVector=inline(hidden))] if rows else []
 
@@ -212,14 +212,14 @@ class _Reader:
             yield from (conform_split(rows, self.schema) for rows in split.batches())
 
     def rows(self, adds: Iterable[Add], keep: Callable[[pa.Table], pa.Table]) -> pa.Table:
-        """Return the rows that `keep` keeps as one table."""
+        """Apply `keep` to the rows, and return the result as one table."""
         return pa.concat_tables([self.schema.empty_table(), *map(keep, self.parts(adds))])
 
 
 def _difference(reader: _Reader, mine: Sequence[Add], theirs: Sequence[Add], slice_bytes: int) -> Iterator[pa.Table]:
     """Yield the rows that `mine` contains and `theirs` does not.
 
-    A row that `mine` contains more often than `theirs` is returned as often as the difference.
+    If `mine` contains a row more often than `theirs`, the row is returned as many times as the difference.
     """
     if not mine or not theirs:
         yield from reader.parts(mine)
@@ -249,8 +249,8 @@ def _except_all(mine: pa.Table, theirs: pa.Table) -> pa.Table:
 
 
 def _bytes(add: Add) -> int:
-    # Other writers may omit the size. A Parquet file is rarely smaller than a quarter of the uncompressed size of its
-    # rows.
+    # Other writers may omit the uncompressed size. A Parquet file is rarely smaller than a quarter of the uncompressed
+    # size of its rows.
     whole = add.size * 4 if add.uncompressedSizeBytes is None else add.uncompressedSizeBytes
     return math.ceil(whole * add.visible_rows / add.numRecords) if add.numRecords else whole
 

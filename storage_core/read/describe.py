@@ -1,10 +1,10 @@
 """Descriptions of a table as plain data (`docs/spec.md`). The engine does not depend on these descriptions.
 
 - `describe` and `files`: the table's metrics, and its live splits.
-- `describe_state`: the state from which a snapshot is loaded, the list of its files, and the cost of opening the table.
+- `describe_state`: the state from which a snapshot is loaded, the state's files, and the cost of opening the table.
 - `unmerged_metrics`: the unmerged part of each region. The store reports the times of its objects
   (docs/architecture/ingestion.md, "Regions").
-- `Tail`: the newest records of a keyed table, and the records that writers acknowledge afterwards.
+- `Tail`: the newest records of a keyed table, and the records that writers acknowledge after the start of the tail.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def describe(store: ObjectStore, snapshot: Snapshot, *, now_ms: int, recalls: Ma
 
 
 def _clone_of(snapshot: Snapshot) -> Row:
-    """Return the source version of a shallow clone, and the tag that retains this version."""
+    """Return the source version of a shallow clone, and the tag that protects this version."""
     text = snapshot.metadata.configuration.get(SOURCE)
     return {} if text is None else {"clone_of": json.loads(text)}
 
@@ -124,7 +124,7 @@ def _column(field: pa.Field) -> Row:
 def _sort_schemas(snapshot: Snapshot) -> list[Row]:
     """Return the number of splits for each sort schema, with the table's own sort schema first.
 
-    The key None stands for splits without a sort schema.
+    The key None has the number of splits without a sort schema.
     """
     own = nameless(bind(snapshot.config, snapshot.schema).text)
     found: defaultdict[str | None, list[Add]] = defaultdict(list)
@@ -147,7 +147,7 @@ def _by_window(add: Add) -> tuple[bool, int, str]:
 
 
 def _progress(snapshot: Snapshot) -> Row:
-    """Return the state of exactly-once writes: the number of retained transactions, and the objects with them."""
+    """Return the state of exactly-once writes: the number of retained transactions, and the objects for them."""
     listed = snapshot.txns.listed
     parts = () if listed is None else listed.parts
     return {
@@ -158,7 +158,7 @@ def _progress(snapshot: Snapshot) -> Row:
 
 
 def _delta(snapshot: Snapshot) -> Row:
-    """Return the progress of landing from a Delta table, and the versions that were removed before they were read."""
+    """Return the progress of landing from a Delta table, and the versions that were removed before their landing."""
     reached = delta_progress(snapshot.txns)
     if reached is None:
         return {}
@@ -209,7 +209,7 @@ def _regions(store: ObjectStore, snapshot: Snapshot) -> list[Row]:
 def describe_state(log: TransactionLog, snapshot: Snapshot) -> Row:
     """Return a description of the state from which the snapshot is loaded. If there is no state, `key` is null.
 
-    To count the requests, the newest version is opened once more without a cache.
+    To count the requests, the function opens the newest version once more without a cache.
 
     Cost:
         The requests of opening the table, one GET and one HEAD of the root, and one HEAD per manifest or part.
@@ -261,7 +261,7 @@ def _parts(log: TransactionLog, snapshot: Snapshot) -> tuple[str, ...]:
 def _size(store: ObjectStore, key: str) -> int:
     try:
         return store.head(key).size
-    except NotFound:  # a lost manifest costs requests, but it does not change results
+    except NotFound:  # if a manifest is lost, reads make more requests but return the same results
         return 0
 
 
@@ -295,7 +295,9 @@ class UnmergedMetrics:
 
 
 def unmerged_metrics(store: ObjectStore, snapshot: Snapshot) -> list[UnmergedMetrics]:
-    """Return the metrics of every claimed region of the current spec, sorted by id. Empty for an append table.
+    """Return the metrics of every claimed region of the current spec, sorted by id.
+
+    The result is empty for an append table.
 
     Raises:
         Corrupt: An object is damaged. The error names it.
@@ -335,7 +337,7 @@ def _metrics(store: ObjectStore, snapshot: Snapshot, region: Region) -> Unmerged
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TailRecord:
-    """One record in its acknowledged form. `fields` are the columns of the record."""
+    """One record in the form in which the writer acknowledged it. `fields` are the columns of the record."""
 
     region_id: str
     operation: Operation
@@ -346,7 +348,8 @@ class TailRecord:
 class CollectedEntries:
     """The number of WAL entries of a region that the collector removed before a follower read these entries.
 
-    The entries were merged or sorted. The table contains their records, but the records can no longer be listed.
+    The entries were merged or sorted. The table contains the records of these entries, but the records can no longer be
+    listed.
     """
 
     region_id: str
@@ -354,20 +357,24 @@ class CollectedEntries:
 
 
 class Tail:
-    """The newest records at one point in time, and the records that writers acknowledge afterwards.
+    """The newest records at one point in time, and the records that writers acknowledge after that time.
 
-    Each record is returned once or counted. The regions come one after the other. Records of different regions have no
-    order.
+    Each record is either returned once or counted as removed. The records of one region come after the records of
+    another region. Records of different regions have no order.
     """
 
     def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
-        """Capture the current state. Requests: those of `region.unmerged.capture`, and two for the registry."""
+        """Record the current state of the regions.
+
+        Makes the requests of `region.unmerged.capture`, and two requests for the registry.
+        """
         from storage_core.write.region.unmerged import capture
 
         self._store = store
         self._snapshot = snapshot
         self._captured = capture(store, snapshot, include_wal=True).regions
-        # A region that was never claimed has not acknowledged a record yet. It is followed from its first entry on.
+        # A region that was never claimed has not acknowledged a record yet. The follower starts at the first entry of
+        # such a region.
         self._last = {each.id: 0 for each in known_regions(store, snapshot)} | {
             each.manifest.region_id: each.entries[-1].id if each.entries else each.manifest.replay_after_wal_id
             for each in self._captured
@@ -407,7 +414,7 @@ class Tail:
         for region in [*last, *sorted(current - last.keys())]:
             behind, last[region] = self._since(snapshot, region, last.get(region, 0))
             found += behind
-        # The regions of the earlier spec are merged and closed. They contain no further row.
+        # The regions of the earlier spec are merged and closed. These regions contain no further rows.
         self._last = {region: entry for region, entry in last.items() if region in current}
         return found
 

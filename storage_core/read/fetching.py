@@ -1,10 +1,10 @@
-"""The rows of splits that are not local files: planned, fetched concurrently and verified.
+"""Planning, concurrent fetching and verification of the rows of splits that are not local files.
 
-Columns are materialized late. The reader first fetches the columns of the condition for a row group. It fetches the
+The reader materializes columns late. For each row group, it first fetches the columns of the condition. It fetches the
 other columns only if a row of the row group may meet the condition.
 
-A condition is evaluated by the rules of `read.pruning` on the values of each row. These rules keep every row for which
-DuckDB may find the condition true. An excluded row therefore cannot be in the result.
+The rules of `read.pruning` evaluate a condition on the values of each row. These rules keep every row for which the
+condition may be true in DuckDB. Therefore an excluded row cannot be in the result.
 """
 
 from __future__ import annotations
@@ -36,27 +36,30 @@ from storage_core.store.meter import prefetch
 OTHER_BYTES: Final = 2**20
 """If the other columns of a row group are smaller than this size in bytes, all columns are fetched at once.
 
-For so few bytes, a second wait takes as long as the transfer.
+For this small amount, a second request takes as long as the transfer of the data.
 """
 
 _MOST_CONDITIONS: Final = 32
-"""Maximum number of conditions for fetching columns in two stages. Each condition takes one comparison per row."""
+"""The maximum number of conditions in a read that fetches columns in two stages.
+
+Each condition takes one comparison per row.
+"""
 
 _OF_FIRST: Final = 4
-"""Divisor of `most` that gives the additional memory for the columns that are fetched first."""
+"""The additional memory for the columns that are fetched first is `most` divided by this number."""
 
 _IN_VAIN: Final = 8
-"""The limit above which all columns are fetched at once.
+"""The limit for the difference of two counts. Above this limit, all columns are fetched at once.
 
-The reader counts the row groups with and without a possible match. All columns are fetched at once if the first count
-exceeds the second count by more than this number.
+The reader counts the row groups with and without a possible match. The difference is the first count minus the second
+count.
 """
 
 
 def first_and_rest(
     footer: pq.FileMetaData, group: int, columns: Collection[str], predicate: Predicate | None
 ) -> tuple[Sequence[str], Sequence[str]]:
-    """Return the `columns` of a row group to fetch first, and the columns that may be unnecessary.
+    """Return the `columns` of a row group to fetch first, and the columns that the read may not need.
 
     The second sequence is empty if all columns are fetched at once.
     """
@@ -108,9 +111,9 @@ class LatePiece:
 def read_late(
     pieces: Iterable[LatePiece], predicate: Predicate | None, schema: pa.Schema, *, at_once: int, most: int
 ) -> Generator[pa.Table]:
-    """Yield the rows of the pieces in order. Rows that cannot make the predicate true may be omitted.
+    """Yield the rows of the pieces in order. The result may lack rows that cannot make the predicate true.
 
-    A piece of a split that is read by ranges takes ranged GETs for its columns, in one or two round trips. Raises the
+    If a split is read by ranges, each piece takes ranged GETs for its columns, in one or two round trips. Raises the
     errors of `Piece.read`.
 
     Args:
@@ -133,9 +136,11 @@ def read_late(
 
 @dataclass(frozen=True, slots=True)
 class _FirstRead:
-    """A piece and the part of it that is fetched first. The part has all columns if all are fetched at once.
+    """A piece, and the part of the piece that is fetched first.
 
-    `rows` are the rows of this part.
+    If `first` is None, all columns are fetched at once. The part has all columns if all are fetched at once.
+
+    `rows` are the rows of the part that is fetched first.
     """
 
     piece: Piece
@@ -168,7 +173,7 @@ class _RestRead:
             return self.rows if self.piece is None else self.piece.read()
         rest = self.piece.read()
         named = (zip(each.column_names, each.columns, strict=True) for each in (self.rows, rest))
-        both = pa.table(dict(chain.from_iterable(named)))  # a name with a dot may be read in both stages
+        both = pa.table(dict(chain.from_iterable(named)))  # a column with a dot in its name may be read in both stages
         return both if self.mask is None else both.filter(pa.array(self.mask))
 
 
@@ -202,14 +207,14 @@ class _Stages:
 SPLITS_AT_ONCE: Final = 16
 PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
-"""The approximate memory, in bytes, for pieces that are being read or that wait for the reader.
+"""The approximate memory, in bytes, for pieces that are being read and for pieces that were read in advance.
 
 A single piece may need more. If there is a condition, the columns that are fetched first may need a quarter more.
 """
 
 
 _RELEASE_BYTES: Final = 64 * 2**20
-"""After this many bytes of rows, Arrow is told to release freed memory.
+"""Each time after reading this number of bytes of rows, the reader tells Arrow to release freed memory.
 
 Otherwise Arrow would keep several times the memory that is in use.
 """
@@ -217,11 +222,11 @@ Otherwise Arrow would keep several times the memory that is in use.
 
 @dataclass(frozen=True, slots=True)
 class SplitPlan:
-    """The part of one split to read, according to the footer of the split.
+    """The part of one split to read. The footer of the split determines this part.
 
-    `named` are the row groups with a row that an index selected. If no index was used, `named` has all row groups.
-    `groups` are the row groups to read: the row groups in `named` with bounds that admit a wanted row. `columns` are
-    the stored columns to read.
+    `named` are the row groups in which an index selected a row. If no index was used, `named` has all row groups.
+    `groups` are the row groups to read. These are the row groups in `named` with bounds that may include a wanted row.
+    `columns` are the stored columns to read.
     """
 
     footer: pq.FileMetaData
@@ -240,7 +245,7 @@ class FetchPlan:
     """The rows and columns of splits to read. `fetched` executes the plan, and `explain` prints it.
 
     `names` are columns of the `table`. The read may omit rows that cannot make `predicate` true. If `rows` has an entry
-    for a split, the read may also omit all rows of the split outside this entry.
+    for a split, the read may also omit the split's rows outside this entry.
     """
 
     table: pa.Schema
@@ -255,7 +260,7 @@ class FetchPlan:
 
     @cached_property
     def share(self) -> float:
-        """The approximate share of the bytes of a split that is read."""
+        """The approximate share of the bytes of a split that the read fetches."""
         return share_of(self.names, self.table)
 
     @cached_property
@@ -265,11 +270,11 @@ class FetchPlan:
 
     @cached_property
     def _stored(self) -> tuple[pa.Schema, frozenset[str]]:
-        """The schema of the table and the columns that are read, with the column names of the splits."""
+        """The schema of the table and of the columns to read, with the column names in the splits."""
         return stored_schema(self.table), frozenset(stored_names(self.table, self.names))
 
     def is_whole(self, add: Add) -> bool:
-        """Return True if the split is not a local file and is read by one GET."""
+        """Return True if the split is not a local file and one GET reads the whole split."""
         return add.footerXxh3 is None or is_small(add, self.share)
 
     def of_split(self, add: Add, footer: pq.FileMetaData, present: Sequence[str]) -> SplitPlan:
@@ -298,8 +303,8 @@ def fetched(
 ) -> Generator[pa.Table]:
     """Yield the visible rows of the splits in order, with the columns of the plan's schema.
 
-    Each row group and each footer is verified before it is decoded. A split that is read whole is verified as a whole.
-    Raises the errors of `open_split`.
+    Each row group and each footer is verified before it is decoded. If a whole split is read by one GET, the whole file
+    is verified. Raises the errors of `open_split`.
 
     Args:
         store: The store of the table.

@@ -1,9 +1,9 @@
 """Read tasks of a scan, and a reader that follows a table from version to version (decision 0034).
 
-`portions` divides a scan into read tasks (`Portion`). Each task can run in another process or on another machine. The
-tasks are planned once, on one snapshot, and every row of the scan belongs to exactly one task. A task contains either a
-group of splits of bounded size, or unmerged rows. Newer records hide some rows of splits. The planner finds these rows
-and passes them as inline deletion vectors, so a task reads only its own splits.
+`portions` divides a scan into read tasks. Each read task is a `Portion`. Each task can run in another process or on
+another machine. The tasks are planned once, on one snapshot. Every row of the scan belongs to exactly one task. A task
+contains either a group of splits of bounded size, or unmerged rows. Newer records hide some rows of splits. The planner
+finds these hidden rows and passes them as inline deletion vectors. Therefore a task reads only its own splits.
 
 `Follower` reads the log of a table step by step:
 
@@ -12,8 +12,8 @@ and passes them as inline deletion vectors, so a task reads only its own splits.
     work = follower.work(start, end)
 
 A `Position` is plain data that marks the progress of a reader. The work between two positions is always the same. If a
-version only added splits, these splits are read one by one. Any other version that changed rows is read as a whole,
-because the reader compares removed rows with added rows (`read.changes`). Versions that change no row are skipped.
+version only added splits, these splits are read one by one. Any other version that changed rows is read as a whole. The
+reader must compare its removed rows with its added rows (`read.changes`). Versions that change no row are skipped.
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ from storage_core.split.read import share_of
 from storage_core.store.meter import all_of
 
 MOST_BYTES = 128 * 2**20
-"""The approximate bytes of splits that one task reads. A single split may be larger."""
+"""The approximate maximum size in bytes of the splits in one task. A single split may be larger."""
 LEAST_BYTES = 4 * 2**20
-"""Minimum number of bytes of a group. A smaller amount is not divided further."""
+"""The minimum number of bytes of a group. Splits with fewer bytes in total are not divided."""
 _MANY = 64
 _NEWER_BYTES = 16 * 2**20
 _A_PORTION = "a portion"
@@ -58,7 +58,10 @@ _A_PORTION = "a portion"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Portion:
-    """A read task: some splits of a table at a version, or some unmerged rows. Plain data, for any process."""
+    """A read task: some splits of a table at a version, or some unmerged rows.
+
+    It is plain data, which can be sent to any process.
+    """
 
     uri: str
     version: int
@@ -107,15 +110,17 @@ def portions(scan: Scan) -> list[Portion]:
 
 
 def of_splits(of_table: Portion, splits: Sequence[Add]) -> Portion:
-    """Return the task with these splits, of the same table and version."""
+    """Return a task with these splits, for the same table and version as `of_table`."""
     return replace(of_table, splits=json.dumps(write_actions(splits)))
 
 
 def groups(splits: Sequence[Add], share: float = 1.0) -> list[list[Add]]:
-    """Return the splits in groups, in the order of windows. `share` is the share of their bytes that is read.
+    """Return the splits in groups, in the order of windows.
 
-    A group has about 1/64 of all bytes, but at least `LEAST_BYTES` and at most `MOST_BYTES`. So several cores have
-    work, and each task is large compared with its start cost.
+    `share` is the share of the splits' bytes that a task reads.
+
+    A group has about 1/64 of all bytes, but at least `LEAST_BYTES` and at most `MOST_BYTES`. Therefore several cores
+    have work, and the work of each task is large compared with its start cost.
     """
     most = min(MOST_BYTES, max(LEAST_BYTES, sum(each.size for each in splits) * share / _MANY))
     found: list[list[Add]] = []
@@ -137,9 +142,9 @@ def in_order(splits: Iterable[Add]) -> list[Add]:
 def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa.RecordBatch]:
     """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
 
-    Without a filter, the rows are decoded directly from the files. This costs half as much as a read through DuckDB.
-    Each part of a file is verified when it is used. Requests and errors are those of `fetching.fetched` or of
-    `Scan.to_reader`.
+    Without a filter, the rows are decoded directly from the files. A direct read costs half as much as a read through
+    DuckDB. Each part of a file is verified when it is used. Requests and errors are those of `fetching.fetched`, or
+    those of `Scan.to_reader` if there is a filter.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
     scan = Scan(store, snapshot, wanted.columns, wanted.filter)
@@ -154,13 +159,13 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
         splits = tuple(snapshot.splits.values())
         with query_errors("scan", splits):
             near = any(store.local_path(each.path) is not None for each in splits[:1])
-            # A task runs on one core, and a read of a local file does not wait.
+            # A task runs on one core. A read of a local file does not wait, so concurrent reads would not help.
             for table in fetched(store, splits, fetch, footers=scan.verified.footers, one_by_one=near):
                 yield from table.to_batches(max_chunksize=batch_rows)
 
 
 def _without_superseded(splits: Sequence[Add], over: Over) -> list[Add]:
-    """Return the splits that have a visible row, each with a deletion vector of its hidden rows."""
+    """Return the splits that have a visible row. Each split has a deletion vector of its hidden rows."""
     touched = [each for each in splits if each.path in over.touched]
     hidden = dict(zip((each.path for each in touched), all_of(over.deleted, touched, PARALLEL_READS), strict=True))
     current = (
@@ -188,9 +193,9 @@ _A_CHANGE: Final = "a change"
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """A position in the reading of a table.
+    """A position of a reader in a table.
 
-    If `is_base` is True, the reader has read `part` splits of the table at `version`. Otherwise it has read all
+    If `is_base` is True, the reader has read `part` splits of the table at `version`. Otherwise the reader has read all
     versions before `version`, and `part` of the splits that `version` added.
     """
 
@@ -205,9 +210,9 @@ BEGINNING: Final = Position(-1)
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """Maximum amount of data that one step reads.
+    """The maximum amount of data that one step reads.
 
-    A single split, or a version that is read as a whole, may be larger.
+    A step may exceed the limit for a single split, or for a version that is read as a whole.
     """
 
     unit: Unit
@@ -216,7 +221,10 @@ class Limit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Change:
-    """A task that reads the changes of one version, in the columns of `metadata`. Plain data, for any process."""
+    """A task that reads the changes of one version.
+
+    The columns are those of `metadata`. It is plain data, which can be sent to any process.
+    """
 
     uri: str
     version: int
@@ -225,7 +233,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """The splits of a version, which are read one after the other, or all at once if `is_whole` is True."""
+    """The splits of a version. They are read one after the other, or together as one part if `is_whole` is True."""
 
     splits: tuple[Add, ...]
     is_whole: bool = False
@@ -241,7 +249,7 @@ class _Step:
 
 @dataclass(slots=True)
 class _Budget:
-    """The remaining amount of a read.
+    """The amount of data that a step may still read.
 
     The first part always fits. Otherwise a part that is larger than the limit could never be read.
     """
@@ -262,10 +270,11 @@ class _Budget:
 
 
 class Follower:
-    """A reader of the log of one table, step by step. `columns` are the columns of the returned rows.
+    """A reader that follows the log of one table step by step. `columns` are the columns of the returned rows.
 
     It first reads the table at the version `first`, then the later versions. With `as_changes`, it reads only the
-    versions after `first`, and reads each version that changed rows as a whole. Not safe for several threads.
+    versions after `first`. It then reads each version that changed rows as a whole. A follower is not safe for several
+    threads.
     """
 
     def __init__(self, log: TransactionLog, columns: pa.Schema, *, first: int, as_changes: bool = False) -> None:
@@ -277,7 +286,9 @@ class Follower:
         self._newest: Snapshot | None = None
 
     def advance(self, start: Position, limit: Limit | None = None, *, last: int | None = None) -> Position:
-        """Return the end of the next step that begins at `start`, within the limit and not after the version `last`.
+        """Return the end of the next step from `start`.
+
+        The step respects the limit and ends at the latest after version `last`.
 
         If `start` is the beginning, the returned position is within the rows of the first version. This position alone
         determines the work since the beginning, even for a reader that started later.
@@ -309,7 +320,7 @@ class Follower:
         return at
 
     def work(self, start: Position, end: Position) -> list[Portion | Change]:
-        """Return the read tasks between two positions. Requests and errors: those of `advance`."""
+        """Return the read tasks between two positions. Makes the requests of `advance` and raises its errors."""
         found: list[Portion | Change] = []
         at = start
         if start == BEGINNING:
@@ -371,7 +382,7 @@ class Follower:
         return _Step(adds or (_nothing_added(moved),), is_whole=True)
 
     def _current(self) -> Snapshot:
-        """Return the newest version. Its settings apply when rows are read."""
+        """Return the newest version. The settings of this version apply when rows are read."""
         if self._newest is None:
             self._newest = self._log.snapshot()
             if not self._newest.schema.equals(self._columns, check_metadata=True):
@@ -384,7 +395,7 @@ class Follower:
 
 
 def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatch]:
-    """Yield the changes of a version as `changes` does. Without labels, yield only the added rows.
+    """Yield the changes of a version in the same way as `changes`. Without labels, yield only the added rows.
 
     Raises:
         InvalidInput: The version removed rows, and a result without labels cannot show removals. Also raises the errors
@@ -409,5 +420,8 @@ def changed_rows(change: Change, *, with_labels: bool) -> Iterator[pa.RecordBatc
 
 
 def _nothing_added(moved: Sequence[Add | Remove]) -> Add:
-    """Return a placeholder of size zero for a version that only removed splits, so that its step has one part."""
+    """Return a placeholder of size zero for a version that only removed splits.
+
+    The step of this version then has one part.
+    """
     return Add(path=moved[0].path, size=0, modificationTime=0)

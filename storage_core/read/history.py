@@ -1,39 +1,39 @@
 """The records of a table page by page, from the base, generations, WAL tails and raw logs (docs/architecture/reads.md).
 
-`read_pages` captures the state of the table when a history begins. First it captures the list of chunks in the raw
-logs. Then it captures the WAL tails and manifests of the regions, and at last the head of the log. All pages show that
-state. They contain the records in this order (docs/architecture/ingestion.md, "Paged reading"):
+`read_pages` captures the state of the table when a history begins. First, it captures the list of chunks in the raw
+logs. Then it captures the WAL tails and manifests of the regions. It captures the head of the log last. All pages show
+the captured state. The pages contain the records in this order (docs/architecture/ingestion.md, "Paged reading"):
 
-1. The rows of the base as put records, split by split in the order of their paths.
-2. The generations that the base has not merged, region by region. Within a region they are in the order of their
-   numbers. Sorted generations are older than unsorted generations.
+1. The rows of the base as put records. The splits are in the order of their paths.
+2. The generations that the base has not merged, one region after the other. Within a region, the generations are in the
+   order of their numbers. Sorted generations are older than unsorted generations.
 3. The durable WAL tail of each region.
-4. The undistributed records of raw logs (decision 0027). A token names the chunks of raw logs, not their records. A
-   page that starts there reads all of these chunks that are not cached.
+4. The undistributed records of raw logs (decision 0027). A token identifies the chunks of raw logs, but not the records
+   in these chunks. A page that starts in the raw logs reads all of these chunks that are not cached.
 
-The records of one key come in the order in which they apply. A fold of all pages (`rows.fold`) therefore produces the
-captured state of the table. The division into pages does not change the records. A token marks a position between two
-records. The objects before and after this position never change, so a reader can continue from the token in any
-process.
+The records of one key are in the order in which they must be applied. A fold of all pages (`rows.fold`) therefore
+produces the captured state of the table. The size of the pages does not change the sequence of records. A token marks a
+position between two records. The objects on both sides of this position never change. Therefore a reader in any process
+can continue from the token.
 
 A token does not prevent the collector from removing objects. Most objects are kept as long as the version is retained
 (`version_retention_ms`, or a tag). Objects that a sort replaced are kept only for the collector's horizon
-(`gc_horizon_ms`), even if the version has a tag. If an object of the captured state was removed, the history restarts
+(`gc_horizon_ms`). A tag does not keep them longer. If an object of the captured state was removed, the history restarts
 once from the newest base, and reports the restart (docs/architecture/ingestion.md).
 
-The size of a page is measured by the memory of its rows. Every row counts the sum of these bytes over all columns:
+The size of a page is the memory of its rows. The size of a row is the sum of these bytes over all columns:
 
 | Value | Bytes |
 |---|---|
 | any value, including null and nested values | 1, for its validity |
-| a value of a fixed width | that width, at least 1 |
+| a value of a fixed width | its width in bytes, at least 1 |
 | text, binary | 8, plus its length |
 | list, map | 8, plus the bytes of its elements |
 | embedding | the bytes of its numbers |
 | struct | the bytes of its fields |
 
-A table of copied rows never takes more memory than this sum (`pa.Table.nbytes`). A whole column takes one bit or one
-offset more than its rows. The sum is rounded up in each row, which covers the difference.
+A table that copies the rows never takes more memory than this sum (`pa.Table.nbytes`). A whole column takes one bit or
+one offset more than its rows. The size of each row is rounded up, and this covers the difference.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ _OFFSET = 8
 def row_bytes(rows: pa.Table) -> Bytes:
     """Return the bytes of each row.
 
-    Works column by column. Takes one pass over the offsets, and does not read the values.
+    The function makes one pass over the offsets of each column, and does not read the values.
     """
     total = np.zeros(rows.num_rows, np.int64)
     for column in rows.columns:
@@ -134,7 +134,7 @@ def _of_elements(array: pa.Array) -> Bytes:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Consecutive records from one source. `before(n)` is the position before record number `n` of the piece."""
+    """Consecutive records from the same source. `before(n)` is the position before record number `n` of the piece."""
 
     records: pa.Table
     before: Callable[[int], Place]
@@ -148,11 +148,13 @@ class ReadPosition:
     snapshot: Snapshot
     regions: tuple[RegionPosition, ...]
     raw: Sequence[Callable[[], Iterable[pa.Table]]] = ()
-    """For each raw log, a function that returns the records for this table, in order."""
+    """For each raw log, this is a function that returns the table's records in order."""
     whole_split_bytes: int = WHOLE_SPLIT_BYTES
 
     def pieces(self, place: Place) -> Iterator[Piece]:
-        """Yield the records from `place` on. A piece is at most a part of a row group, a WAL entry or a data file.
+        """Yield the records, starting at the position `place`.
+
+        A piece is at most a part of a row group, a WAL entry or a data file.
 
         Raises:
             SnapshotExpired: An object of the base was collected.
@@ -215,8 +217,8 @@ class ReadPosition:
         for region in range(place.region, len(self.regions)):
             position, merged = self.regions[region], self._merged(region)
             here = place if region == place.region and place.entry else InTail(region, position.first, 0)
-            # The epochs of earlier entries are not needed. The entry at this position is valid, so its epoch is the
-            # highest epoch so far.
+            # The epochs of earlier entries are not needed. The entry at this position is valid. Therefore its epoch is
+            # the highest of all epochs up to this position.
             for logged in wal.replay(self.store, position.region, after=here.entry - 1, before=position.last + 1):
                 skipped = here.record if logged.id == here.entry else 0
                 if wal.belonging(logged, position.flushed + 1).entry.generation > merged:
@@ -237,9 +239,9 @@ class ReadPosition:
 
 
 def _in_order(snapshot: Snapshot, first: str) -> Iterator[Add]:
-    """Yield the live splits from the path `first` on, in the order of paths.
+    """Yield the live splits in the order of their paths, starting with the path `first`.
 
-    The splits become `Add` records one at a time, which limits the memory.
+    The function creates one `Add` record at a time, which limits the memory.
     """
     files = snapshot.splits.table()
     files = files.filter(pc.greater_equal(files.column("path"), pa.scalar(first, pa.string())))
@@ -270,7 +272,7 @@ def _before_logged(region: int, entry: int) -> Callable[[int], Place]:
 def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]] | None:
     """Return the head, the read positions of the regions, and the undistributed chunks of raw logs.
 
-    Like `undistributed_over`, returns None if another process changed one of these during the read.
+    Like `undistributed_over`, the function returns None if another process changed any of this state during the read.
 
     Cost:
         The requests of `undistributed_over` and of `region_positions`. If chunks wait for distribution, one GET per
@@ -289,7 +291,9 @@ def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[Ra
 
 
 def raw_records(view: View, snapshot: Snapshot, position: RawPosition) -> Iterator[pa.Table]:
-    """Yield the records of a position for the table at the snapshot, chunk by chunk, in the order in which they apply.
+    """Yield the records of a raw-log position for the table, one table per chunk.
+
+    The records are in the order in which they apply.
 
     Raises:
         InvalidInput: The table at the snapshot does not read this raw log.
@@ -329,7 +333,7 @@ def _position(waiting: Waiting) -> RawPosition:
 
 
 def _runs(chunks: Sequence[RawChunkRef]) -> Iterator[RawRun]:
-    """Yield the chunks in order, as runs of consecutive chunks of one writer."""
+    """Yield the chunks in order. Consecutive chunks of one writer are in one group."""
     numbered: Iterable[tuple[int, RawChunkRef]] = enumerate(chunks)
     for (writer, _), group in groupby(numbered, lambda each: (each[1].writer, each[1].number - each[0])):
         own = [ref.number for _, ref in group]
@@ -341,7 +345,7 @@ _RESTARTS = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HistoryPage:
-    """Some records, and the token of the next page. The last page has no token.
+    """Some records of the history, and the token of the next page. The last page has no token.
 
     `records` has the columns of `rows.fold.record_schema`. `version` is the version of the base. If `restarted` is
     True, the history restarts with this page. The caller must discard all earlier pages, because they show another
@@ -357,7 +361,7 @@ class HistoryPage:
 def read_pages(
     view: View, *, token: str | None = None, page_bytes: int = PAGE_BYTES, consistency: str | None = None
 ) -> Iterator[HistoryPage]:
-    """Return the pages from the token on, or from the beginning.
+    """Return the pages of the history, starting at the token or at the beginning.
 
     There is at least one page, and the number of pages is finite. A token can be used in any process and any number of
     times.
@@ -420,7 +424,7 @@ def _pages(view: View, reading: HistoryToken, page_bytes: int) -> Iterator[Histo
 
 
 def _cut(pieces: Iterator[Piece], page_bytes: int) -> Iterator[tuple[list[pa.Table], Place | None]]:
-    """Yield the records of each page, and the position after the page, or None after the last page."""
+    """Yield the records of each page, and the position after the page. After the last page, the position is None."""
     parts: list[pa.Table] = []
     used = 0
     for piece in pieces:
@@ -492,7 +496,10 @@ def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:
 
 
 def _require_restart(view: View, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
-    """Return if the captured state was collected and the history may restart. Otherwise raise the fitting error."""
+    """Return if the captured state was collected and the history may restart.
+
+    Otherwise raise the error that describes the failure.
+    """
     if isinstance(error, Corrupt) and not was_collected(view.store, view.refresh(), error):
         raise error
     if reading.restarts >= _RESTARTS:

@@ -1,8 +1,8 @@
 """The splits that may contain one of the requested keys, and the rows of these splits.
 
 A lookup uses the primary-key index if the index costs less than a read of the key columns (decision 0021). The index
-contains only hashes of keys. The lookup therefore compares the found rows with the keys. If the index does not cover a
-split, or its segment is damaged, the lookup searches the key columns of the split.
+contains only hashes of keys, so the lookup compares the found rows with the keys. If no usable segment covers a split,
+the lookup searches the key columns of the split.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NAME: Final = ("key index",)
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """The positions of the rows that may have one of the keys, ascending.
+    """The positions of the rows in a split that may have one of the keys, ascending.
 
     If the index was not used, `places` is None and `why` is the reason.
     """
@@ -56,9 +56,10 @@ class KeyAnswer:
 
 @dataclass(slots=True)
 class Tally:
-    """Counts the effect of the index on the splits of a lookup.
+    """A count of the effects of the index on the splits of a lookup.
 
-    The counts are the number of splits that the index excluded and, for other splits, the reasons why it was not used.
+    It counts the splits that the index excluded. For the other splits, it counts the reasons why the index was not
+    used.
     """
 
     name: str
@@ -69,7 +70,7 @@ class Tally:
     not_asked: Counter[str] = field(default_factory=Counter)
 
     def add(self, add: Add, answer: KeyAnswer) -> bool:
-        """Add the result for a split, and return whether the split is left out."""
+        """Count the result for a split, and return whether the index excludes the split."""
         self.requests += answer.requests
         self.bytes += answer.bytes
         self.not_asked.update([answer.why] if answer.why else [])
@@ -88,7 +89,10 @@ class Tally:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Index:
-    """The primary-key index of a snapshot, and whether the statistics bound a key column in each row group."""
+    """The primary-key index of a snapshot.
+
+    `is_sorted` is True if the statistics bound a key column in each row group.
+    """
 
     snapshot: Snapshot
     definition: IndexDefinition
@@ -126,11 +130,14 @@ class IndexedKeys:
         return IndexedKeys(store, index, wanted, hashes, splits, verified, kept)
 
     def tally(self) -> Tally:
-        """Return an empty tally of a lookup."""
+        """Return a new `Tally` with all counts at zero."""
         return Tally(self.index.definition.name)
 
     def of_split(self, add: Add) -> KeyAnswer:
-        """Return the result of the index for a split. Requests: those of `KeyReading.places`, if the index is used."""
+        """Return the result of the index for a split.
+
+        If the index is used, makes the requests of `KeyReading.places`.
+        """
         from storage_core.index.parts import UNCOVERED, KeyReading, candidate_rows  # only tables with an index need it
 
         found = self.index.answering_of(add) if add.numRecords else None
@@ -147,7 +154,7 @@ class IndexedKeys:
         if not requests and not size:
             return True
         asked, bytes_ = reading.cost(self.hashes)
-        # A split that contains the key is read in any case, and its footer is read first.
+        # A split that contains the key is read in any case. The footer is then the first part to be read.
         has_footer = self.verified.footers.held(reading.add) is not None
         footers = 0 if has_footer else min(1.0, self.wanted.num_rows / self.splits)
         if self.store.local_path(reading.add.path) is not None:  # a request for a local file takes no waiting time
@@ -155,7 +162,7 @@ class IndexedKeys:
         return (asked + footers) * REQUEST_COST_BYTES + bytes_ >= requests * REQUEST_COST_BYTES + size
 
     def _without(self, add: Add) -> tuple[int, float]:
-        """Return the requests and bytes to find the keys in the split without the index.
+        """Return the requests and bytes that the lookup needs without the index to find the keys in the split.
 
         The read of rows is not included.
         """
@@ -208,8 +215,9 @@ class _Bounded:
 class KeyRead:
     """The plan of a lookup in the base. `rows` executes it split by split, and `explain_get` prints it.
 
-    `newer` has the unmerged records of the keys, folded to one record per key. `wanted` has the keys that still need
-    the row of the base. `splits` may contain one of the wanted keys. `index` is used for each split.
+    `newer` contains the unmerged records of the keys, merged to one record per key. `wanted` contains the keys for
+    which the row of the base is still needed. `splits` are the splits that may contain one of the wanted keys. The
+    lookup uses `index` for each split, if it is not None.
     """
 
     store: ObjectStore
@@ -256,8 +264,9 @@ def plan(
 def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> Sequence[Add]:
     """Return the live splits that may contain one of the keys, by path. There must be at least one key.
 
-    The bounds of the key columns select the splits. If `kept` does not contain the keys of a split, the other
-    statistics of the log select the split. Makes one GET per unread manifest with bounds that admit one of the keys.
+    The bounds of the key columns select the splits. For a split without cached keys in `kept`, the other statistics of
+    the log are used too. Makes one GET for each manifest that was not read yet, if its bounds may include one of the
+    keys.
     """
     from storage_core.split import pages  # it imports Parquet
 
@@ -275,10 +284,10 @@ def candidate_splits(snapshot: Snapshot, wanted: pa.Table, kept: KeptValues) -> 
 
 
 def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
-    """Yield the live rows of a split with one of the keys, with the columns of the table.
+    """Yield the live rows of a split that have one of the keys. The rows have the columns of the table.
 
-    If the index decides, only the rows that it returns are read. If it returns no row, nothing is read. Raises the
-    errors of `open_split`.
+    If the index covers the split, only the rows that the index returns are read. If the index returns no row, nothing
+    is read. Raises the errors of `open_split`.
 
     Cost:
         Cached or verified data takes no request. A local file is read whole once, to verify it. A small split
@@ -301,7 +310,7 @@ def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
         places = places[~np.isin(places, _deleted(store, add, kept))]
     if not len(places):
         return
-    # A split without a checksum was written by another program, and its pages may have any layout.
+    # Another program wrote a split without a checksum, and the pages of this split may have any layout.
     if path is not None and add.xxh3 is not None:
         found = pages.take(store, add.as_written, path, places, kept=kept)
     else:
@@ -321,7 +330,7 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
 
 
 def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
-    """Return for each key column the bounds of its values in each split of a table."""
+    """Return, for each key column, the bounds of the column's values in each split of a table."""
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]
@@ -337,7 +346,7 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _admitting(snapshot: Snapshot, files: pa.Table, wanted: pa.Table) -> set[str]:
-    """Return the paths of the splits that may contain one of the keys, by all statistics of the log."""
+    """Return the paths of the splits that may contain one of the keys, according to all statistics of the log."""
     keep = np.zeros(files.num_rows, np.bool_)
     for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
         equal = _equal(wanted.slice(start, _KEYS_AT_ONCE))

@@ -1,16 +1,16 @@
-"""Point lookups by primary key: planned, then read, with exact results (docs/architecture/reads.md).
+"""Point lookups by primary key. A lookup is planned and then executed, with exact results (docs/architecture/reads.md).
 
 A lookup has three steps:
 
 1. It selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns of a
-   region's fields are part of the primary key. All rows of a region therefore have the same field values. A manual
-   region may contain any row. An excluded region never changes the result, because no row of the region, unmerged or in
-   the base, meets the predicate.
-2. It reads the unmerged records of these regions. It reads a generation only if the generation's bounds and Bloom
-   filter admit the key.
+   region's fields are part of the primary key. Therefore all rows of a region have the same field values. A manual
+   region may contain any row. An excluded region never changes the result. None of its rows in the region or in the
+   base meets the predicate.
+2. It reads the unmerged records of these regions. It reads a generation only if the key may be in the generation
+   according to the bounds and the Bloom filter.
 3. It reads the base (`get_many`). It selects the splits with a key range that contains the key. In these splits, it
-   reads the key columns of the row groups that may contain the key. If a row group contains the key, it also reads the
-   other columns of the row group.
+   reads the key columns of those row groups that may contain the key. If a row group contains the key, it also reads
+   the other columns of the row group.
 
 `explained` returns the plan of a lookup for `explain_get`. If the lookup was run, the plan contains the cost.
 """
@@ -74,10 +74,10 @@ _MOST_EXACT = 2**53  # a float64 represents each integer up to here exactly
 
 
 def holding_regions(store: ObjectStore, snapshot: Snapshot, *, keys: pa.Table) -> Sequence[Region]:
-    """Return the regions that may contain these keys: first regions of the region spec, then all manual regions.
+    """Return the regions that may contain these keys. Regions of the region spec come before all manual regions.
 
-    `keys` has the key columns. Regions of the spec need no request, because the id of a region is computed from its
-    values. If the table may have manual regions, makes one GET of the registry.
+    `keys` has the key columns. The ids of regions of the spec are computed from the keys without a request. If the
+    table may have manual regions, makes one GET of the registry.
     """
     routed = route(snapshot.table_id, snapshot.config.region_spec, keys).regions
     return (*routed, *hand_regions(store, snapshot))
@@ -109,9 +109,9 @@ def matching_regions(store: ObjectStore, snapshot: Snapshot, *, predicate: Predi
 
 
 def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -> Leaf:
-    """Return a function that tests whether the rows of a region may meet a condition. The test uses the field values.
+    """Return a function that uses the field values of a region to test whether its rows may meet a condition.
 
-    Only fields with a single source column are used.
+    The test uses only fields that have a single source column.
     """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
@@ -137,11 +137,11 @@ def _tests(
 ) -> Iterator[Callable[[Any], bool]]:
     """Yield tests of a field's value for a comparison with a value between the two limits.
 
-    A test is true for every row that meets the comparison.
+    A test returns True for the field value of every row that meets the comparison.
     """
     try:
         [least], [greatest] = (canonical(field_values(field, pa.table([each], field.source_ids))) for each in wanted)
-    except InvalidInput:  # the expression has no value for this limit
+    except InvalidInput:  # the field expression has no value for this limit
         return
     is_exact = wanted[0].equals(wanted[1])
     if comparison is Comparison.EQ and is_exact:
@@ -157,7 +157,7 @@ def _tests(
 
 
 def _keeps_order(field: RegionField, source: pa.DataType) -> bool:
-    """Return True if a greater value of the column never has a smaller value of the field, in the stored form."""
+    """Return True if the order of the stored field values follows the order of the column values."""
     if field.transform is None or parse_transform(field.transform).kind not in _IN_ORDER:
         return False
     kinds = pa.types
@@ -202,18 +202,21 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return the only field value of rows with these equalities. Empty if the equalities do not determine the value."""
+    """Return the single field value of rows with these equalities, or an empty list if they do not determine it."""
     if any(name not in equal for name in field.source_ids):
         return []
     try:
         row = pa.table([equal[name] for name in field.source_ids], names=list(field.source_ids))
         return canonical(field_values(field, row))
-    except InvalidInput:  # the expression has no value for it, so no region has such a row
+    except InvalidInput:  # the field expression has no value for these column values, so no region has such a row
         return []
 
 
 def _equalities(predicate: Predicate, schema: pa.Schema) -> dict[str, pa.Array]:
-    """Return the values that the predicate requires by equality, as arrays of one value of the column's type."""
+    """Return the values that the predicate requires by equality.
+
+    Each value is an array of length one in the column's type.
+    """
     match predicate:
         case And(children):
             found: dict[str, pa.Array] = {}
@@ -260,7 +263,7 @@ def key_rows(snapshot: Snapshot, keys: Sequence[Key]) -> pa.Table:
         arrays = [_array(values, field.type) for values, field in zip(given, fields, strict=True)]
     except (TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise_refused("a lookup", error)
-        if len(keys) > 1:  # Each key alone may fit. Otherwise the error names the key that does not fit.
+        if len(keys) > 1:  # Here each key is converted separately. The error then contains the key that does not fit.
             return pa.concat_tables([key_rows(snapshot, [key]) for key in keys]).combine_chunks()
         raise InvalidInput(
             f"the key {_key_text(keys[0])} does not fit the key columns. Give {_columns_text(fields)}", key=keys[0]
@@ -283,7 +286,7 @@ def _columns_text(fields: pa.Schema) -> str:
 
 
 def keys_in(snapshot: Snapshot, keys: pa.Table) -> pa.Table:
-    """Convert keys from `key_rows` to the key types of this snapshot, which may be wider or narrower.
+    """Convert keys from `key_rows` to the key types of this snapshot. These types may be wider or narrower.
 
     Raises:
         InvalidInput: A key does not fit the types of this snapshot.
@@ -304,7 +307,7 @@ def get_many(
     """Return the row of each key, or None for a key without a row.
 
     A time after the year 9999 is returned as text. A map is returned as a dictionary. If the map repeats a key, or has
-    keys that a dictionary cannot have, the map is returned as a list of pairs.
+    keys that cannot be dictionary keys, it is returned as a list of pairs.
 
     Args:
         store: The store of the table.
@@ -383,7 +386,7 @@ def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPlan:
-    """The unmerged part of one region, and how much of it a lookup reads.
+    """The unmerged part of one region, and the share of it that a lookup reads.
 
     Attributes:
         region_id: The id of the region.
@@ -414,10 +417,10 @@ class RegionPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LookupPlan:
-    """The plan of a lookup, and its cost if it was run.
+    """The plan of a lookup, and the cost of the lookup if it was executed.
 
-    The requests and bytes of the base are upper limits. If a row group does not contain the key, the lookup does not
-    fetch the other columns.
+    The requests and bytes of the base are upper limits. The real cost is lower if a row group does not contain the key.
+    The lookup then skips the other columns.
 
     Attributes:
         consistency: The consistency of the lookup.
@@ -438,7 +441,7 @@ class LookupPlan:
 
     @property
     def requests(self) -> int:
-        """Expected maximum number of requests of the lookup."""
+        """The maximum number of requests that the lookup is expected to make."""
         return self.unmerged_requests + self.base.requests
 
     def __str__(self) -> str:
@@ -467,7 +470,7 @@ class LookupPlan:
 def explained(
     store: MeteredStore, view: View, wanted: pa.Table, *, at: At | None, consistency: str, verified: Verified
 ) -> LookupPlan:
-    """Return the plan of a lookup of these keys, given as rows with the key columns. Caches nothing.
+    """Return the plan of a lookup of these keys. `keys` is a table with the key columns. Caches nothing.
 
     Cost:
         The requests of the lookup for unmerged records and for a primary-key index. One request for each Bloom filter
@@ -537,7 +540,10 @@ def _described(read: KeyRead, *, newer: int) -> TablePlan:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """Upper limit of the bytes to read from a split: byte ranges, unless the split is a local file or is read whole."""
+    """The maximum number of bytes to read from a split.
+
+    The lookup reads byte ranges unless the split is local or read whole.
+    """
 
     requests: int
     bytes: int

@@ -20,7 +20,7 @@ from storage_core.store.pieces import CacheCounts, CachedPieces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawPart:
-    """The undistributed part of a raw log: the number of chunks and the number of records that a read adds."""
+    """The chunks and records of a raw log that are not distributed yet, and that a read must add."""
 
     name: str
     chunks: int
@@ -33,11 +33,11 @@ class RawPart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePlan:
-    """The plan of reading one table.
+    """The plan for one table of a read.
 
-    For a local disk, `read_bytes` is the maximum number of bytes that the engine may read, and only deletion vectors
-    count as requests. If the columns of a condition are fetched first (`read.fetching`), `read_bytes` and `requests`
-    are upper limits.
+    For a local disk, `read_bytes` is the maximum number of bytes that the engine may read. `requests` then counts only
+    deletion vectors. If the columns of a condition are fetched first (`read.fetching`), `read_bytes` and `requests` are
+    upper limits.
 
     Attributes:
         name: The name of the table in the query.
@@ -107,7 +107,7 @@ class TablePlan:
 class Analysis:
     """The cost of a read that was run.
 
-    All requests to the stores of the tables during the run are counted, including requests of other readers.
+    It counts all requests to the stores of the tables during the execution, including requests of other readers.
 
     Attributes:
         rows: The number of returned rows.
@@ -136,7 +136,7 @@ class Analysis:
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """The store and the cache that are measured while a read of a table runs."""
+    """The store and the cache of a table that are measured during a read."""
 
     store: MeteredStore
     cached: CachedPieces
@@ -144,7 +144,7 @@ class Watched:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The plan of a query or a scan, table by table, and the cost if the plan was run."""
+    """The plan of a query or a scan, with one part per table. If the plan was executed, it also contains the cost."""
 
     tables: tuple[TablePlan, ...]
     analysis: Analysis | None = field(default=None, kw_only=True)
@@ -161,7 +161,7 @@ class Plan:
 
     @property
     def splits(self) -> tuple[Add, ...]:
-        """The splits of the table `t` that are read."""
+        """The splits to read of the table `t`."""
         return self[TABLE].splits
 
     @property
@@ -189,13 +189,13 @@ class Plan:
         return {"tables": [each.to_dict() for each in self.tables], "analysis": done}
 
     def analyzed(self, watched: Collection[Watched], read: Callable[[], pa.RecordBatchReader]) -> Plan:
-        """Return the plan with the cost of running `read`. The rows are discarded as they arrive."""
+        """Execute `read` and return the plan with the cost. The rows are discarded immediately after they are read."""
         done = analysis(watched, lambda: sum(batch.num_rows for batch in read()))
         return replace(self, analysis=done)
 
 
 def analysis(watched: Collection[Watched], read: Callable[[], int]) -> Analysis:
-    """Return the cost of running `read`, which returns the number of rows."""
+    """Execute `read` and return its cost. `read` returns the number of rows."""
     stores = {id(each.store): each.store for each in watched}.values()
     caches = {id(each.cached): each.cached for each in watched}.values()
     before = sum((each.counts for each in caches), CacheCounts())

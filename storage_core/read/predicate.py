@@ -1,16 +1,16 @@
-"""Filters as data, and the lookup of columns by name.
+"""Filters as data, and matching of column names.
 
 A filter is built from typed expressions (`col("status") >= 500`) or parsed from the text of a SQL condition. A SQL text
-is parsed and never pasted into a statement (lesson 83). Both forms become the same tree of `Predicate` nodes. The tree
-has two uses: it prunes splits, and DuckDB evaluates it row by row.
+is parsed and never pasted into a statement (lesson 83). Both forms become the same kind of tree, which consists of
+`Predicate` nodes. The tree is used to prune splits, and DuckDB evaluates it on each row.
 
-A condition that the tree cannot express becomes `Opaque`. DuckDB evaluates an `Opaque` condition for each row, and the
-condition never prunes.
+A condition that the tree cannot express becomes `Opaque`. DuckDB evaluates an `Opaque` condition on each row. Pruning
+does not use the condition.
 
-Comparisons have SQL's three-valued meaning. NaN is the greatest value and is equal to itself
+Comparisons follow SQL's three-valued logic. NaN is the greatest value and is equal to itself
 (docs/architecture/compaction.md).
 
-Column names are matched as DuckDB matches them: the case of ASCII letters is ignored (`folded`, `in_columns`).
+Column names are compared in the same way as in DuckDB. The case of ASCII letters is ignored (`folded`, `in_columns`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,10 @@ Literal: TypeAlias = "Scalar | Instant | Beginning | Day"
 
 
 class Comparison(StrEnum):
-    """One of the six comparisons. `NEGATED` and `MIRRORED` map each comparison to its opposite and to its converse."""
+    """One of the six comparisons.
+
+    `NEGATED` maps each comparison to its negation. `MIRRORED` maps it to the comparison with the two sides exchanged.
+    """
 
     EQ = "="
     NE = "<>"
@@ -128,7 +131,7 @@ class Or:
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """A verified SQL condition that pruning does not understand."""
+    """A SQL condition that was verified, but that pruning cannot use."""
 
     sql: str
 
@@ -141,7 +144,7 @@ Condition: TypeAlias = "Filter | str"
 MOST_NESTED = 200
 """The greatest nesting depth of a filter. A chain of `&`, or a chain of `|`, counts as one level."""
 MOST_CLAUSES = 10_000
-"""Maximum number of conditions in one chain, and of values in one `isin`."""
+"""The maximum number of conditions in one chain, and the maximum number of values in one `isin`."""
 
 
 _SHORT_DIGITS = 18
@@ -161,10 +164,16 @@ class Filter:
 
     predicate: Predicate
     parts: tuple[duckdb.Expression, ...]
-    """The single expression of the filter, or the links of a chain. If it is a chain, `predicate` is also a chain."""
+    """The single expression of the filter, or the links of a chain.
+
+    If `expression` is a chain, `predicate` is also a chain.
+    """
     depth: int = 1
     unchecked: tuple[str, ...] = ()
-    """SQL expressions that the filter uses as conditions. Their types are not known without a table."""
+    """The SQL expressions in the filter that must be conditions.
+
+    The types of these expressions are not known without a table.
+    """
 
     def __post_init__(self) -> None:
         """Raise `InvalidInput` if the filter is too large."""
@@ -191,11 +200,11 @@ class Filter:
         return self._chained(And, other)
 
     def __or__(self, other: Filter) -> Filter:
-        """Return a filter that is true where at least one of the two filters is true."""
+        """Return a filter that is true if at least one of the two filters is true."""
         return self._chained(Or, other)
 
     def __invert__(self) -> Filter:
-        """Return a filter that is true where this filter is false. An unknown (null) result stays unknown."""
+        """Return a filter that is true if this filter is false. An unknown (null) result stays unknown."""
         return Filter(negate(self.predicate), (~self.expression,), self.depth + 1, self.unchecked)
 
     def _chained(self, kind: type[And | Or], other: Filter) -> Filter:
@@ -216,7 +225,8 @@ class Filter:
 def _links(given: Filter, kind: type[And | Or]) -> tuple[tuple[Predicate, ...], tuple[duckdb.Expression, ...], int]:
     """Return the filter as links of a chain, and the depth of the deepest link.
 
-    If the filter is a chain of this kind, its own links are returned. Any other filter is returned as one link.
+    If the filter is already a chain with this operator, its own links are returned. Any other filter is returned as one
+    link.
     """
     if isinstance(given.predicate, kind) and len(given.parts) > 1:
         return given.predicate.children, given.parts, given.depth - 1
@@ -232,7 +242,7 @@ class Column:
         self._name = name
 
     def __bool__(self) -> NoReturn:
-        """Raise `InvalidInput`, as a filter does."""
+        """Raise `InvalidInput`, because a column has no truth value."""
         raise _no_truth_value()
 
     def __and__(self, *_: object) -> NoReturn:
@@ -316,7 +326,7 @@ def _no_filter(found: object) -> InvalidInput:
 @cache
 @require_headroom("a filter")
 def _load_duckdb() -> None:
-    """Import DuckDB, and raise this project's error on failure.
+    """Import DuckDB, and raise a Tidemark error if the import fails.
 
     A filter is often the first object that needs DuckDB.
     """
@@ -341,10 +351,10 @@ def col(name: str) -> Column:
 
 
 def are_alike(values: Collection[object]) -> bool:
-    """Return True if a comparison of a column with several values at once equals the comparisons one by one.
+    """Return True if a comparison of a column with all values at once is equivalent to separate comparisons.
 
-    DuckDB casts the column and all values of one condition to one common type. If a float is among integers, DuckDB
-    converts the integers and the column to floats. A long decimal among integers has the same effect.
+    DuckDB casts the column and all values of one condition to one common type. If one of the values is a float, DuckDB
+    converts the integers and the column to floats. A long decimal together with integers has the same effect.
     """
     kinds = {type(value) for value in values}
     if kinds <= {int, Decimal} and Decimal in kinds:
@@ -360,7 +370,7 @@ def _is_short(value: int | Decimal) -> bool:
 
 
 def renamed(predicate: Predicate, schema: pa.Schema) -> Predicate:
-    """Return the predicate with the names that the splits use for the columns of the table."""
+    """Return the predicate with the column names that the splits of the table use."""
     names = {field.name: stored for field in schema if (stored := stored_name(field)) != field.name}
     return _renamed(predicate, names) if names else predicate
 
@@ -378,7 +388,10 @@ def _renamed(predicate: Predicate, names: Mapping[str, str]) -> Predicate:
 
 
 def negate(predicate: Predicate) -> Predicate:
-    """Return the predicate that is true exactly where the given predicate is false. Unknown results stay unknown."""
+    """Return the predicate that is true exactly where the given predicate is false.
+
+    An unknown result remains unknown.
+    """
     match predicate:
         case Compare(column, comparison, value):
             return Compare(column, NEGATED[comparison], value)
@@ -393,7 +406,7 @@ def negate(predicate: Predicate) -> Predicate:
 
 
 def folded(name: str) -> str:
-    """Return the name in a canonical form. DuckDB treats two names as the same if their forms are equal.
+    """Return the name in a canonical form. Two names have the same form exactly if DuckDB treats them as equal.
 
     DuckDB ignores the case of ASCII letters only.
     """
@@ -401,9 +414,11 @@ def folded(name: str) -> str:
 
 
 def in_columns(predicate: Predicate | None, names: Iterable[str]) -> Predicate | None:
-    """Return the predicate with the exact names of the table's columns. The given predicate may use another case.
+    """Return the predicate with the exact names of the table's columns.
 
-    A condition becomes `Opaque` if none of `names` matches its column, or if several do.
+    In the given predicate, the case of the names may be different.
+
+    A condition becomes `Opaque` if no name or more than one name in `names` matches its column.
     """
     known = defaultdict[str, list[str]](list)
     for name in names:

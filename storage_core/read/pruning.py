@@ -1,17 +1,17 @@
 """Pruning: select the splits and the row groups that may contain a matching row.
 
-Pruning never loses a row. A split is excluded only if none of its rows can make the filter true. In these cases the
-split stays:
+Pruning never loses a row. A split is excluded only if none of its rows can make the filter true. A split is also kept
+if pruning cannot decide, in these cases:
 
-- a missing statistic, or a statistic that is not a value of its column,
+- a statistic is missing, or is not a valid value of its column,
 - an `Opaque` condition,
 - a literal with a type that is not comparable with the type of the column.
 
-Splits are pruned in batches, on the columns of the state (`log.split_columns`), and never one at a time.
+Splits are pruned in batches on the columns of the state (`log.split_columns`), and not one at a time.
 
-The row groups of a split are pruned by the same rules, with the bounds in the footer of the split. These bounds are
-used only if the log contains the checksum of the footer. The checksum shows that Tidemark's own writer wrote the file.
-This writer writes no bounds for a column with NaN.
+The same rules prune the row groups of a split, with the bounds in the footer of the split. These bounds are used only
+if the log contains the checksum of the footer. The checksum shows that Tidemark's own writer wrote the file. Tidemark's
+writer writes no bounds for a column with NaN.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ from storage_core.read.predicate import And, Compare, Comparison, IsNull, Opaque
 
 @dataclass(frozen=True, slots=True)
 class FieldTexts:
-    """The smallest and the greatest text of a partition field, for each part of a table. An unknown text is null.
+    """The smallest and the greatest text of a partition field, for each part of a table.
+
+    A text is null if it is unknown.
 
     `nulls` contains the number of rows with null in the column, and `rows` the number of all rows. Both are null if
     unknown.
@@ -72,7 +74,7 @@ Answer = Callable[[Compare | IsNull], Mask | None]
 
 
 def texts_of(files: pa.RecordBatch) -> Texts:
-    """Return a function that returns the texts of a partition field, one per split of the batch.
+    """Return a function that takes a partition field and returns its texts, one text per split of the batch.
 
     The splits must be in Tidemark's format.
     """
@@ -86,9 +88,9 @@ def texts_of(files: pa.RecordBatch) -> Texts:
 
 
 def texts_of_manifest(manifest: ManifestBounds) -> Texts:
-    """Return a function that returns the texts of a partition field for one manifest.
+    """Return a function that takes a partition field and returns its texts for one manifest.
 
-    The texts of a field are known only if every split of the manifest has a value for it.
+    The texts of a field are known only if every split of the manifest has a value of the field.
     """
 
     def texts(field: PartitionField) -> FieldTexts | None:
@@ -101,7 +103,7 @@ def texts_of_manifest(manifest: ManifestBounds) -> Texts:
 
 
 def by_partition_values(fields: Sequence[PartitionField], schema: pa.Schema, texts: Texts) -> Answer:
-    """Return a function that evaluates conditions on columns of `schema` by the values of partition fields.
+    """Return a function that uses the values of partition fields to evaluate conditions on columns of `schema`.
 
     The function returns None if the partition fields do not determine the result.
     """
@@ -145,7 +147,7 @@ def _may_be_in_bucket(field: PartitionField, found: FieldTexts, condition: Compa
 
 
 def _value(key: object, type_: pa.DataType) -> pa.Array | None:
-    """Return the column value of a key (`data.rows.codes`), or None if no value has this key."""
+    """Return the column value that has this key (`data.rows.codes`), or None if no value has this key."""
     try:
         if pa.types.is_date(type_):
             days, rest = divmod(int(str(key)), MICROSECONDS_OF_A_DAY)
@@ -157,9 +159,9 @@ def _value(key: object, type_: pa.DataType) -> pa.Array | None:
         return None
 
 
-# A batch is large enough for cheap calls of Arrow, and small enough for the processor's cache.
+# A batch is large, so that few calls of Arrow are needed. It is also small enough for the processor's cache.
 _BATCH_ROWS = 65_536
-# The remaining rows are copied if this saves decoding at least this many times as many rows.
+# If fewer than one in `_FEW` rows remain, these rows are copied. The copy saves the decoding of the other rows.
 _FEW = 8
 _READ = [
     *("partitionValues", "minValues", "maxValues", "numRecords", "windowStart", "windowSeconds", "nullCounts"),
@@ -167,14 +169,17 @@ _READ = [
 ]
 
 Leaf = Callable[[Compare | IsNull], Mask | None]
-"""A function that returns for each split whether a row may meet the condition. It returns None if it cannot decide."""
+"""A function that returns for each split whether a row may meet the condition.
+
+The function returns None if it cannot decide.
+"""
 
 Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """The effect of one pruning step: excluded splits, excluded row groups of the remaining splits, and excluded bytes.
+    """The effect of one pruning step: the numbers of excluded splits, bytes, and row groups in remaining splits.
 
     If the step could not run, `note` contains the reason.
     """
@@ -188,7 +193,10 @@ class PruneStep:
 
 @dataclass(frozen=True, slots=True)
 class Pruned:
-    """The remaining splits, and the parts that each step excluded, in the order of the steps."""
+    """The splits that remain after all steps, and the effect of each step.
+
+    The steps are in their order of execution.
+    """
 
     splits: tuple[Add, ...]
     steps: tuple[PruneStep, ...]
@@ -198,8 +206,8 @@ class Pruned:
 class Narrowed:
     """The `splits` that may contain matching rows according to the indexes, and the cost of reading the indexes.
 
-    The splits keep their order. `rows` maps the path of a split to the rows that may meet the filter, if an index was
-    used for the split. `told_by` maps it to the position of this index in `steps`.
+    The splits keep their order. If an index was used for a split, `rows` maps the path of the split to the rows that
+    may meet the filter. `told_by` maps the same path to the position of the index in `steps`.
     """
 
     splits: tuple[Add, ...]
@@ -212,22 +220,22 @@ class Narrowed:
 
 @dataclass(frozen=True, slots=True)
 class PrunedTable:
-    """A mask of the remaining splits (`files.filter(keep)`), and what each step excluded, in the order of the steps."""
+    """A mask of the remaining splits (`files.filter(keep)`), and the effect of each step in the order of execution."""
 
     keep: pa.BooleanArray
     steps: tuple[PruneStep, ...]
 
 
 def prune(snapshot: Snapshot, predicate: Predicate | None) -> tuple[Add, ...]:
-    """Return the live splits that may contain a matching row, in no order. Requests: those of `pruned`."""
+    """Return the live splits that may contain a matching row, in no order. Makes the requests of `pruned`."""
     return pruned(snapshot, predicate).splits
 
 
 def pruned(snapshot: Snapshot, predicate: Predicate | None, *, is_counted: bool = False) -> Pruned:
-    """Return the live splits that may contain a matching row, in no order, and the parts that each step excluded.
+    """Return the live splits that may contain a matching row, in no order, and the effect of each pruning step.
 
-    Makes one GET per unread manifest with bounds that admit a matching row. With `is_counted`, every manifest is read,
-    and the steps count every split.
+    Makes one GET for each manifest that was not read yet, if its bounds may include a matching row. With `is_counted`,
+    every manifest is read, and the steps count every split.
     """
     if predicate is None:
         return Pruned(tuple(snapshot.splits.values()), ())
@@ -237,7 +245,10 @@ def pruned(snapshot: Snapshot, predicate: Predicate | None, *, is_counted: bool 
 
 
 def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -> PrunedTable:
-    """Return the splits of a table of the snapshot's splits that may contain a matching row. Makes no request."""
+    """Return which rows of `files` may contain a matching row.
+
+    `files` is a table of splits of the snapshot. Makes no request.
+    """
     config = snapshot.config
     return prune_table(
         files,
@@ -249,7 +260,7 @@ def prune_of(snapshot: Snapshot, files: pa.Table, predicate: Predicate | None) -
 
 
 def manifests_for(snapshot: Snapshot, predicate: Predicate) -> Callable[[ManifestBounds], bool]:
-    """Return the function of `manifest_filter` for this snapshot."""
+    """Return the function that `manifest_filter` creates for this snapshot."""
     return manifest_filter(
         predicate,
         schema=snapshot.schema,
@@ -267,7 +278,9 @@ def prune_table(
     time_column: str | None,
     partition_by: Sequence[PartitionField] = (),
 ) -> PrunedTable:
-    """Return the rows of a table of splits (`FILES_SCHEMA`) that may contain a matching row. Makes no request.
+    """Return which rows of `files` may contain a matching row.
+
+    `files` is a table of splits (`FILES_SCHEMA`). Makes no request.
 
     The steps run in the order `partition` (if splits have partition values), `window`, `min/max`, `regex`. Each step
     works on the splits that remain after the earlier steps.
@@ -284,7 +297,7 @@ def prune_table(
         return PrunedTable(pa.array(np.ones(files.num_rows, dtype=bool)), ())
     steps = _steps(files, schema, time_column, partition_by)
     batches = [_prune_batch(each, predicate, steps) for each in files.select(_READ).to_batches(_BATCH_ROWS)]
-    # The number -1 stands for a split that no step excluded.
+    # The number -1 means that no step excluded the split.
     removed_by = np.concatenate([np.empty(0, dtype=np.int8), *batches])
     sizes = files.column("size").fill_null(0).to_numpy()
     counted = (PruneStep(name, *_count(sizes, removed_by == number)) for number, (name, _) in enumerate(steps))
@@ -299,10 +312,10 @@ def manifest_filter(
     partition_columns: Iterable[str],
     partition_by: Sequence[PartitionField] = (),
 ) -> Callable[[ManifestBounds], bool]:
-    """Return a function that decides by the bounds of a manifest whether it may have a split with a matching row.
+    """Return a function that tests by the bounds of a manifest whether one of its splits may have a matching row.
 
     The function returns False only if no split of the manifest can contain a matching row. It uses only the bounds of
-    `partition_columns`, of the fields `partition_by` and of the time column.
+    the columns `partition_columns`, of the fields `partition_by` and of the time column.
     """
     # A text bound of a Tidemark table may be truncated, so only its partition field can interpret it.
     trusted = frozenset[str]() if partition_by else frozenset(partition_columns)
@@ -335,7 +348,7 @@ def _steps(
 
 
 def _prune_batch(files: pa.RecordBatch, predicate: Predicate, steps: Sequence[Step]) -> npt.NDArray[np.int8]:
-    """Return for each split the number of the step that excludes it, or -1 if no step does."""
+    """Return, for each split, the number of the step that excludes the split, or -1 if no step excludes it."""
     removed_by = np.full(files.num_rows, -1, dtype=np.int8)
     rows = np.arange(files.num_rows)  # the positions of the rows of `files` in the batch
     for number, (_, leaf) in enumerate(steps):
@@ -355,7 +368,7 @@ def _count(sizes: npt.NDArray[np.int64], removed: Mask) -> tuple[int, int]:
 
 
 def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
-    """Return a mask of `count` parts of a table. It is False only if no row of the part can make the predicate true."""
+    """Return a mask of `count` parts of a table. It is False if no row of the part can make the predicate true."""
     match predicate:
         case And(children):
             mask = np.ones(count, dtype=bool)
@@ -379,7 +392,7 @@ def possible(predicate: Predicate, leaf: Leaf, count: int) -> Mask:
 
 
 def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
-    """Yield the conditions of a predicate that `possible` evaluates, in the same order."""
+    """Yield the conditions of a predicate in the order in which `possible` evaluates them."""
     match predicate:
         case And(children) | Or(children):
             for child in children:
@@ -393,7 +406,7 @@ def conditions(predicate: Predicate) -> Iterator[Compare | IsNull]:
 
 
 def by_bounds(source: Source) -> Leaf:
-    """Return a function for `possible` that decides by the bounds that `source` returns."""
+    """Return a function for `possible`. The function decides by the bounds that `source` returns."""
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         bounds = source(condition.column)
@@ -403,7 +416,10 @@ def by_bounds(source: Source) -> Leaf:
 
 
 def _both(one: Leaf, other: Leaf) -> Leaf:
-    """Return the combination of two functions. It excludes a split if one of the two functions excludes the split."""
+    """Return a function that combines two functions.
+
+    It excludes a split if one of the two functions excludes the split.
+    """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
         found = [mask for mask in (one(condition), other(condition)) if mask is not None]
@@ -415,7 +431,7 @@ def _both(one: Leaf, other: Leaf) -> Leaf:
 def _by_expressions(expressions: Callable[[str], pa.Array | None]) -> Leaf:
     """Return a function that decides by the regular expressions of the splits.
 
-    Each distinct expression is matched once. This costs less than a request for its split.
+    Each distinct expression is compared only once. A comparison costs less than a request for a split.
     """
 
     def leaf(condition: Compare | IsNull) -> Mask | None:
@@ -440,9 +456,9 @@ _EXACT: Final = Context(prec=80)
 def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa.Schema) -> Sequence[int]:
     """Return the row groups, ascending, in which a row may make `predicate` true. Makes no request.
 
-    `schema` is the schema of the table. A row group is kept if the footer has no usable bounds of the column. This is
-    the case if the column has no statistics, is nested, or has another type than in the table. If the file lacks a
-    column, all rows have the column's default value, or null.
+    `schema` is the schema of the table. A row group is kept if the footer has no usable bounds of the column. The
+    bounds are not usable if the column has no statistics, is nested, or has another type in the table. If the file
+    lacks a column, all rows have the default value of the column, or null.
     """
     groups = range(footer.num_row_groups)
     if predicate is None:
@@ -452,7 +468,7 @@ def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa
 
 
 def groups_with(rows: BitMap, footer: pq.FileMetaData, groups: Sequence[int]) -> Sequence[int]:
-    """Return the given row groups, ascending, that contain one of these rows of the file."""
+    """Return the given row groups that contain one of these rows of the file, ascending."""
     ends = np.cumsum([footer.row_group(index).num_rows for index in range(footer.num_row_groups)]).tolist()
     firsts = [0, *ends[:-1]]
     return [group for group in groups if rows.range_cardinality(firsts[group], ends[group])]
@@ -489,7 +505,7 @@ def _bounds_in(footer: pq.FileMetaData, schema: pa.Schema) -> Source:
 
 
 def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, Unsigned] | None:
-    """Return for each row group the smallest and the greatest possible `leading_keys` of a column, or None if unknown.
+    """Return the smallest and the greatest possible `leading_keys` of a column per row group, or None if unknown.
 
     The type of the column must have leading keys.
     """
@@ -503,7 +519,10 @@ def leading_bounds(footer: pq.FileMetaData, field: pa.Field) -> tuple[Unsigned, 
 
 
 def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:
-    """Return the index of a column among the leaf columns. None for a nested column or a repeated path."""
+    """Return the index of a column among the leaf columns.
+
+    Return None for a nested column, or if several columns have the same path.
+    """
     leaves = [index for index in range(footer.num_columns) if footer.schema.column(index).path == column]
     if len(leaves) != 1:
         return None
@@ -512,9 +531,9 @@ def _flat_leaf(footer: pq.FileMetaData, column: str) -> int | None:
 
 
 def _keys(raw: Sequence[Any], type_: pa.DataType) -> Callable[[], pa.Array]:
-    """Return a function that returns bounds, given as Parquet stores them, as keys of `data.rows.codes`.
+    """Return a function that converts Parquet bounds to bounds as keys of `data.rows.codes`.
 
-    All bounds are unknown if one of them is not a valid value.
+    If one of the bounds is not a valid value, all bounds are unknown.
     """
 
     @cache

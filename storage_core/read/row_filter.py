@@ -1,8 +1,8 @@
 """The filter of a search. It selects the candidate rows that meet a condition.
 
-Bitmap indexes decide by the positions of the rows. DuckDB decides for all other rows, in a process without other
-rights. The results for rows of splits are cached. Other indexes of the same search, and other searches at the same
-version, do not evaluate these rows again.
+For rows that bitmap indexes cover, the row numbers in the indexes decide. For all other rows, DuckDB evaluates the
+filter, in a process with restricted rights. The results for rows of splits are cached. Therefore other indexes of the
+same search do not evaluate these rows again. The same applies to other searches at the same version.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _KNOWN_BYTES = 1_000  # the approximate size of a name and its objects
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """The rows for which the filter was evaluated, in a split or in another named set of rows.
+    """The rows for which the filter was evaluated. They are rows of a split or of another named set.
 
     `judged` are the evaluated rows, and `met` are the evaluated rows that meet the filter.
     """
@@ -53,7 +53,7 @@ class RowFilter:
     """A filter over rows of one snapshot. It keeps the rows for which it is true, by DuckDB's rules."""
 
     columns: Sequence[str]
-    """The columns that the filter reads, at least one."""
+    """The columns that the filter reads. There is at least one."""
 
     def __init__(
         self,
@@ -87,11 +87,11 @@ class RowFilter:
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        # A condition that this project does not understand may give another result later. Its results are not cached
-        # after the search.
+        # A condition that Tidemark does not understand may give another result later. Therefore its results are not
+        # cached after the search.
         self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
-        self._is_judged = self._bitmaps.is_exact  # its literals are values of the columns' types
+        self._is_judged = self._bitmaps.is_exact  # in this case, the literals are values of the columns' types
         if is_run and not self._is_judged:
             prepare()  # the process starts while the search finds rows
 
@@ -102,17 +102,20 @@ class RowFilter:
 
     @property
     def bitmap_indexes(self) -> tuple[str, ...]:
-        """The names of the bitmap indexes that are used for the splits that they cover."""
+        """The names of the bitmap indexes that the filter uses, each for the splits that it covers."""
         return tuple(each.definition.name for each in self._bitmaps.indexes)
 
     @property
     def is_answered_by_bitmaps(self) -> bool:
-        """Whether the bitmap indexes decide the whole filter, for the splits that they cover."""
+        """Whether the bitmap indexes decide the whole filter for the splits that they cover."""
         return self._bitmaps.is_exact
 
     @cached_property
     def splits(self) -> frozenset[str]:
-        """The paths of the splits that may contain a row that meets the filter. Requests: those of `pruning.prune`."""
+        """The paths of the splits that may contain a row for which the filter is true.
+
+        Makes the requests of `pruning.prune`.
+        """
         return frozenset(add.path for add in prune(self._snapshot, self._predicate))
 
     def by_bitmaps(self, split: str) -> Answer:
@@ -146,12 +149,12 @@ class RowFilter:
         self._kept.keep((*self._name, name), now, size)
 
     def require_sound(self) -> None:
-        """Raise the errors of `mask` for a filter that was never evaluated, because the search found no row."""
+        """Raise the errors of `mask` if the filter was never evaluated. This happens if the search found no row."""
         if not self._is_judged:
             self.mask(self._snapshot.schema.empty_table(), 0)
 
     def mask(self, rows: pa.Table, count: int) -> Mask:
-        """Return which of `count` rows meet the filter. `rows` has the `columns` of these rows.
+        """Return a mask of those of the `count` rows that meet the filter. `rows` has the `columns` of these rows.
 
         Raises:
             InvalidInput: The filter cannot be evaluated.
@@ -178,7 +181,7 @@ class RowFilter:
 
 
 def _is_lasting(predicate: Predicate) -> bool:
-    """Return whether a condition always has the same result for the same row."""
+    """Return whether a condition always gives the same result for the same row."""
     match predicate:
         case And(children) | Or(children):
             return all(map(_is_lasting, children))

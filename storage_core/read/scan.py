@@ -30,10 +30,10 @@ from storage_core.store.meter import MeteredStore
 
 @dataclass(frozen=True, slots=True)
 class Scan(Conversions):
-    """The rows that a reader requested. Nothing is read until a conversion, and all conversions read the same snapshot.
+    """The rows that a reader requested. No row is read before a conversion, and all conversions read the same snapshot.
 
-    `filter` keeps the rows for which it is true, by DuckDB's rules. With a consistency above `snapshot`, unmerged
-    records are folded over the base before the filter applies. The newest record of a key wins (lesson 23).
+    `filter` selects the rows for which it is true by DuckDB's rules. With a consistency above `snapshot`, unmerged
+    records are merged into the base before the filter is evaluated. The newest record of a key wins (lesson 23).
 
     `limits` bound the resources that the filter may use. If a scan has a filter, the default is `QueryLimits()`.
     Otherwise the default is no limit. A scan never spills to disk.
@@ -47,10 +47,12 @@ class Scan(Conversions):
     verified: Verified = field(default_factory=Verified)
     limits: QueryLimits | None = None
     raw: tuple[RawPart, ...] = ()
-    """The raw logs with some of the records."""
+    """The raw logs from which some of the records come."""
 
     def require_distributed(self, rows: pa.Table) -> None:
-        """Raise `Unavailable` if a raw log has an undistributed record for one of these rows. The table is keyed.
+        """Raise `Unavailable` if a raw log has a record for one of these rows that is not distributed yet.
+
+        The table is keyed.
 
         The undistributed record applies later than a write of the same key now, and would undo this write.
         """
@@ -103,7 +105,10 @@ class Scan(Conversions):
         return self.read_from(*self._source(), batch_rows=batch_rows)
 
     def read_from(self, splits: Sequence[Add], source: Source, *, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
-        """Return the wanted rows of a source as `to_reader` does. Errors name the `splits`."""
+        """Return the wanted rows of a source in the same way as `to_reader`.
+
+        Error messages contain the names of `splits`.
+        """
         require_rows(batch_rows)
         limits = self._effective_limits
         if limits is None and source.fetched is not None:
@@ -140,13 +145,13 @@ class Scan(Conversions):
         source: Source,
         limits: QueryLimits | None,
     ) -> Generator[pa.RecordBatch]:
-        """Yield the rows as they arrive, then check the files again."""
+        """Yield the rows in the order of their arrival, then check the files again."""
         with query_errors("scan", splits, limits, files=source.splits, columns=self.snapshot.schema.names):
             yield from rows
             self.verified.recheck(self.store, source.splits)
 
     def _as_fetched(self, rows: Rows) -> Iterator[pa.RecordBatch]:
-        """Yield the fetched rows as they arrive, without a query."""
+        """Yield the fetched rows in the order of their arrival, without a query."""
         with typed("scan"), closing(rows.read()) as batches:
             for batch in batches:
                 columns = [batch.column(name) for name in self._schema.names]
@@ -164,7 +169,7 @@ class Scan(Conversions):
 
     @property
     def columns_read(self) -> Collection[str] | None:
-        """The wanted columns and the columns of the filter. None stands for all columns."""
+        """The wanted columns and the columns of the filter. None means all columns."""
         if self.filter is None or self.columns is None:
             return self.columns
         read = columns_of(self.filter, self.snapshot.schema.names)
@@ -172,11 +177,14 @@ class Scan(Conversions):
 
     @property
     def _effective_limits(self) -> QueryLimits | None:
-        """The given limits, else the default limits if there is a filter, else None. A filter may be expensive."""
+        """The given limits, or the default limits if only a filter is given, because a filter may be expensive.
+
+        Otherwise None.
+        """
         return QueryLimits() if self.limits is None and self.filter is not None else self.limits
 
     def planned(self, *, is_explained: bool = False) -> TableRead:
-        """Return the plan of the scan. Requests: those of `table_read.plan`."""
+        """Return the plan of the scan. Makes the requests of `table_read.plan`."""
         view = TableView(self.store, self.snapshot, self.verified, self.records, self.raw)
         return plan(view, self.predicate, columns=self.columns_read, query="scan", is_explained=is_explained)
 
@@ -220,7 +228,7 @@ def chosen_columns(columns: object, schema: pa.Schema) -> tuple[str, ...] | None
 
 
 def wanted_filter(given: object) -> Filter | None:
-    """Return a filter given as a `Filter`, as the text of a SQL condition, or as None.
+    """Return a filter. `given` is a `Filter`, the text of a SQL condition, or None.
 
     Raises `InvalidInput` for a value of another type.
     """

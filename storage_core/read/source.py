@@ -1,11 +1,11 @@
-"""Splits of a snapshot as a view of DuckDB, without the deleted rows.
+"""Splits of a snapshot as a DuckDB view, without their deleted rows.
 
-DuckDB itself streams the Parquet files of a local store, and projects and filters inside them. Objects of other stores
-are fetched while DuckDB reads. A session can read only the given splits. It cannot open another file, use the network
-or load an extension.
+For a local store, DuckDB itself streams the Parquet files, and applies projections and filters in the files. Objects of
+other stores are fetched while DuckDB reads the rows. A session can read only the splits that it was given. It cannot
+open another file, use the network or load an extension.
 
-DuckDB gets the deleted rows of the files as a table of positions (`SCHEMA`). A position is the index of the file in the
-list of files, and the number of the row in the file.
+DuckDB receives the positions of deleted rows as a table (`SCHEMA`). A position consists of the index of the file in the
+list of files, and the row number in the file.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 SCHEMA: Final = pa.schema([("file", pa.uint64()), ("row", pa.int64())])
 _LASTING_BYTES: Final = 32 * 2**20
-"""The size in bytes of the positions of two million rows.
+"""The maximum size in bytes of positions that are cached in a session. It is the size of two million positions.
 
 A larger set of positions is sent with each query. Otherwise the sandbox would keep the set for the whole session.
 """
@@ -55,7 +55,7 @@ A larger set of positions is sent with each query. Otherwise the sandbox would k
 class DeletedRows:
     """The positions of deleted rows as a table of `SCHEMA`.
 
-    Two sets with the same `digest` are equal. A set without a digest must not be cached.
+    Two sets with the same `digest` are equal. If a set has no digest, it must not be cached.
     """
 
     rows: pa.Table
@@ -63,15 +63,15 @@ class DeletedRows:
 
     @property
     def files(self) -> frozenset[int]:
-        """The indexes of the files that have a deleted row."""
+        """The indexes of the files that have deleted rows."""
         return frozenset(self.rows.column("file").unique().to_pylist())
 
 
 def hidden_rows(store: ObjectStore, splits: Sequence[Add], kept: KeptValues) -> dict[str, BitMap]:
-    """Return the rows that the deletion vector of each split hides, by the path of the split.
+    """Return the rows that deletion vectors hide in each split, by the path of the split.
 
-    Splits without a deletion vector are left out. Makes one GET for each stored deletion vector that is not in `kept`.
-    Raises the errors of `deleted_rows`.
+    The result omits splits without a deletion vector. Makes one GET for each stored deletion vector that is not in
+    `kept`. Raises the errors of `deleted_rows`.
     """
     marked = [add for add in splits if add.deleted_rows is not None]
     names = [_name(add) for add in marked]
@@ -80,7 +80,7 @@ def hidden_rows(store: ObjectStore, splits: Sequence[Add], kept: KeptValues) -> 
 
 
 def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
-    """Return the number of GETs for the deletion vector of a split: 1 if it is stored and not in `kept`, else 0."""
+    """Return the number of GETs for a split's deletion vector: 1 if it is stored and not in `kept`, else 0."""
     is_stored = add.deleted_rows is not None and add.deleted_rows.path is not None
     return int(is_stored and (kept is None or kept.get(_name(add)) is None))
 
@@ -88,7 +88,7 @@ def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
 def places_of(splits: Sequence[Add], hidden: Mapping[str, BitMap], kept: KeptValues | None) -> DeletedRows | None:
     """Return the positions of the `hidden` rows. None if no row is hidden. The keys of `hidden` are paths of splits.
 
-    If `kept` is given, the hidden rows come from the deletion vectors of the splits, and `kept` caches the positions.
+    If `kept` is given, `hidden` must come from the deletion vectors of the splits. `kept` then caches the positions.
     """
     of_each = {place: hidden[add.path] for place, add in enumerate(splits) if hidden.get(add.path)}
     if not of_each:
@@ -125,12 +125,15 @@ _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
 _ENDS = "tidemark_ends_"
 # The Parquet format requires that bounds exclude NaN, and DuckDB trusts the bounds by default. DuckDB and Tidemark sort
-# NaN above all numbers. Rows with NaN would then be missing from `f > 100` and appear in `f < 100`. The second option
-# is needed because the path of a table may contain a folder `year=2026`. Its name is not a column of the table.
+# NaN above all numbers. If DuckDB trusted the bounds, rows with NaN would be missing from `f > 100` and could appear in
+# `f < 100`. The second option is needed because the path of a table may contain a folder `year=2026`. The name of this
+# folder must not become a column of the table.
 _OPTIONS = "can_have_nan = true, hive_partitioning = false"
-# If several files have equal columns, DuckDB opens only one of them to bind the query. Otherwise it opens each file.
+# If several files have equal columns, DuckDB opens only one of these files to bind the query. Otherwise, DuckDB opens
+# each file.
 _UNLIKE = ", union_by_name = true"
-# DuckDB reports for each row the index of its file and its row number in the file, even if DuckDB skips rows.
+# For each row, DuckDB returns the index of the file and the row number in the file. The row number is correct even if
+# DuckDB skips rows.
 _WITHOUT_DELETED = (
     "AS split ANTI JOIN {deleted} AS gone ON split.file_index + {first}::UBIGINT = gone.file "
     "AND split.file_row_number = gone.row"
@@ -140,25 +143,29 @@ PLACES = frozenset({"file_index", "file_row_number"})
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """The content of a view: rows in memory, fetched rows or files of splits. Splits may have deleted rows.
+    """The content of a view: rows in memory, fetched rows or files of splits. The splits may have deleted rows.
 
     - `rows` are in memory and have all columns of the table.
-    - `fetched` rows may lack columns of the table. These columns are null.
-    - `unread` is a number of rows without needed values. All columns of these rows are null.
+    - `fetched` rows may lack columns of the table. The missing columns are null.
+    - `unread` is a number of rows. The query needs none of the values in these rows. All columns of these rows are
+      null.
     """
 
     rows: pa.Table
     fetched: Rows | None = None
     splits: tuple[tuple[Add, Path], ...] = ()
     columns: tuple[Columns, ...] = ()
-    """The columns of each split. Splits with equal columns and equal presence of deleted rows are adjacent."""
+    """The columns of each split.
+
+    Splits are adjacent if they have equal columns and agree on whether they have deleted rows.
+    """
     deleted: DeletedRows | None = None
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
     unread: int = 0
     ends: pa.Table | None = None
-    """Two unread rows with the smallest and the greatest value of some columns.
+    """Two of the unread rows. They contain the smallest and the greatest value of some columns.
 
-    `values` has the number of values per column.
+    `values` contains the number of values of each column.
     """
     values: Mapping[str, int] = field(default_factory=dict)
 
@@ -230,7 +237,10 @@ class Source:
         )
 
     def _deleted_name(self, name: str) -> str:
-        """Return the name of the table of deleted rows. If the set can be cached, its digest is part of the name."""
+        """Return the name of the table that contains the deleted rows.
+
+        If the set of deleted rows can be cached, its digest is part of the name.
+        """
         return f"{_DELETED}{name}{'' if self.deleted is None else self.deleted.digest}"
 
     def _unread(self, name: str) -> str:
@@ -251,7 +261,7 @@ class Source:
         return f"SELECT {', '.join(columns)} FROM {rows}"  # noqa: S608  # names are quoted, the others are numbers
 
     def _files(self, deleted: str) -> Iterator[str]:
-        """Yield SQL for the rows of the splits, one table for each group of adjacent splits with equal columns."""
+        """Yield SQL for the rows of the splits. Each group of adjacent splits with equal columns has one table."""
         first, schema = 0, self.rows.schema if has_changed(self.rows.schema) else None
         marked = frozenset[int]() if self.deleted is None else self.deleted.files
         each_split = zip(range(len(self.splits)), self.splits, self.columns, strict=True)
@@ -264,11 +274,13 @@ class Source:
             first += len(paths)
 
     def answer(self, text: str, limits: QueryLimits, *, spill_bytes: int = 0, batch_rows: int = _BATCH_ROWS) -> Result:
-        """Return the result of a SELECT over `t`: see `answer`."""
+        """Return the result of a SELECT over `t` (see `answer`)."""
         return answer({TABLE: self}, text, limits, spill_bytes=spill_bytes, batch_rows=batch_rows)
 
     def opened(self) -> duckdb.DuckDBPyConnection:
-        """Return a DuckDB session in this process with the view `t`. Do not run SQL text from outside in this session.
+        """Return a DuckDB session in this process that has the view `t`.
+
+        Never run untrusted SQL text in this session.
 
         Raises `InvalidInput` if a column of a split has another type, as `answer` does.
         """
@@ -291,9 +303,9 @@ def answer(
     spill_bytes: int = 0,
     batch_rows: int = _BATCH_ROWS,
 ) -> Result:
-    """Compute the result of a checked SELECT over views in a process without other rights.
+    """Execute a checked SELECT over views in a process with restricted rights, and return the result.
 
-    See `Result`. Raises `InvalidInput` if a column of a split has another type than in the table.
+    See `Result`. Raises `InvalidInput` if a column of a split and the column of the table have different types.
     """
     relation = joined(source.relation(name) for name, source in sources.items())
     query = Query(
@@ -312,7 +324,10 @@ def answer(
 
 
 def _parquet(paths: Sequence[Path], *, are_alike: bool) -> str:
-    """Return files as a table in SQL. The file names are quoted literals, because a query could read a variable."""
+    """Return an SQL expression for a table that consists of files.
+
+    The file names are quoted literals, because a query could read a variable.
+    """
     return f"read_parquet([{', '.join(map(_path, paths))}], {_OPTIONS}{'' if are_alike else _UNLIKE})"
 
 
@@ -351,7 +366,7 @@ def _null(column: str) -> str:
 
 
 def _quoted(name: str) -> str:
-    """Return a name quoted as DuckDB writes it."""
+    """Return a name in the quotes that DuckDB uses."""
     import duckdb
 
     return str(duckdb.ColumnExpression(name))

@@ -1,15 +1,16 @@
 """SQL queries over snapshots: the analysis of a query, and its execution.
 
-DuckDB executes the query. Before that, this module analyses the syntax tree of the query. The analysis determines the
-part of each table that the query needs:
+This module analyses the syntax tree of a query, and then DuckDB executes the query. For each table, the analysis
+determines the data that the query needs:
 
-- The condition that a row of a table must meet to influence the result (`where_of`). It comes from WHERE, and from ON
-  if the kind of join allows it.
+- The condition that a row of a table must meet to have an effect on the result (`where_of`). The condition comes from
+  WHERE, and from ON if the type of the join allows it.
 - The first rows of a table, for a query with LIMIT (`first_of`).
 - The columns for which the query needs only metrics, such as the greatest value (`metrics_asked`).
 
-Each SELECT of the query is analysed separately, including SELECTs in subqueries. Rows that do not meet the conditions
-of a SELECT do not change its result. If the analysis does not understand how a table is read, the query reads all rows.
+Each SELECT of the query is analysed separately, including SELECTs in subqueries. A row that does not meet the
+conditions of a SELECT does not change the result of the SELECT. If the analysis does not understand how a table is
+read, the query reads all rows.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ Conditions = tuple[Node, ...]
 
 
 def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = None) -> Predicate | None:
-    """Return a condition that every used row of `table` meets, or None if no condition is certain.
+    """Return a condition that is true for every used row of `table`, or None if no condition is certain.
 
-    In a join, the condition on a column is used in three cases. The name of the table precedes the column, or the join
-    shares the column by USING. Or only one of the joined tables has the column according to `schemas`.
+    In a join, the condition on a column is used in three cases. The name of the table precedes the column, or USING
+    shares the column. In the third case, only one of the joined tables has the column according to `schemas`.
     """
     common = {folded(str(each["key"])) for node in nodes_of(tree) for each in node.get("cte_map", {}).get("map", ())}
     known = {folded(name): schema for name, schema in (schemas or {}).items() if folded(name) not in common}
@@ -73,7 +74,7 @@ def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = N
 
 
 def is_plain_table(node: Node | None, table: str) -> bool:
-    """Return whether a FROM clause, or one side of a join, is the whole table under its own column names."""
+    """Return whether a FROM clause, or one side of a join, is the whole table with its own column names."""
     return (
         node is not None
         and _is_table(node, table)
@@ -89,8 +90,11 @@ def _is_table(node: Node, table: str) -> bool:
 
 
 def _reads(select: Node, table: str, known: Mapping[str, pa.Schema]) -> Iterator[Predicate | None]:
-    """Yield the condition of each read of the table that the analysis understands, or None for no condition."""
-    if select["sample"] is not None:  # the sample is taken before the condition applies
+    """Yield the condition of each read of the table that the analysis understands.
+
+    Yield None for a read without a condition.
+    """
+    if select["sample"] is not None:  # DuckDB takes the sample before it applies the condition
         return
     where = select["where_clause"]
     scope = _Scope.of(select["from_table"], known)
@@ -101,11 +105,11 @@ def _reads(select: Node, table: str, known: Mapping[str, pa.Schema]) -> Iterator
 
 
 def _conditions(source: Node | None, table: str, met: Conditions) -> Iterator[tuple[Node, Conditions]]:
-    """Yield the reads of the table in a FROM clause, each with the conditions on its rows.
+    """Yield the reads of the table in a FROM clause. Each read has the conditions on its rows.
 
     An outer join keeps every row of one side (or of both sides), even without a matching row on the other side. The
-    conditions outside the join apply to the kept side only. The ON condition applies to the other side only, because
-    it decides which rows of that side match.
+    conditions outside the join apply only to a side that is kept. The ON condition applies only to the other side,
+    because it determines which rows of that side match.
     """
     if source is None or source.get("type") != "JOIN":
         if source is not None and is_plain_table(source, table):
@@ -128,9 +132,10 @@ def _conditions(source: Node | None, table: str, met: Conditions) -> Iterator[tu
 
 @dataclass(frozen=True, slots=True)
 class _Relation:
-    """A table or subquery that a FROM clause reads under one name.
+    """A table or subquery with a name in a FROM clause.
 
-    `columns` maps the folded names of its columns to their types. `columns` is None if the columns are unknown.
+    `columns` maps the folded names of the relation's columns to their types. `columns` is None if the columns are
+    unknown.
     """
 
     node: Node
@@ -161,7 +166,7 @@ class _Scope:
         return _Scope((_Relation(source, {folded(each.name): each.type for each in schema}),), ())
 
     def names(self, read: Node) -> Names | None:
-        """Return the names of the columns of this table in the query, or None if another relation has the same name."""
+        """Return the column names of this table in the query, or None if another relation has the same table name."""
         [relation] = [each for each in self.relations if each.node is read]
         if sum(each.name == relation.name for each in self.relations) > 1:
             return None
@@ -180,7 +185,7 @@ class _Scope:
         )
 
     def _shares(self, relation: _Relation, name: str, *, are_alike: bool) -> bool:
-        """Return whether an unqualified column in USING means the column of this relation.
+        """Return whether a column without a table name in USING means the column of this relation.
 
         All joins share the column by USING. It means the column of the first relation and all columns that are equal to
         it.
@@ -195,7 +200,10 @@ class _Scope:
 _ROW_BY_ROW = frozenset(
     {"BETWEEN", "CASE", "CAST", "COLUMN_REF", "COMPARISON", "CONJUNCTION", "CONSTANT", "OPERATOR", "STAR", "TYPE"}
 )
-"""Classes of expressions that compute one value from one row. Operators are functions of this kind."""
+"""The classes of expressions that compute one value from each row.
+
+A function belongs to these expressions only if it is an operator.
+"""
 _BETWEEN = ("where_clause", "group_expressions", "group_sets", "having", "qualify", "sample")
 _STARS = ("exclude_list", "replace_list", "rename_list", "qualified_exclude_list", "expr")
 _LARGEST = 18
@@ -205,8 +213,8 @@ _LARGEST = 18
 def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
     """Return the rows of `table` that a query with LIMIT needs. ORDER BY may use one of the columns `names`.
 
-    Returns None if the query may depend on other rows. That is the case if the query contains a condition, GROUP BY,
-    DISTINCT, a window, an aggregate function, a second table or a second SELECT.
+    Returns None if the query may depend on other rows. The query may depend on other rows if it contains a condition,
+    GROUP BY, DISTINCT, a window or an aggregate function. The same applies to a second table or a second SELECT.
     """
     if not is_one_table(tree, table):
         return None
@@ -227,9 +235,9 @@ def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
 
 
 def metrics_asked(tree: Node, table: str, names: Sequence[str]) -> frozenset[str] | None:
-    """Return the columns of `names` if the query needs only `min`, `max` and `count` of them.
+    """Return those columns of `names` for which the query needs only `min`, `max` and `count`.
 
-    None if the query may need more.
+    Return None if the query may need other data.
     """
     if not is_one_table(tree, table):
         return None
@@ -256,7 +264,10 @@ def _is_metric(node: Node) -> bool:
 
 
 def is_one_table(tree: Node, table: str) -> bool:
-    """Return whether a query is one SELECT from all rows of one table. The select list may be anything."""
+    """Return whether a query is a single SELECT from all rows of a single table.
+
+    The select list may contain any expressions.
+    """
     selects = sum(node.get("type") in ("SELECT_NODE", "BASE_TABLE") for node in nodes_of(tree))
     return (
         tree.get("type") == "SELECT_NODE"
@@ -288,7 +299,7 @@ def _is_row_by_row(node: Node) -> bool:
 
 
 def _column(by: Node, tree: Node, names: Sequence[str]) -> str | None:
-    """Return the column of an ORDER BY. None if the name may have another meaning in the result."""
+    """Return the column of an ORDER BY. Return None if the name may mean another column in the result."""
     if by["class"] != "COLUMN_REF":
         return None
     called = _called(tree)
@@ -309,7 +320,7 @@ def _is_named(node: Node, column: str, table: str) -> bool:
 
 
 def _leaves_alone(item: Node, column: str, table: str) -> bool:
-    """Return True if a selected item is the column itself or has another name than the column."""
+    """Return True if a selected item is the column itself, or has a name that differs from the column's name."""
     if item["class"] == "STAR":
         return not any(item.get(each) for each in _STARS)
     if item.get("alias"):
@@ -325,7 +336,7 @@ Opened = Callable[[Predicate | None], TableView]
 
 @dataclass(frozen=True, slots=True)
 class _Query:
-    """A checked query with its syntax tree and the table or rows behind each name."""
+    """A checked query, with its syntax tree and the table or rows for each name."""
 
     text: str
     tree: Node
@@ -333,7 +344,7 @@ class _Query:
 
     @staticmethod
     def of(tables: Mapping[str, Opened | pa.Table], text: str, parameters: Parameters | None) -> _Query:
-        """Return the query with its parameters filled in, and open its tables. Raises `InvalidInput`."""
+        """Return the query with the values of its parameters, and open its tables. Raises `InvalidInput`."""
         if parameters is not None:
             text = with_values(text, parameters)
         tree = parse(text)
@@ -357,7 +368,10 @@ class _Query:
         return {name: schema.names for name, schema in self.schemas.items()}
 
     def require_sound(self, limits: QueryLimits) -> None:
-        """Raise the error of the query if DuckDB cannot bind it. Does not run the query and reads no table."""
+        """Raise the error of the query if DuckDB cannot bind the query.
+
+        The function does not run the query and reads no table.
+        """
         sources = {name: Source(schema.empty_table()) for name, schema in self.schemas.items()}
         with query_errors(self.text, (), limits, tables=self.names):
             answer(sources, self.text, limits).close()
@@ -388,7 +402,7 @@ def query(
     limits: QueryLimits | None = None,
     parameters: Parameters | None = None,
 ) -> SqlResult:
-    """Return the result of one SELECT over tables and rows in memory. The query refers to them by their names.
+    """Return the result of one SELECT over tables and rows in memory. The query uses their names.
 
     The query can read only the splits of these tables, and it cannot write (decision 0024).
 

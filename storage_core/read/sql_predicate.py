@@ -1,9 +1,10 @@
 """SQL conditions as predicates, and the columns that a SELECT reads.
 
-- `from_sql` parses the text of one boolean expression over one table. The text is never pasted into a statement. A text
-  that closes the condition and continues with other SQL (`1=1) union select …`) is refused, as is a subquery (lesson
-  83).
-- `columns_read` returns the columns that a SELECT reads, from the syntax tree. The other columns need not be fetched.
+- `from_sql` parses a text that contains one boolean expression over one table. The text is never pasted into a
+  statement. A text is refused if it closes the condition and continues with other SQL (`1=1) union select …`). A
+  subquery is also refused (lesson 83).
+- `columns_read` returns the columns that a SELECT reads, from the syntax tree. The reader does not need to fetch the
+  other columns.
 - `one_of` and `between` build conditions from given texts or times. Each text becomes a value of its column, and never
   a part of a SQL statement.
 """
@@ -49,7 +50,7 @@ from storage_core.read.predicate import (
 )
 
 _REMEMBERED: Final = 2**12
-"""Maximum number of characters of a cached condition. Short conditions are often used again."""
+"""The maximum number of characters of a condition that is cached. Short conditions are often used again."""
 
 _COMPARISONS = {
     "COMPARE_EQUAL": Comparison.EQ,
@@ -62,7 +63,10 @@ _COMPARISONS = {
 _BEGINNINGS = {"~~", "^@", "starts_with", "prefix"}
 _WILDCARD = re.compile("[%_]")
 _LONGEST_NUMBER = 100
-"""Maximum number of digits of a number. Python refuses very long numbers, and no column holds this many digits."""
+"""Maximum number of digits of a number.
+
+Python refuses very long numbers, and no column contains a number with this many digits.
+"""
 _BITS = {"TINYINT": 8, "SMALLINT": 16, "INT2": 16, "INTEGER": 32, "INT": 32, "INT4": 32, "BIGINT": 64, "INT8": 64}
 _WHOLE = re.compile(r"-?[0-9]{1,19}")
 _DAY = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}")
@@ -74,7 +78,7 @@ BOOLEAN_FUNCTIONS = words("""
     not_ilike_escape not_like_escape prefix regexp_full_match regexp_matches signbit starts_with struct_contains
     struct_has suffix ~~ ~~* ~~~
 """)
-"""Functions that return a boolean for all types of arguments."""
+"""Functions that always return a boolean, regardless of the types of their arguments."""
 _BOOLEAN_CLASSES = {"COMPARISON", "BETWEEN"}
 _BOOLEAN_OPERATORS = {"COMPARE_IN", "COMPARE_NOT_IN", "OPERATOR_IS_NULL", "OPERATOR_IS_NOT_NULL"}
 _BOOLEAN_TYPES = {"BOOL", "BOOLEAN", "LOGICAL"}
@@ -111,9 +115,9 @@ def _from_sql(text: str) -> Filter:
 
 
 def _unchecked(node: Node) -> Iterator[Node]:
-    """Yield the parts of a condition that DuckDB uses as conditions although their type may not be boolean.
+    """Yield the parts of a condition that DuckDB uses as conditions, but that may have another type than boolean.
 
-    DuckDB casts such a part to a boolean: `status` would be true for each status that is not 0.
+    DuckDB casts each of these parts to a boolean. For example, `status` would be true for each status that is not 0.
     """
     kind, class_ = str(node["type"]), str(node["class"])
     if class_ == "CONJUNCTION" or kind == "OPERATOR_NOT":
@@ -130,9 +134,11 @@ def _unchecked(node: Node) -> Iterator[Node]:
 
 
 def plain_select(query: str, what: str, *, given: str | None = None) -> Node | None:
-    """Return the syntax tree of a SELECT that only selects and filters rows of the table. None for another statement.
+    """Return the syntax tree of a SELECT that only selects and filters rows of the table.
 
-    Raises `InvalidInput` as `parse` and `check` do.
+    Return None for any other statement.
+
+    Raises `InvalidInput` in the same cases as `parse` and `check`.
     """
     node = parse(query, what, given=given)
     check(node, query, tables=[TABLE], what=what, given=given)
@@ -145,10 +151,10 @@ def plain_select(query: str, what: str, *, given: str | None = None) -> Node | N
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """The ways to name the columns of a table.
+    """The names by which a query can refer to the columns of a table.
 
-    A column can always be named with `table` before it. The columns in `own` can also be named without the table. If
-    `own` is None, all columns can be named without it.
+    A query can always refer to a column with `table` before the name. For the columns in `own`, the name of the table
+    is optional. If `own` is None, the name of the table is optional for all columns.
     """
 
     table: str
@@ -158,7 +164,7 @@ class Names:
 def predicate_of(node: Node, table: Names) -> Predicate:
     """Return one condition as a predicate.
 
-    An expression that this function does not understand becomes `Opaque`, which never prunes.
+    If this function does not understand an expression, the expression becomes `Opaque`, which pruning does not use.
     """
     kind = str(node["type"])
     if kind in ("CONJUNCTION_AND", "CONJUNCTION_OR"):
@@ -200,7 +206,7 @@ def _always(node: Node) -> Predicate | None:
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:
-    """Return True if all nodes are literals with the same comparison together and one by one (`are_alike`)."""
+    """Return True if all nodes are literals that give the same results together and one by one (`are_alike`)."""
     values = [_constant(each) for each in constants]
     types = {str(each["type_expr"].get("type_name", "")).upper() for each in constants if each["class"] == "CAST"}
     return None not in values and len(types) <= 1 and are_alike(values)
@@ -222,7 +228,7 @@ def _distinct(node: Node, table: Names, *, negated: bool) -> Predicate:
 
 
 def _any(node: Node, table: Names) -> Predicate:
-    """Return the predicate of `n = any([3, 5])`, which DuckDB's parser turns into a subquery.
+    """Return the predicate of a condition such as `n = any([3, 5])`, which DuckDB's parser converts to a subquery.
 
     If the list has a member that is not an integer, the result is `Opaque`.
     """
@@ -236,7 +242,7 @@ def _any(node: Node, table: Names) -> Predicate:
 
 
 def _given(node: Node, function: str) -> list[Node]:
-    """Return the arguments of a call of this function, or an empty list for other nodes."""
+    """Return the arguments of a call of this function, or an empty list if the node is no such call."""
     return arguments(node) if node.get("function_name") == function else []
 
 
@@ -259,14 +265,14 @@ def _compare(subject: Node, comparison: Comparison, constant: Node, table: Names
 
 
 def _day(constant: Node) -> Day | None:
-    """Return the day that a node means in a comparison with a date. The node is a date, or the start of a day."""
+    """Return the day for a node that is compared with a date. The node is a date, or the start of a day."""
     value = _constant(constant)
     text = value.text if isinstance(value, Instant) else value
     return Day(text) if isinstance(text, str) and _DAY.fullmatch(text) else None
 
 
 def _column(node: Node, table: Names) -> str | None:
-    """Return the column that a node names. None for every other node, such as a field of a struct."""
+    """Return the column to which a node refers, or None for every other node, such as a field of a struct."""
     if node["class"] != "COLUMN_REF":
         return None
     first, *rest = map(str, node["column_names"])
@@ -286,7 +292,7 @@ def _type_cast_to(node: Node) -> str | None:
 def _constant(node: Node) -> Scalar | Instant | None:
     """Return the constant value of a node, or None if the node is another expression.
 
-    A constant is a literal, a cast to an integer, DOUBLE, a date or a time, or integer arithmetic.
+    A constant is a literal, integer arithmetic, or a cast to an integer, DOUBLE, a date or a time.
     """
     name = _type_cast_to(node)
     if name is not None:
@@ -321,8 +327,8 @@ def _constant(node: Node) -> Scalar | Instant | None:
 def _integer(node: Node) -> int | None:
     """Return the value of an INTEGER literal, or of a sum, difference or product of INTEGER literals, else None.
 
-    If a value, even an intermediate value, exceeds the type, DuckDB raises an error. None is returned for such an
-    expression.
+    If a value or an intermediate value exceeds the range of the type, DuckDB raises an error. For such an expression,
+    the result is None.
     """
     if node["class"] == "CONSTANT":
         value = _constant(node)
@@ -346,8 +352,8 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
     """Return the columns in `names` on which the result may depend, or None for all columns.
 
     None is also returned if the columns cannot be determined. Counting rows needs no column: `select count(*)` reads
-    none. The result contains at least the columns that the query reads, and possibly more. A column counts if its name
-    occurs anywhere in the query, with any meaning. The comparison of names follows DuckDB's rules.
+    none. The result contains at least the columns that the query reads, and possibly more. A column is included if its
+    name occurs anywhere in the query, with any meaning. The comparison of names follows DuckDB's rules.
     """
     known = defaultdict[str, set[str]](set)
     for name in names:
@@ -368,7 +374,7 @@ def columns_read(tree: Node, names: Iterable[str], table: str) -> frozenset[str]
 
 
 def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
-    """Return the columns in `names` that a filter reads. None stands for all columns, or if they are unknown."""
+    """Return the columns in `names` that a filter reads. None means all columns, or that the columns are unknown."""
     condition, known = str(wanted.expression), tuple(names)
     return (_columns_of if len(condition) <= _REMEMBERED else _columns_of.__wrapped__)(condition, known)
 
@@ -377,15 +383,15 @@ def columns_of(wanted: Filter, names: Iterable[str]) -> frozenset[str] | None:
 def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None:
     try:
         tree = parse(f"SELECT 1 FROM {TABLE} WHERE {condition}", "filter")  # noqa: S608  # parsed, not run
-    except InvalidInput:  # a filter that is made of parts may be longer than the limit for a text
+    except InvalidInput:  # a filter that was built from parts may be longer than the limit for a text
         return None
     return columns_read(tree, names, TABLE)
 
 
 def _names_what_is_there(node: Node) -> bool:
-    """Return whether a node reads columns that the query does not name.
+    """Return whether a node reads columns without their names in the query.
 
-    Such a node reads all columns, the columns that two tables share, or a column by its number.
+    Such a node reads all columns, the columns that two tables share, or a column by its position.
     """
     kind = node.get("type")
     return (
@@ -411,7 +417,9 @@ MIDNIGHT = dt.time(0)
 
 
 def one_of(field: pa.Field, texts: Iterable[str]) -> Filter:
-    """Return the condition that a column has one of these values, each given as text. Without values, no row matches.
+    """Return the condition that a column has one of these values.
+
+    The values are given as text. If there are no values, no row matches.
 
     Raises:
         InvalidInput: A text is not a value of the column's type, or is not the canonical text of its value.
@@ -420,7 +428,9 @@ def one_of(field: pa.Field, texts: Iterable[str]) -> Filter:
 
 
 def between(field: pa.Field, start: dt.datetime, end: dt.datetime) -> Filter:
-    """Return the condition that the time in a column is at or after `start` and before `end`. Both have a time zone.
+    """Return the condition that the time in a column is at or after `start` and before `end`.
+
+    Both `start` and `end` have a time zone.
 
     A timestamp without a time zone is taken as UTC. A date means the day in the time zone of `start`.
 

@@ -1,13 +1,14 @@
-"""The plan of a table read, which the reader executes and `explain` prints.
+"""The plan of a table read. The reader executes the plan, and `explain` prints it.
 
-A `TableRead` contains the splits that may contain a wanted row, the rows that indexes selected in these splits, and the
-columns to read. Unmerged records are in memory. They replace the rows of the base that have the same keys.
+A `TableRead` contains the splits that may contain a wanted row, and the columns to read. For each split, it can also
+contain the rows that indexes selected. Unmerged records are in memory. They replace rows of the base with the same
+keys.
 
 For two kinds of queries, the log alone can determine the result or the splits to read:
 
 - The first rows, in the order of the table or in the order of one column (`first_splits`). A split is excluded only if
-  enough other rows certainly come before all of its rows. A split without the needed statistics is kept, and its rows
-  do not count as earlier rows.
+  enough other rows certainly come before all rows of this split. A split without the needed statistics is read, and its
+  rows do not count as earlier rows.
 - Exact metrics of columns, such as the smallest value and the number of values (`exact_metrics`).
 """
 
@@ -64,7 +65,10 @@ class First:
 
 
 def first_splits(snapshot: Snapshot, first: First) -> Pruned:
-    """Return the splits that can contain one of the first rows, in the order of these rows. Reads every manifest."""
+    """Return the splits that may contain one of the first rows.
+
+    They are ordered like these rows. Reads every manifest.
+    """
     files = snapshot.splits.table()
     rows = files.column("numRecords").fill_null(0).to_numpy()
     deleted = _deleted(snapshot, files)
@@ -127,8 +131,8 @@ def _bounds(files: pa.Table, field: pa.Field) -> ColumnBounds | None:
 def _beyond(bounds: ColumnBounds, sure: Counts, wanted: int, first: First) -> Mask | None:
     """Return a mask of the splits that contain only values after the first `wanted` rows.
 
-    Each split has at least `sure` rows with a value. A row with the same value as the last wanted row is not after this
-    row. Returns None if it is not certain that enough rows have a value.
+    In each split, at least `sure` rows have a value. A row with the same value as the last wanted row does not count as
+    a later row. Returns None if it is not certain that enough rows have a value.
     """
     near, far = (bounds.high(), bounds.low()) if first.descending else (bounds.low(), bounds.high())
     order = pc.array_sort_indices(far, order="descending" if first.descending else "ascending").to_numpy()
@@ -155,11 +159,13 @@ class ExactMetrics:
 
 
 def exact_metrics(snapshot: Snapshot, columns: Collection[str]) -> ExactMetrics | None:
-    """Return the metrics of the columns, or None if the log does not contain all of them exactly. Reads every manifest.
+    """Return the metrics of the columns, or None if the log does not contain all of these metrics exactly.
 
-    The log is exact for integers, dates, timestamps, decimals and booleans, in splits that Tidemark wrote and that have
-    no deleted row. The bounds of texts are truncated, the bounds of floats ignore NaN, and the bounds of other types
-    may be rounded.
+    Reads every manifest.
+
+    In the log, these metrics are exact for integers, dates, timestamps, decimals and booleans. This applies to splits
+    that Tidemark wrote and that have no deleted row. The bounds of texts are truncated, the bounds of floats ignore
+    NaN, and the bounds of other types may be rounded.
     """
     wanted = [snapshot.schema.field(name) for name in columns]
     if not snapshot.has_all_counts or not all(_is_exact(each.type) for each in wanted):
@@ -185,7 +191,7 @@ def _is_exact(type_: pa.DataType) -> bool:
 
 
 def _of_column(files: pa.Table, field: pa.Field) -> tuple[int, pa.Array] | None:
-    """Return the number of rows with a value of the column, and its least and greatest value."""
+    """Return the number of rows with a value of the column, and the smallest and the greatest value."""
     rows, nulls = files.column("numRecords").to_numpy(), _null_counts(files, stored_name(field))
     if nulls is None or (nulls > rows).any() or (nulls < 0).any():
         return None
@@ -208,7 +214,7 @@ def _null_counts(files: pa.Table, column: str) -> np.ndarray[tuple[int], np.dtyp
 
 
 def _looked_up(files: pa.Table, name: str, column: str) -> Iterator[pa.Array]:
-    """Yield, split by split, the values for the column `column` in the map column `name`."""
+    """Yield the values that the map column `name` has for the column `column`, split by split."""
     for chunk in files.column(name).chunks or [pa.array([], files.schema.field(name).type)]:
         yield map_column(chunk).lookup(column)
 
@@ -220,7 +226,7 @@ _MOST_KINDS = 16
 class TableView:
     """A table to read.
 
-    `records` are applied over the base first. Some of the records come from the `raw` logs.
+    The reader first merges `records` into the base. Some of the records come from the `raw` logs.
     """
 
     store: ObjectStore
@@ -231,16 +237,16 @@ class TableView:
 
     @property
     def has_records(self) -> bool:
-        """Whether there are records to apply over the base."""
+        """Whether there are unmerged records that must be merged into the base."""
         return self.records is not None and self.records.num_rows > 0
 
 
 @dataclass(frozen=True, slots=True)
 class Over:
-    """The unmerged records that apply over the rows of splits.
+    """The unmerged records that are merged into the rows of splits.
 
-    `rows` are the newer rows. `touched` has the paths of the splits with superseded rows. `deleted` returns the rows of
-    such a split that are no longer live.
+    `rows` are the newer rows. `touched` contains the paths of the splits that may have replaced rows. `deleted` returns
+    the rows of a touched split that are no longer live.
     """
 
     rows: pa.Table
@@ -250,11 +256,11 @@ class Over:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableRead:
-    """The plan of a read: the splits, the rows in them, and the columns.
+    """The plan of a read: the splits, the rows in these splits, and the columns.
 
-    `left` has the splits to read and the rows that indexes selected. If `in_order` is True, the splits keep their
-    order. `steps` are the pruning steps that use the log. They run before the steps that use indexes. `fetch` is the
-    plan for splits that are not local files.
+    `left` contains the splits to read, and the rows in these splits that indexes selected. If `in_order` is True, the
+    splits keep their order. `steps` are the pruning steps that use the log. They run before the steps that use indexes.
+    `fetch` is the plan for splits that are not local files.
 
     If the log alone answers the query, no split is read. `metrics` is then the answer, and `log_step` is the name of
     the pruning step.
@@ -284,10 +290,11 @@ def plan(
     query: str = "a query",
     is_explained: bool = False,
 ) -> TableRead:
-    """Return the splits that a query reads, and the rows to read in them.
+    """Return the splits that a query will read, and the rows to read in these splits.
 
-    A query reads no split if it needs no column, or only column metrics that the log contains. If a query needs only
-    the first rows, it reads only splits with first rows. Both rules apply only without unmerged records.
+    A query reads no split if it needs no column values, or only metrics that the log contains. If a query needs only
+    the first rows, it reads only the splits that may contain first rows. Both rules apply only if there are no unmerged
+    records.
 
     Args:
         view: The table to read.
@@ -319,7 +326,7 @@ def plan(
 def source_of(read: TableRead, *, query: str) -> Source:
     """Return the rows of a planned read as a source. Unmerged records are in memory, and rows of the base are not.
 
-    Requests and errors are those of `over_of` and `splits_source`.
+    Makes the requests of `over_of` and `splits_source`, and raises their errors.
     """
     view, metrics = read.view, read.metrics
     if metrics is not None:
@@ -342,12 +349,12 @@ def splits_source(
 ) -> Source:
     """Return the splits as a source of rows.
 
-    The source includes the newer rows of `over`. It excludes superseded rows and rows that deletion vectors hide. Every
+    The source includes the newer rows of `over`. It excludes replaced rows and rows that deletion vectors hide. Every
     byte of a split is verified before it is used:
 
-    - A local file is verified against its length and its checksum. If the file differs from the file in `verified`, it
-      is verified again.
-    - `fetched` verifies a split on another store at each read.
+    - The length and the checksum of a local file are verified. If the file has changed since the verification in
+      `verified`, it is verified again.
+    - If a split is on another store, `fetched` verifies it at each read.
 
     Args:
         store: The store of the table.
@@ -396,10 +403,13 @@ def splits_source(
 
 
 def over_of(view: TableView) -> Over | None:
-    """Return the unmerged records that apply over the splits, or None without records. Requests: see `take_apart`."""
+    """Return the unmerged records that are merged into the splits, or None if there are no records.
+
+    Requests: see `take_apart`.
+    """
     if view.records is None or not view.has_records:
         return None
-    from storage_core.read.unmerged import take_apart  # reads of the base alone do not need this import
+    from storage_core.read.unmerged import take_apart  # reads of only the base do not need this import
     from storage_core.write.region.unmerged import Unmerged
 
     unmerged = [Unmerged(generation=None, records=(view.records,))]
@@ -408,7 +418,7 @@ def over_of(view: TableView) -> Over | None:
 
 
 def described(read: TableRead, name: str) -> TablePlan:
-    """Return a planned read as `explain` prints it. `name` is the name of the table in the query.
+    """Return a planned read in the form that `explain` prints. `name` is the name of the table in the query.
 
     Raises:
         Corrupt: A footer differs from what was written.
@@ -449,7 +459,7 @@ def described(read: TableRead, name: str) -> TablePlan:
 def _metrics_of_log(
     snapshot: Snapshot, columns: Collection[str] | None, asked: Collection[str] | None
 ) -> tuple[str, ExactMetrics] | None:
-    """Return the answer of the log and the name of the pruning step. None if the log has no answer.
+    """Return the name of the pruning step and the answer of the log, or None if the log has no answer.
 
     Reads every manifest.
     """
@@ -462,7 +472,7 @@ def _metrics_of_log(
 def _narrowed(
     view: TableView, predicate: Predicate | None, splits: tuple[Add, ...], names: Sequence[str], *, is_kept: bool
 ) -> Narrowed:
-    """Return the splits and rows that remain to be read according to the table's bitmap indexes."""
+    """Return the splits and rows that must still be read after the use of the table's bitmap indexes."""
     if predicate is None or not view.snapshot.segments:
         return Narrowed(splits)
     from storage_core.read.bitmap import Bitmaps, narrowed_by
@@ -475,16 +485,15 @@ def _narrowed(
 def _can_stream(hidden: Mapping[str, BitMap], kinds: Sequence[Columns], schema: pa.Schema) -> bool:
     """Return whether DuckDB can stream the local files.
 
-    If a column has the name of one of DuckDB's own columns, DuckDB cannot return the positions of the rows in their
-    files. If the schema of the table has changed, the columns of each file must be known, because the reader has to
-    convert them.
+    If a column has the name of one of DuckDB's own columns, DuckDB cannot return row positions in files. If the schema
+    of the table has changed, the reader must convert the columns of each file. Therefore these columns must be known.
     """
     are_known = not has_changed(schema) or all(each.schema is not None for each in kinds)
     return are_known and (PLACES.isdisjoint(map(str.lower, schema.names)) or not hidden)
 
 
 def _hidden(store: ObjectStore, splits: Sequence[Add], over: Over | None, verified: Verified) -> Mapping[str, BitMap]:
-    """Return the rows that are not part of the source, for each split with such rows."""
+    """Return the rows that the source excludes, for each split with such rows."""
     if over is None:
         return hidden_rows(store, splits, verified.vectors)
     marked = [add for add in splits if add.path in over.touched or add.deleted_rows is not None]
@@ -495,7 +504,7 @@ def _hidden(store: ObjectStore, splits: Sequence[Add], over: Over | None, verifi
 def _index_steps(left: Narrowed, parts: Sequence[_Part]) -> Iterator[PruneStep]:
     """Yield the steps of the indexes.
 
-    Each step counts the row groups that its index excluded in splits that are read.
+    Each step counts the row groups that its index excluded in the splits to read.
     """
     numbers = [left.told_by.get(add.path) for add in left.splits]
     for place, step in enumerate(left.steps):
@@ -506,9 +515,12 @@ def _index_steps(left: Narrowed, parts: Sequence[_Part]) -> Iterator[PruneStep]:
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The parts of a split that are read, and the parts that are excluded unless the split is read whole.
+    """The parts of a split that are read, and the parts that are excluded.
 
-    An index excluded the `untold` row groups. They are counted before the row groups that statistics excluded.
+    If the whole split is read, no part is excluded.
+
+    `groups_untold` counts the row groups that an index excluded. Row groups that statistics excluded are counted
+    separately, among the other row groups.
     """
 
     requests: int
@@ -525,7 +537,7 @@ class _Part:
 def _part(read: TableRead, add: Add) -> _Part:
     """Return the parts of a split that are read.
 
-    Makes one GET for the footer, unless the footer is cached or the split is read whole.
+    Makes one GET for the footer, unless the footer is cached or the whole split is read.
     """
     store, verified = read.view.store, read.view.verified
     is_local = store.local_path(add.path) is not None
@@ -538,7 +550,7 @@ def _part(read: TableRead, add: Add) -> _Part:
             footer = read_footer(store, add)
         if not is_local:
             footers, footer_bytes = 1, (add.footerEndOffset or 0) - (add.footerStartOffset or 0)
-    # DuckDB prunes row groups of local files by their bounds alone.
+    # For local files, DuckDB prunes row groups only by their bounds.
     fetch = replace(read.fetch, rows={}) if is_local else read.fetch
     split = fetch.of_split(add, footer.file, footer.file.schema.to_arrow_schema().names)
     found = _chunks(footer.file, split, is_local=is_local)
@@ -568,9 +580,10 @@ def _chunks(footer: pq.FileMetaData, split: SplitPlan, *, is_local: bool) -> _Pa
 def _most(
     places: npt.NDArray[np.int64], footer: pq.FileMetaData, columns: Sequence[str], stages: Sequence[Sequence[str]]
 ) -> tuple[int, int]:
-    """Return the largest number of requests and bytes that reading the columns of a row group can take.
+    """Return the maximum number of requests and bytes for reading the columns of a row group.
 
-    The columns are read in stages or all at once. Reading them at once may include more gaps between columns.
+    The columns may be read in stages or all at once. A read of all columns at once may include more gaps between
+    columns.
     """
 
     def taken(stages: Sequence[Sequence[str]]) -> tuple[int, int]:

@@ -1,18 +1,20 @@
 """Records that a snapshot does not contain yet: WAL entries, generations and raw logs, for reads and searches.
 
-`take_apart` separates the unmerged records for a search (decision 0022). Only the newest record of a key counts:
+`take_apart` divides the unmerged records into groups for a search (decision 0022). Only the newest record of a key
+counts:
 
-- If the newest record is a whole row in a generation or in a WAL entry, the search finds the row there. An index
-  identifies the row by its position.
-- Every other newest record, such as a patch, is applied over the base. The results are separate rows (`Overlay.rest`).
+- The newest record may be a whole row in a generation or in a WAL entry. The search then finds the row there. An index
+  then identifies the row by its position.
+- Every other newest record, such as a patch, is merged into the base. The resulting rows are separate (`Overlay.rest`).
 - If a key has an unmerged record, its row in the base is hidden.
 
-`LogRuns` divides the rows of WAL entries into runs. Searches index each run. Entries never change, so an indexed run
-stays valid while new entries arrive (decision 0019).
+`LogRuns` divides the rows of WAL entries into runs, and searches index each run. A run is a sequence of adjacent
+entries. Entries never change, so an indexed run stays valid while new entries arrive (decision 0019).
 
-`captured_with` adds the undistributed rows of raw logs to the captured state of the regions (decision 0027). For each
-raw log, a read makes one LIST per 1,000 chunks on each store, and one GET per note of collected chunks. Each waiting
-chunk that the view has not cached takes one more GET. See `distribution.undistributed` for the order of these requests.
+`captured_with` adds rows of raw logs that are not distributed yet to the captured state of the regions (decision 0027).
+For each raw log, a read makes one LIST per 1,000 chunks on each store. It also makes one GET per note of collected
+chunks. Each chunk that waits for distribution and that the view has not cached takes one more GET. The order of these
+requests is described in `distribution.undistributed`.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ if TYPE_CHECKING:
 
 
 LEAST_RATIO = 2
-"""Minimum ratio of the rows of a run to the rows of the next run.
+"""The minimum ratio between the number of rows of a run and that of the next run.
 
 So there are few runs, and rows are rarely indexed again.
 """
@@ -65,7 +67,7 @@ So there are few runs, and rows are rarely indexed again.
 class LoggedRows:
     """The whole rows in the WAL entries of one region. The rows of each entry are in ascending order of the key.
 
-    `entries[i]` is the entry of row `i`. `deleted` has the rows with a newer record of the same key.
+    `entries[i]` is the entry of row `i`. `deleted` contains the rows for which a newer record of the same key exists.
     """
 
     region: str
@@ -91,16 +93,16 @@ class LoggedRows:
 
 
 class LogRuns:
-    """The ends of the runs of each region.
+    """The last entries of the runs of each region.
 
-    Threads may share an instance. In the worst case, a run is indexed twice.
+    Threads may share an instance. In the worst case, two threads index the same run.
     """
 
     def __init__(self) -> None:
         self._ends: dict[str, frozenset[int]] = {}
 
     def divided(self, logged: LoggedRows) -> list[LoggedRows]:
-        """Return the rows in runs of whole entries: the earlier runs that still exist, and one run of the new entries.
+        """Return the rows in runs of whole entries: the earlier runs that still exist, and a run of the new entries.
 
         Runs before the last run become part of it if they have less than `LEAST_RATIO` times its rows.
         """
@@ -124,9 +126,12 @@ _ENTRY = "\0entry"  # no column has this name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WholeRows:
-    """The whole rows of a generation. `deleted` has the rows with a newer record of the same key elsewhere.
+    """The whole rows of a generation.
 
-    The rows are in ascending order of the key, or in the `order` in which the generation's index segments number them.
+    `deleted` contains the rows for which a newer record of the same key exists in another place.
+
+    The rows are in ascending order of the key. If `order` is set, they have the order of the generation's index
+    segments.
     """
 
     generation: Generation
@@ -139,11 +144,12 @@ class WholeRows:
 class Overlay:
     """The live rows of all unmerged records.
 
-    They are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest` in ascending order of
-    the key. `logs` has the runs of entries of each log.
+    These are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest`. The rows of `rest`
+    are in ascending order of the key. `logs` has the runs of entries of each log.
 
-    `deletes` are records that hide every base row with a newer record of the same key. `touched` has the paths of the
-    splits that may contain one of these keys. `footers` caches footers and deletion vectors, so each is fetched once.
+    `deletes` are records that hide every base row for which a newer record of the same key exists. `touched` contains
+    the paths of the splits that may have one of these keys. `footers` caches footers and deletion vectors, so each is
+    fetched once.
     """
 
     generations: tuple[WholeRows, ...]
@@ -154,7 +160,7 @@ class Overlay:
     footers: Footers
 
     def deleted(self, store: ObjectStore, snapshot: Snapshot, split: Add) -> BitMap:
-        """Return the rows of a base split that are deleted or have an unmerged record of the same key.
+        """Return the rows of a base split that are deleted, or that have an unmerged record with the same key.
 
         Cost:
             One GET for a stored deletion vector. For a touched split, the requests of `merge_work.find`.
@@ -201,8 +207,8 @@ def take_apart(
     if not words.num_rows:
         nothing = schema.empty_table()
         return Overlay(generations=(), logs=(), rest=nothing, deletes=words, touched=frozenset(), footers=footers)
-    # The codes are consecutive and ascend with the keys. `words` has each key once, so the code of a key is its row
-    # number in `words`.
+    # The codes are consecutive and in the order of the keys. `words` contains each key once, so the code of a key is
+    # the key's row number in `words`.
     *codes, _ = key_codes([each.select(key) for each in (*folded, words)], key)
     newest = np.zeros(words.num_rows, np.int64)
     at = np.cumsum([0, *map(len, codes)])
@@ -235,7 +241,7 @@ def take_apart(
 
 
 def _of_append_table(schema: pa.Schema, unmerged: Sequence[Unmerged], footers: Footers) -> Overlay:
-    """Return the put records of an append table. They come from raw logs.
+    """Return the put records of an append table. These records come from raw logs.
 
     Each record is an additional row and hides no row.
     """
@@ -263,7 +269,7 @@ def _in_order_of_segments(snapshot: Snapshot, generation: Generation, rows: pa.T
 
 
 def _rows(store: ObjectStore, snapshot: Snapshot, words: pa.Table, footers: Footers) -> pa.Table:
-    """Apply these folded records over the base, and return the resulting rows."""
+    """Merge these folded records into the base, and return the resulting rows."""
     patches = words.filter(pc.equal(words.column(fold.OPERATION), int(fold.Operation.PATCH)))
     base = [snapshot.schema.empty_table()]
     for split in _holding(snapshot, patches):
@@ -299,9 +305,9 @@ _Found = TypeVar("_Found")
 class WithRawLogs:
     """The captured state of the regions, and the `raw` records.
 
-    The `raw` records come after all records of the regions. An append table has no regions. `raw_parts` describes the
-    parts of raw logs with these records. `captured` and `raw` belong to the snapshot that `captured_with` returned at
-    the same time.
+    The `raw` records are newer than all records of the regions. An append table has no regions. `raw_parts` describes
+    the parts of raw logs with these records. `captured` and `raw` belong to the snapshot that the same call of
+    `captured_with` returned.
     """
 
     captured: Captured
@@ -314,19 +320,19 @@ class WithRawLogs:
         return self.captured.regions
 
     def above(self, snapshot: Snapshot, *, keys: pa.Table | None = None) -> pa.Table:
-        """Return the records that the snapshot does not contain, as `Captured.above` does."""
+        """Return the records that the snapshot does not contain, in the same way as `Captured.above`."""
         records = self.captured.above(snapshot, keys=keys)
         raw = self.raw if keys is None or not self.raw.num_rows else matching(self.raw, keys, keys.column_names)
         return pa.concat_tables([records, raw])
 
     def parts(self, snapshot: Snapshot) -> list[Unmerged]:
-        """Return the records part by part. The records of raw logs are the last part."""
+        """Return the records in parts. The records of raw logs are the last part."""
         raw = [Unmerged(generation=None, records=(self.raw,))] if self.raw.num_rows else []
         return [*self.captured.parts(snapshot), *raw]
 
 
 class OpenView(Protocol):
-    """An open table from which unmerged records are captured: a `read.view.View`."""
+    """An open table from which unmerged records are captured, for example a `read.view.View`."""
 
     log: TransactionLog
     kept: KeptValues
@@ -349,11 +355,11 @@ class OpenView(Protocol):
 def captured_with(
     view: OpenView, latest: Callable[[Regions | None, Snapshot], Captured], regions: Regions | None
 ) -> tuple[Snapshot, WithRawLogs]:
-    """Return the newest snapshot and the records of regions and raw logs that apply over it.
+    """Return the newest snapshot, and the records of regions and raw logs that are newer than this snapshot.
 
-    Regions are read at `latest`. If a chunk disappears from a raw log after the listing, it may have been distributed
-    and collected. In that case everything is captured once more. Raises the errors of `Listed.look` and of
-    `Waiting.records`.
+    The regions are read with the consistency `latest`. If a chunk disappears from a raw log after the listing, another
+    process may have distributed and collected it. Then the function captures everything once more. Raises the errors of
+    `Listed.look` and of `Waiting.records`.
     """
     was_damaged = False
     while True:
@@ -394,9 +400,9 @@ def _captured(
 
 @dataclass(frozen=True, slots=True)
 class Capture(Generic[_Found]):
-    """The `found` state of regions, a function that returns the offsets of the regions, and the ids of the regions.
+    """The captured state of regions (`found`), a function that returns their offsets, and the ids of the regions.
 
-    None instead of the ids means all regions.
+    If the ids are None, all regions were captured.
     """
 
     found: _Found
@@ -407,9 +413,10 @@ class Capture(Generic[_Found]):
 def undistributed_over(
     view: OpenView, capture: Callable[[Snapshot], Capture[_Found]]
 ) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
-    """Return the newest snapshot, the earlier result of `capture`, and the remaining raw log chunks.
+    """Return the newest snapshot, the result of the earlier `capture`, and the raw log chunks that still wait.
 
-    Like `undistributed.settled`, returns None if another process distributed, merged or changed the regions in between.
+    Like `undistributed.settled`, the function returns None if another process distributed, merged or changed the
+    regions in the meantime.
 
     Cost:
         The requests of `Listed.look`, of `capture` and of `refresh`. If chunks wait, also the requests for the offsets.

@@ -1,7 +1,7 @@
 """The split files that DuckDB may read, and the translation of DuckDB's errors.
 
-`Verified` remembers the local files that were verified. `query_errors` turns the errors of DuckDB and of its sandbox
-into Tidemark's errors.
+`Verified` remembers the local files that were verified. `query_errors` converts the errors of DuckDB and of its sandbox
+to Tidemark's errors.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _TAIL = 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Columns:
-    """The columns of some splits, according to their footers. `Verified` has one instance per distinct schema.
+    """The columns of some splits, according to their footers. `Verified` creates one instance per distinct schema.
 
     `schema` is the Arrow schema, or None if it cannot be determined.
     """
@@ -59,7 +59,7 @@ class Columns:
 
 
 UNKNOWN: Final = Columns(None)
-"""The columns of splits with an undetermined schema. The splits may have different columns."""
+"""The columns of splits for which the schema cannot be determined. Such splits may have different columns."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +70,12 @@ class _Sound:
 
 
 class Verified:
-    """The verified splits of one store. Splits are immutable, so one verification of the whole file is enough.
+    """The verified splits of one store. Splits are immutable, so it is sufficient to verify the whole file once.
 
-    DuckDB does not check the length or the checksums of files. A flipped bit may return another value (lesson 61). Each
-    file is therefore hashed before DuckDB first reads it. The device, the inode, the size and the change times are
-    remembered and compared at each use. If one of them differs, the file is hashed again.
+    DuckDB does not check the length or the checksums of files. Therefore a flipped bit can change a value without an
+    error (lesson 61). For this reason, each file is hashed before DuckDB reads it for the first time. The object stores
+    the device, the inode, the size and the change times of the file. It compares them at each use. If one of them
+    differs, the file is hashed again.
 
     For splits that are not local files, an instance caches recently read footers and columns of bitmap indexes. Both
     are fetched through `cached`.
@@ -123,11 +124,14 @@ class Verified:
         return path
 
     def is_known(self, add: Add) -> bool:
-        """Return whether the local file of a split was already read whole."""
+        """Return whether the whole local file of a split was already read."""
         return add.path in self._files
 
     def columns(self, add: Add) -> Columns:
-        """Return the columns of a split according to its footer. `path` must have returned its file."""
+        """Return the columns of a split according to its footer.
+
+        An earlier call of `path` must have returned the split's file.
+        """
         return self._files[add.path].columns
 
     def recheck(self, store: ObjectStore, splits: Iterable[tuple[Add, Path]]) -> None:
@@ -178,7 +182,10 @@ def require_sound(path: Path, add: Add) -> None:
 
 
 def _is(known: _Sound) -> bool:
-    """Return whether the file is the verified file. If there is any doubt, the file is verified again."""
+    """Return whether the file is still the file that was verified.
+
+    If this is not certain, the file is verified again.
+    """
     try:
         return _identity(known.path) == known.identity
     except OSError:
@@ -214,7 +221,7 @@ def query_errors(
     columns: Sequence[str] = (),
     tables: Mapping[str, Sequence[str]] | None = None,
 ) -> Iterator[None]:
-    """Turn DuckDB's errors in the block into Tidemark's errors.
+    """Convert DuckDB's errors in the block to Tidemark's errors.
 
     Args:
         query: The query, or its purpose if `columns` are given. Messages contain it.
@@ -311,7 +318,7 @@ def _typed(
         return Unavailable(f"{shown_query}: {found}. {advice}", query=query)
     if _NO_FILES in text and not quotes:
         return unavailable(shown_query, OSError(errno.EMFILE, text))
-    # A split is meant here, too, because its bytes were just verified.
+    # This error also comes from a split, because the bytes of the split were just verified.
     if out_of_memory(error) or text.startswith(_OUT_OF_REACH) or (_DENIED in text and not quotes):
         why = "the memory is exhausted" if out_of_memory(error) else "a file cannot be read"
         return Unavailable(f"{shown_query}: {why}. Try again later, or query less data", query=query)
@@ -319,11 +326,14 @@ def _typed(
     if broken is not None:
         return Corrupt(f"{broken}: the file is not a valid Parquet file", key=broken)
     unknown = _UNKNOWN_TABLE.match(text)
-    if unknown is not None:  # DuckDB would suggest its own tables
+    if unknown is not None:  # DuckDB would suggest names of its own tables
         return unknown_table(unknown[1], [*tables] or [TABLE], query)
     return _about_the_query(text, query, columns)
 
 
 def _named(text: str, query: str, splits: Sequence[Add]) -> str | None:
-    """Return the path of a split that an error names. None if the query contains the path as well."""
+    """Return the path of the split that the text of an error contains.
+
+    Return None if the query itself contains the path.
+    """
     return next((add.path for add in splits if add.path in text and add.path not in query), None)

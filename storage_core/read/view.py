@@ -1,11 +1,11 @@
 """The position of an open table, and the three forms to select a version.
 
-`snapshot_at` returns the snapshot for a version number, a point in time or the name of a tag. The name of a tag starts
-with a letter. Numbers and times start with a digit, so the three forms cannot be confused. A version that is no longer
+`snapshot_at` returns the snapshot for a version number, a point in time or a tag name. The name of a tag starts with a
+letter. Numbers and times start with a digit, so the three forms cannot be confused. A version that is no longer
 retained raises `NotFound`, and the message lists the retained versions. A damaged log still raises `Corrupt`.
 
-`View` is the position of an open table. It holds a snapshot, and `refresh` and commits replace the snapshot by a newer
-one. `Consistency` selects the unmerged data that a read includes in addition to the base table.
+`View` is the position of an open table. It contains a snapshot, and `refresh` and commits replace this snapshot by a
+newer one. `Consistency` selects the unmerged data that a read includes in addition to the base table.
 """
 
 from __future__ import annotations
@@ -74,8 +74,8 @@ def _version(log: TransactionLog, version: int) -> Snapshot:
     try:
         return log.snapshot(version=version)
     except (Corrupt, NotFound):
-        # A missing version file below the collector's boundary is damage only if a tag retains the version. The tags
-        # are read only after a failed open.
+        # A version file may be missing below the collector's boundary. This is damage only if a tag retains the
+        # version. The tags are read only if the version cannot be opened.
         kept = {tag.version for tag in read_tags(log.store).live(log.clock.now_ms())}
         if version >= first_version(log.store) or version in kept:
             raise
@@ -109,7 +109,7 @@ def _parsed(at: str | dt.datetime) -> dt.datetime:
 
 
 def _of_the_future(log: TransactionLog) -> str:
-    """Return advice for an error message. It differs if the newest version has a time in the future."""
+    """Return advice for an error message. The advice is different if the newest version has a time in the future."""
     head = log.snapshot()
     if head.timestamp <= log.clock.now_ms():
         return ". Give a later time, or one of these versions"
@@ -160,8 +160,8 @@ class Consistency(StrEnum):
 class View:
     """The position of an open table.
 
-    Unless the view is pinned, `refresh` and the table's own commits move `snapshot` to a newer version. `kept` caches
-    values of immutable objects for later reads. `open_raw` opens the store of a raw log by its URI.
+    Unless the view is pinned, `refresh` and the commits of the table object move `snapshot` to a newer version. `kept`
+    caches values of immutable objects for later reads. `open_raw` opens the store of a raw log by its URI.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class View:
         self._opened: dict[str, ObjectStore] = {}
 
     def apart(self) -> View:
-        """Return a view at the same snapshot that moves independently and has its own cache."""
+        """Return a view at the same snapshot. The new view moves independently and has its own cache."""
         other = View(self.log, self.snapshot, pinned=self.pinned, open_raw=self.raw_store)
         other.kept = self.kept.copy()
         return other
@@ -191,19 +191,27 @@ class View:
         return self.log.store
 
     def raw_store(self, uri: str) -> ObjectStore:
-        """Return the store of a raw log that the table reads. The store is opened once. Makes no request."""
+        """Return the store of a raw log that the table reads.
+
+        The function opens each store only once. Makes no request.
+        """
         if uri not in self._opened:
             self._opened[uri] = self.open_raw(uri)
         return self._opened[uri]
 
     def refresh(self) -> Snapshot:
-        """Move to the newest version, searching from the current one. Requests: those of `TransactionLog.refresh`."""
+        """Move to the newest version.
+
+        The search starts at the current version. Makes the requests of `TransactionLog.refresh`.
+        """
         if not self.pinned:
             self.snapshot = self.log.refresh(self.snapshot)
         return self.snapshot
 
     def level(self, consistency: str | None, at: At | None = None, *, usual: Consistency) -> str:
-        """Return the consistency of a read: the given level, else `usual`. An older version has the level `snapshot`.
+        """Return the consistency of a read: the given level, or `usual` if no level is given.
+
+        A read of an older version always has the level `snapshot`.
 
         Raises:
             InvalidInput: The level is unknown, or an older version cannot be read with it.
@@ -226,7 +234,7 @@ class View:
     def records(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, pa.Table | None, tuple[RawPart, ...]]:
-        """Return the snapshot to read, the unmerged records above it, and the raw logs with some of the records.
+        """Return the snapshot to read, the unmerged records above it, and the raw logs from which some records come.
 
         The records come from `regions`, or from all regions. They are None if only the base is read. Requests and
         errors are those of `captured` and of `Captured.above`.
@@ -239,7 +247,7 @@ class View:
     def captured(
         self, at: At | None, consistency: str, regions: Regions | None = None
     ) -> tuple[Snapshot, Captured | WithRawLogs | None]:
-        """Return the snapshot to read, and the state of the regions captured before it.
+        """Return the snapshot to read, and the state of the regions that was captured before the snapshot.
 
         The state is None if only the base is read. At any level but `snapshot`, the view moves to the newest version.
         At `latest` the state also contains the rows of raw logs that are not distributed to the table yet. Errors are
@@ -273,7 +281,7 @@ class View:
         regions: Regions,
         answer: Callable[[Snapshot, Captured | WithRawLogs | None], _Answer],
     ) -> _Answer:
-        """Return the result of `answer` for the values that `captured` returns.
+        """Call `answer` with the values that `captured` returns, and return its result.
 
         `answer` must read immutable objects only. Usually the current version is still the newest version. `answer`
         therefore runs for the current version while the view searches for a newer version. If a newer version exists,
@@ -299,8 +307,8 @@ class View:
         return consistency == Consistency.LATEST and bool(self.snapshot.config.raw_logs)
 
     def capture(self, consistency: str, regions: Regions | None, before: Snapshot) -> Captured:
-        """Return the current state of the given regions, or of all regions, as `unmerged.capture` does."""
-        from storage_core.write.region import unmerged  # reads of the base alone do not need this import
+        """Return the current state of the given regions, or of all regions, in the same way as `unmerged.capture`."""
+        from storage_core.write.region import unmerged  # reads of only the base do not need this import
 
         include_wal = consistency == Consistency.LATEST
         return unmerged.capture(
@@ -312,7 +320,9 @@ class View:
         )
 
     def after(self, capture: Callable[[Snapshot], _Captured]) -> tuple[Snapshot, _Captured]:
-        """Return the newest snapshot, and the earlier captured state of the regions. The view moves to this snapshot.
+        """Return the newest snapshot, and the state of the regions that was captured before it.
+
+        The view moves to this snapshot.
 
         The regions are captured before the newest version is read. If a merge runs in between, some records are read
         twice, and the fold removes the duplicates. No record is missed. If the region spec changed in between, the
@@ -324,5 +334,5 @@ class View:
             snapshot = self.refresh()
             if snapshot.config.dividing == before.config.dividing:
                 return snapshot, captured
-            # The region spec changed. The captured records are merged, and new rows are in regions that are not
-            # captured yet.
+            # The region spec changed. All captured records are merged, and new rows may be in regions that were not
+            # captured.

@@ -24,7 +24,7 @@ from storage_core.log.snapshot import Snapshot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitContext:
-    """Everything that a task needs to write splits of one table, without opening the table again. Serialized as JSON.
+    """The data that a task needs to write splits of a table without opening the table. Serialized as JSON.
 
     Attributes:
         schema: The table's columns, with their names in the table.
@@ -60,14 +60,14 @@ class SplitContext:
 
     @property
     def arrangement(self) -> str:
-        """A text. If two contexts have equal texts, both arrange the same rows in the same order."""
+        """A text. If two contexts have equal values of this text, both arrange the same rows in the same order."""
         partitions = [[each.text for each in self.partition_by]] if self.partition_by else []
         parts = [nameless(self.order.text), self.time_column, self.window_seconds, *partitions]
         return json.dumps(parts, ensure_ascii=False)
 
     @property
     def field_ids(self) -> Mapping[str, int]:
-        """The ids of the columns in files, by their names in files.
+        """The ids of the columns, by the names of the columns in files.
 
         Columns get ids when the schema first changes, or when the table is first published as Iceberg. Ids are needed
         because not every Iceberg reader maps columns by name.
@@ -91,7 +91,7 @@ class SplitContext:
         )
 
     def to_json(self) -> str:
-        """Return the context as text. `from_json` converts the text back."""
+        """Return the context as text. `from_json` converts the text back to a context."""
         body = {
             "tableId": self.table_id,
             "schema": to_schema_string(self.schema),
@@ -146,7 +146,7 @@ def _folders(fields: Sequence[PartitionField], values: Partition) -> str:
 
 
 def context_of(snapshot: Snapshot) -> SplitContext:
-    """Return the context for new splits of the table, as of the snapshot."""
+    """Return the context for new splits of the table. The context is taken from the snapshot."""
     config, schema = snapshot.config, snapshot.schema
     return SplitContext(
         table_id=snapshot.table_id,
@@ -165,7 +165,7 @@ def context_of(snapshot: Snapshot) -> SplitContext:
     )
 
 
-# The order of rows in the base: by partition, by window, then by the sort order of the table.
+# The order of rows in the base: first by partition, then by window, then by the table's sort order.
 #
 # Equal rows keep their given order.
 
@@ -174,7 +174,7 @@ PLACE = "\0place"  # No column has this name.
 
 
 def arranged(rows: pa.Table, context: SplitContext) -> Iterator[tuple[SplitContext, int | None, pa.Table]]:
-    """Yield the rows of each partition and window, in order, with the context for their splits.
+    """Yield the rows of each partition and window in order, together with the context for their splits.
 
     The windows of a partition are ascending. The window of null timestamps is last.
     """
@@ -185,7 +185,7 @@ def arranged(rows: pa.Table, context: SplitContext) -> Iterator[tuple[SplitConte
 
 
 def with_places(rows: pa.Table) -> pa.Table:
-    """Return the rows with an additional column `PLACE` that contains their row numbers."""
+    """Return the rows with an additional column `PLACE`. This column contains their row numbers."""
     return rows.append_column(PLACE, pa.array(np.arange(rows.num_rows)))
 
 

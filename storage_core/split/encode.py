@@ -1,7 +1,7 @@
-"""Encoding of sorted rows as one Parquet file, and estimates for dividing rows into files of the target size.
+"""Encoding of sorted rows as one Parquet file, and size estimates to divide rows into files of the target size.
 
-`choose` selects the encoding per column, `FileWriter` writes a file, and `Sink` holds its bytes in memory or on disk.
-The module uses no store and no clock.
+`choose` selects the encoding of each column. `FileWriter` writes a file, and `Sink` holds the bytes of the file in
+memory or on disk. The module uses no store and no clock.
 """
 
 from __future__ import annotations
@@ -39,51 +39,56 @@ from storage_core.split.verification import packed
 # The choice of a Parquet encoding per column. The encoding with the smallest result on a sample of the stored rows is
 # chosen.
 #
-# See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. Sorted
-# counters are small if only their differences are stored. Sorted names are small without their common prefixes, while a
-# dictionary of many names becomes large. Every file contains the choice. A merge of these files can reuse the choice
-# and need not measure again.
+# See docs/architecture/compaction.md, "Encodings". The best encoding depends on the sort order. For example, sorted
+# counters are small if only their differences are stored. Sorted names are small if common prefixes are omitted. A
+# dictionary of many names is large. Every file contains its choice. Therefore a merge of these files can reuse the
+# choice without a new measurement.
 
 
 ROWS_PER_PAGE: Final = 4096
-"""The number of rows that a lookup by page index decodes per column.
+"""The number of rows per page. A lookup by page index decodes this number of rows per column.
 
 Smaller pages make all other reads slower (docs/architecture/compaction.md).
 """
 
 VECTOR_PAGE_BYTES: Final = 65_536
-"""The number of bytes that a search reads for one vector. In a file with vectors, all pages have this size."""
+"""The size of a page in bytes. A search reads one page per vector. In a file with vectors, all pages have this size."""
 
 DICTIONARY_BYTES: Final = 65_536
-"""A dictionary above this size makes a small row group larger.
+"""The size limit of a dictionary without a chosen encoding. A larger dictionary makes a small row group larger.
 
 Parquet's default (1 MiB) is too large for numbers.
 """
 
 CHOSEN_DICTIONARY_BYTES: Final = 2**20
-"""The maximum size of a chosen dictionary. This limit is larger, because the values are known to repeat and may be
-texts."""
+"""The maximum size of a chosen dictionary.
+
+The limit is larger, because the values are known to repeat and may be texts.
+"""
 
 LEAST_ROWS: Final = 32_768
 """The minimum number of rows for a choice.
 
-Fewer new rows than this are merged soon, so a choice would cost more than it saves. A choice for fewer rows is not
-reused for more rows.
+If there are fewer new rows, they are merged soon. Choosing encodings would then cost more than it saves. If encodings
+were chosen for fewer rows, they are not reused for more rows.
 """
 
 _SAMPLE_SLICES: Final = 4
 _SAMPLE_ROWS: Final = ROWS_PER_PAGE
 _WORTH_BYTES: Final = 0.25
-"""Another encoding of a string column must save this many bytes per row compared with the dictionary.
+"""The minimum saving, in bytes per row, of another encoding of a string column compared with the dictionary.
 
-A merge does not decode dictionaries, which makes it several times as fast.
+A merge does not decode dictionaries, so it is several times as fast with a dictionary.
 """
 
 _KEY: Final = "encodings"
 
 
 class Encoding(StrEnum):
-    """The encodings of a column's values. `BYTE_STREAM_SPLIT` is missing, because Spark 4.2 cannot read it."""
+    """The encodings of a column's values.
+
+    The encoding `BYTE_STREAM_SPLIT` is missing, because Spark 4.2 cannot read it.
+    """
 
     DICTIONARY = "DICTIONARY"
     PLAIN = "PLAIN"
@@ -93,11 +98,16 @@ class Encoding(StrEnum):
 
 
 Encodings = Mapping[str, Encoding]
-"""The chosen encoding per column. Without a choice, Parquet uses a dictionary as long as it is small."""
+"""The chosen encoding per column.
+
+For a column without a chosen encoding, Parquet uses a dictionary while the dictionary is small.
+"""
 
 
 def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
-    """Return the encodings to try for values of this type, with the dictionary first. Empty if there is no choice.
+    """Return the encodings to try for values of this type, with the dictionary first.
+
+    Return none if there is no choice.
 
     Booleans and nested columns have Parquet's own encodings.
     """
@@ -113,12 +123,14 @@ def candidates(type_: pa.DataType) -> tuple[Encoding, ...]:
 
 
 def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> dict[str, Encoding]:
-    """Return the smallest encoding of each column. The file will have `total_rows` rows, similar to `rows` and in this
-    order.
+    """Return the encoding with the smallest result for each column.
 
-    Each column is measured separately with the codec, on 4 slices of one page each, with 1 to 4 encodings. The size of
-    a dictionary for all rows is estimated from the growth of its number of values over the sample. From `LEAST_ROWS`
-    rows on, the dictionary of a string column may take a quarter of a byte per row more than the smallest encoding.
+    The file will have `total_rows` rows. These rows are similar to `rows` and have the same order.
+
+    Each column is measured separately with the codec. The sample has 4 slices of one page each, and 1 to 4 encodings
+    are tried. The size of a dictionary for all rows is estimated. The estimate uses the growth of the number of
+    distinct values over the sample. From `LEAST_ROWS` rows on, the dictionary of a string column may take a quarter of
+    a byte per row more than the smallest encoding.
     """
     slices = _slices(rows)
     chosen: dict[str, Encoding] = {}
@@ -131,14 +143,16 @@ def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> 
 
 
 def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema) -> dict[str, Encoding] | None:
-    """Return the choice that was used for most rows of the inputs. Each input is a pair (rows, file metadata).
+    """Return, for each column, the encoding that was used for most rows of the inputs.
 
-    Return None, so that a new choice is made, in two cases:
+    Each input is a pair (rows, file metadata).
 
-    - Half of the rows or more are in files that recorded no choice or have fewer than `LEAST_ROWS` rows.
-    - No recorded choice contains a certain column that needs a choice.
+    Return None in two cases. The caller then chooses encodings again:
 
-    A record with an encoding that is unknown to this release counts as no choice.
+    - At least half of the rows are in files that recorded no choice or that have fewer than `LEAST_ROWS` rows.
+    - A column needs a choice, but no recorded choice contains the column.
+
+    If a record contains an encoding that this release does not know, the record is ignored.
     """
     votes: dict[str, dict[Encoding, int]] = {}
     voting = 0
@@ -151,7 +165,8 @@ def inherited(inputs: Sequence[tuple[int, Mapping[str, str]]], schema: pa.Schema
     wanted = [field.name for field in schema if candidates(field.type)]
     if 2 * voting <= sum(rows for rows, _ in inputs) or any(name not in votes for name in wanted):
         return None
-    # If two choices were used for the same number of rows, the name decides, so that equal inputs give equal files.
+    # If two encodings were used for the same number of rows, their names decide. Therefore equal inputs give equal
+    # files.
     return {name: max(votes[name], key=lambda each: (votes[name][each], each.value)) for name in wanted}
 
 
@@ -163,7 +178,7 @@ def record(encodings: Encodings, rows: int) -> dict[str, str]:
 
 
 def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
-    """Return the choice in a file. Empty without a choice, or if this release does not support the choice."""
+    """Return the choice in a file. It is empty without a choice, or if this release does not support the choice."""
     try:
         found = json_object(metadata, _KEY) or {}
         return {name: Encoding(value) for name, value in found.items()}
@@ -172,12 +187,15 @@ def recorded(metadata: Mapping[str, str]) -> dict[str, Encoding]:
 
 
 def by_dictionary(encodings: Encodings, name: str) -> bool:
-    """Return whether the column is written with a dictionary. It is then best read as a dictionary, too."""
+    """Return whether the column is written with a dictionary. Such a column is best read as a dictionary, too."""
     return encodings.get(name, Encoding.DICTIONARY) is Encoding.DICTIONARY
 
 
 def _slices(rows: pa.Table) -> list[tuple[int, int]]:
-    """Return evenly distributed slices of one page each as (start, rows). A small table is one slice."""
+    """Return slices of one page each, evenly distributed over the rows, as (start, rows).
+
+    For a small table, return a single slice.
+    """
     if rows.num_rows <= _SAMPLE_SLICES * _SAMPLE_ROWS:
         return [(0, rows.num_rows)]
     starts = np.linspace(0, rows.num_rows - _SAMPLE_ROWS, _SAMPLE_SLICES).astype(np.int64)
@@ -201,7 +219,7 @@ def _smallest(
 
 
 def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
-    """Return the exponent by which the number of distinct values grows with the rows (Heaps' law), from 0 to 1."""
+    """Return the exponent, from 0 to 1, with which the number of distinct values grows with the rows (Heaps' law)."""
     every_other = pa.chunked_array([chunk for part in parts[::2] for chunk in part.chunks], sample.type)
     half, whole = (max(1, int(pc.count_distinct(each).as_py())) for each in (every_other, sample))
     return min(1.0, max(0.0, math.log(whole / half) / math.log(max(2.0, len(sample) / max(1, len(every_other))))))
@@ -229,26 +247,30 @@ def _measured(sample: pa.ChunkedArray, encoding: Encoding, codec: SplitCodec) ->
 def _estimate(column: pq.ColumnChunkMetaData, factor: float, growth: float) -> float:
     """Return the estimated compressed bytes for rows that are `factor` times the sample.
 
-    The size of the dictionary is estimated with the exponent `growth`.
+    The exponent `growth` gives the size of the dictionary.
     """
     dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
     pages = cast("int", column.total_compressed_size) - dictionary
     return float(dictionary * factor**growth + pages * factor)
 
 
-# The encoded bytes of a split until its last row: in memory, or on disk if the split is large.
+# The encoded bytes of a split before it is complete. They are in memory, or on disk if the split is large.
 #
-# A split is put into the store as a whole, and may have hundreds of megabytes (decision 0016).
+# The store receives a split as a whole, and a split may have hundreds of megabytes (decision 0016).
 
 
 _WHAT = "the bytes of a split"
 
 
 class Sink:
-    """A buffer of bytes that are appended to `stream` and then read back. The end can be replaced once afterwards.
+    """A buffer of bytes.
 
-    On disk, the bytes are in an unnamed file in the folder for temporary files, so that nothing remains after any
-    failure. The bytes are read back through a mapping. The system may drop its pages and read them again.
+    A writer first appends bytes to `stream`, and then the bytes are read back. Afterwards, the end of the bytes can be
+    replaced once.
+
+    On disk, the bytes are in an unnamed file in the folder for temporary files. Therefore no file remains after a
+    failure. The bytes are read back through a mapping. The operating system may drop pages of this mapping and read
+    them again.
     """
 
     __slots__ = ("__weakref__", "_close", "_descriptor", "stream")
@@ -265,7 +287,7 @@ class Sink:
 
     @property
     def size(self) -> int:
-        """The number of bytes so far."""
+        """The number of bytes that were appended so far."""
         return int(self.stream.tell())
 
     def writing(self) -> AbstractContextManager[None]:
@@ -281,7 +303,7 @@ class Sink:
             return _mapped(self._descriptor)
 
     def with_end(self, kept: pa.Buffer, end: bytes) -> pa.Buffer:
-        """Return `kept` followed by `end`. `kept` must be a prefix of the bytes of `finish`.
+        """Return `kept` followed by `end`. `kept` must be a prefix of the bytes that `finish` returned.
 
         Can be called once, at the end.
         """
@@ -313,13 +335,16 @@ _DRAWN_ROWS: Final = 8192
 
 @dataclass(frozen=True, slots=True)
 class BloomFilters:
-    """Parquet's Bloom filters, one per column and row group. Each is sized for the rows of a row group."""
+    """Parquet's Bloom filters, one per column and row group.
+
+    The size of each filter fits the number of rows in a row group.
+    """
 
     columns: Collection[str]
     rows: int
 
     def options(self, schema: pa.Schema, *, but: Collection[str]) -> dict[str, dict[str, float]] | None:
-        """Return the options of Arrow's writer for the columns of the file. Columns in `but` are left out.
+        """Return the options of Arrow's writer for the columns of the file. The result omits columns in `but`.
 
         Return None if the file has no such column.
         """
@@ -328,10 +353,12 @@ class BloomFilters:
 
 
 class FileWriter:
-    """A writer of one Parquet file, row group by row group. The bytes are in memory, or on disk with `on_disk`.
+    """A writer of one Parquet file.
 
-    Dictionary columns are written as columns of their values. They are not decoded if `encodings` contains a dictionary
-    for them. Every page has a checksum.
+    It writes one row group after the other. The bytes are in memory, or on disk with `on_disk`.
+
+    Dictionary columns are written as columns of their values. If `encodings` contains a dictionary for a dictionary
+    column, the column is not decoded. Every page has a checksum.
 
     Args:
         schema: The schema of the rows, including dictionaries.
@@ -364,10 +391,10 @@ class FileWriter:
             if not by_dictionary(encodings, name) and name not in shared
         }
         vectors = {field.name for field in plain if is_vector(field.type)}
-        # Vectors hardly compress, and a search reads a few vectors, each from a different page.
+        # Vectors cannot be compressed much. A search reads a few vectors, and each vector is in a different page.
         packed = _leaves(plain, but=vectors) if vectors else None
         level = codec.effective_level
-        without_dictionary = {*others, *vectors}  # The numbers of a vector do not repeat.
+        without_dictionary = {*others, *vectors}  # The numbers in vectors do not repeat.
         self._writer = pq.ParquetWriter(
             self._sink.stream,
             self._schema,
@@ -404,7 +431,7 @@ class FileWriter:
             self._writer.write_table(rows.replace_schema_metadata(None))
 
     def finish(self, metadata: Mapping[str, str]) -> pa.Buffer:
-        """Return the complete bytes. After that, nothing can be added.
+        """Return all bytes of the file. After this call, no row can be added.
 
         The file contains `metadata`, checksums of column chunks and of vector pages, and a checksum over all of these.
         A file with one page per column has no page index (docs/architecture/compaction.md).
@@ -423,10 +450,10 @@ class FileWriter:
 
 
 def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> bytes:
-    """Return the end of a file with the row groups of `closed` and this metadata.
+    """Return the end of a file that has the row groups of `closed` and this metadata.
 
     The metadata contains the positions of column chunks. The positions are known only after Arrow has written its own
-    footer, and Arrow cannot add metadata afterwards.
+    footer. Arrow cannot add metadata after that.
     """
     empty, end = pa.BufferOutputStream(), pa.BufferOutputStream()
     with pq.ParquetWriter(empty, schema, store_schema=False) as writer:
@@ -438,21 +465,24 @@ def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaD
 
 
 def nan_columns(rows: pa.Table) -> frozenset[str]:
-    """Return the columns that contain NaN. Nested columns with floats always count, because they are not checked."""
+    """Return the columns that contain NaN.
+
+    Nested columns with floats are always included, because they are not checked.
+    """
     return frozenset(
         name for name, column in zip(rows.column_names, rows.columns, strict=True) if _may_hold_nan(column)
     )
 
 
 def decoded(rows: pa.Table) -> pa.Table:
-    """Return the same rows with dictionary columns as plain columns."""
+    """Return the same rows, but with dictionary columns converted to plain columns."""
     if not any(pa.types.is_dictionary(field.type) for field in rows.schema):
         return rows
     return rows.cast(plain_schema(rows.schema))
 
 
 def plain_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of `decoded` rows of this schema."""
+    """Return the schema that `decoded` rows of this schema have."""
     return pa.schema([_plain_field(field) for field in schema])
 
 
@@ -463,7 +493,9 @@ def has_float(type_: pa.DataType) -> bool:
 
 
 def next_key_change(rows: pa.Table, order: SortOrder, start: int) -> int:
-    """Return the first row from `start` on with a new key, which the previous row does not have, or the row count.
+    """Return the first row from `start` on that has another key than the previous row.
+
+    If there is none, return the row count.
 
     `start` is at least 1.
     """
@@ -508,7 +540,7 @@ def encoded_bytes_per_row(
 
 
 def _identified(field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
-    """Return the field as Arrow writes it with its id and the ids of inner fields, or without ids."""
+    """Return the field in the form that Arrow writes, with its id and the ids of inner fields, or without ids."""
     number = ids.get(field.name)
     return field.remove_metadata() if number is None else identified(field, number)
 
@@ -520,17 +552,22 @@ def _plain_field(field: pa.Field) -> pa.Field:
 
 
 def _may_hold_nan(column: pa.ChunkedArray) -> bool:
-    """Return whether the column contains NaN. A nested column with floats always counts, because it is not checked."""
+    """Return whether the column contains NaN.
+
+    For a nested column with floats, the result is always True, because the column is not checked.
+    """
     if pa.types.is_nested(column.type):
         return has_float(column.type)
     return pa.types.is_floating(column.type) and bool(pc.any(pc.is_nan(column)).as_py())
 
 
 def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
-    """Return the paths of the leaf columns in a Parquet file of this schema. Leaves of columns in `but` are left out.
+    """Return the paths of the leaf columns in a Parquet file of this schema.
 
-    Arrow's writer identifies a leaf by its path only. So other leaves with the path of an excluded leaf are excluded,
-    too.
+    The result omits leaves of columns in `but`.
+
+    Arrow's writer identifies a leaf only by its path. Therefore the result also omits other leaves with the path of an
+    excluded leaf.
     """
     paths = _paths(schema)
     excluded = {path for path, owner in paths if owner in but}
@@ -540,8 +577,8 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
     """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    The settings of Arrow's writer for such a path apply to both leaves. Their types may differ. So both leaves get
-    Parquet's defaults.
+    The settings of Arrow's writer for such a path apply to both leaves, but the types of the leaves may differ.
+    Therefore both leaves get Parquet's defaults.
     """
     if not any("." in name for name in schema.names):
         return frozenset()
@@ -550,7 +587,7 @@ def _shared_paths(schema: pa.Schema) -> frozenset[str]:
 
 
 def _paths(schema: pa.Schema) -> list[tuple[str, str]]:
-    """Return the path of each leaf column of a Parquet file of this schema, and the column to which it belongs."""
+    """Return the path of each leaf column of a Parquet file of this schema, and the column that contains the leaf."""
     sink = pa.BufferOutputStream()
     pq.write_table(schema.empty_table(), sink)
     leaves = pq.read_metadata(pa.BufferReader(sink.getvalue())).schema
@@ -565,7 +602,7 @@ def _leaf_count(type_: pa.DataType) -> int:
 def _native_sorting(order: SortOrder, schema: pa.Schema) -> list[pq.SortingColumn] | None:
     keys = order.present(schema.names).columns
     counts = [_leaf_count(field.type) for field in schema]
-    # The path is not used, because two leaves may share a path.
+    # The columns are identified by position, because two leaves may have the same path.
     first = dict(zip(schema.names, accumulate(counts, initial=0), strict=False))
     nulls_first = any(each.nulls_first for each in keys)
     return [pq.SortingColumn(first[each.name], each.descending, nulls_first) for each in keys] or None

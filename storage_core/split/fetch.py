@@ -1,4 +1,4 @@
-"""Fetching of parts of splits: footers, column chunks and other pieces, each verified before a byte is decoded.
+"""Fetching of parts of splits: footers, column chunks and other pieces. Each part is verified before it is decoded.
 
 The log contains the position and the checksum of a split's footer. The footer contains the checksums of the column
 chunks (decision 0017). `Footers` keeps the latest footers in memory. `VerifiedChunks` fetches column chunks. `Pieces`
@@ -29,12 +29,12 @@ from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
 REQUEST_COST_BYTES: Final = 2**20
-"""The transfer of this number of bytes takes about as long as a request."""
+"""The number of bytes that a transfer handles in about the time of one request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Bytes of an object from `start` on, fetched before the positions of its pieces were known."""
+    """Bytes of an object, starting at `start`. They were fetched before the positions of the pieces were known."""
 
     start: int = 0
     data: bytes = b""
@@ -79,7 +79,7 @@ class Pieces:
         most_bytes: int = sys.maxsize,
         ahead: Fetched = NOTHING_FETCHED,
     ) -> list[bytes]:
-        """Return these ascending pieces. They come from `ahead`, from the cache, or from concurrent GETs.
+        """Return these ascending pieces. The pieces come from `ahead`, from the cache, or from concurrent GETs.
 
         The cost is one GET per range of `near`. All pieces that were not cached are then written to the cache. Raises
         the errors of `fetch`, and `Corrupt` if bytes do not match the checksum of their piece.
@@ -104,7 +104,7 @@ class Pieces:
         return [found[each] for each in wanted]
 
     def verified(self, piece: Piece, data: bytes) -> bytes:
-        """Return the bytes of a piece. Raises `Corrupt` if they have another checksum."""
+        """Return the bytes of a piece. Raises `Corrupt` if the bytes have another checksum."""
         if not piece.is_of(data):
             what = f"{self.path}: expected xxh3-64 {piece.checksum} of the bytes {piece.start} to {piece.end}"
             raise Corrupt(f"{what}, found {piece.checksum_of(data)}", advice=self.advice, key=self.path)
@@ -118,7 +118,7 @@ class Pieces:
 def near(spans: Sequence[tuple[int, int]], gap_bytes: int, most_bytes: int = sys.maxsize) -> list[tuple[int, int]]:
     """Return ranges that cover these ascending spans. Spans are joined if the gap between them is at most `gap_bytes`.
 
-    A range is not extended beyond `most_bytes`.
+    If joining spans would make a range longer than `most_bytes`, they are not joined.
     """
     found: list[tuple[int, int]] = []
     for start, end in spans:
@@ -130,7 +130,10 @@ def near(spans: Sequence[tuple[int, int]], gap_bytes: int, most_bytes: int = sys
 
 
 GAPS: Final = 10
-"""The minimum ratio of wanted to unwanted bytes. So the gaps in a request have at most a tenth of the wanted bytes."""
+"""The minimum ratio of wanted bytes to unwanted bytes in a read.
+
+Therefore the gaps in requests have at most a tenth of the number of wanted bytes.
+"""
 
 REQUEST_BYTES: Final = 8 * 2**20
 """The approximate size of a request for several chunks. A chunk is never divided."""
@@ -150,7 +153,7 @@ class Footer:
 
 
 class Footers:
-    """The most recently used footers, decoded. Their encoded size is at most 32 MiB. Safe for threads.
+    """The most recently used footers, decoded. Their total encoded size is at most 32 MiB. Safe for threads.
 
     Reads of splits and footers use `cached`.
     """
@@ -160,7 +163,7 @@ class Footers:
         self._held = KeptValues(_FOOTERS_BYTES) if held is None else held
 
     def of_a_read(self) -> Footers:
-        """Return the same footers for one read. The read may use only a part of the cache."""
+        """Return an object with the same footers for a single read. The read may use only a part of the cache."""
         return Footers(self.cached.of_a_read(), held=self._held)
 
     def of(self, store: ObjectStore, add: Add) -> Footer:
@@ -182,9 +185,10 @@ class Footers:
 
 
 def read_footer(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED) -> Footer:
-    """Return the footer of a split that has a `footerXxh3`. One ranged GET, unless the footer is cached.
+    """Return the footer of a split that has a `footerXxh3`. Makes one ranged GET if the footer is not cached.
 
-    Raises `NotFound`, `Corrupt` if the footer is not what was written, and Arrow's errors for a footer.
+    Raises `NotFound`, and `Corrupt` if the footer differs from what was written. Also raises Arrow's errors for a
+    footer.
     """
     if add.footerXxh3 is None or add.footerStartOffset is None or add.footerEndOffset is None:
         raise Corrupt(f"{add.path}: the log has the checksum of a footer and does not say where it is", key=add.path)
@@ -221,11 +225,11 @@ class VerifiedChunks(SeekableFile):
         return self._footer.file
 
     def another(self) -> VerifiedChunks:
-        """Return a second file object for the same split, without chunks."""
+        """Return another file object for the same split, which contains no chunks."""
         return VerifiedChunks(self._store, self._add, self._footer, self._cached)
 
     def fetch(self, group: int, columns: Sequence[int]) -> None:
-        """Fetch these leaf columns (ascending) of a row group. They replace the current chunks.
+        """Fetch these leaf columns (ascending) of a row group. The new chunks replace the current chunks.
 
         Raises `NotFound`, and `Corrupt` if a chunk differs from what was written. `Corrupt` names the split, row group
         and column.
@@ -290,7 +294,7 @@ class VerifiedChunks(SeekableFile):
 
 
 def whole_split(store: ObjectStore, add: Add, cached: CachedPieces) -> bytes:
-    """Return the verified bytes of a split. One GET, unless the bytes are cached.
+    """Return the verified bytes of a split. Makes one GET if the bytes are not cached.
 
     Raises the errors of `whole_file`.
     """
@@ -308,7 +312,8 @@ def identity(add: Add) -> str:
 def requests_for(places: npt.NDArray[np.int64]) -> list[tuple[int, int]]:
     """Return ranges that cover these ascending chunks.
 
-    A range includes the smallest gaps between chunks. In total, the gaps have at most a tenth of the chunks' bytes.
+    A range includes the smallest gaps between chunks. The gaps together have at most a tenth of the number of bytes in
+    the chunks.
     """
     if not len(places):
         return []

@@ -1,4 +1,6 @@
-"""Deletion vectors of splits: reading, verification, and writing. A deletion vector is inline or in its own object.
+"""Reading, verification and writing of the deletion vectors of splits.
+
+A deletion vector is inline or in its own object.
 
 A deletion vector hides rows of a file. The file itself never changes. Rows are counted from 0 in file order.
 """
@@ -24,21 +26,24 @@ from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Piece
 
 INLINE_BYTES = 1024
-"""The maximum size of a bitmap in the action itself. It is sufficient for about 500 scattered rows.
+"""The maximum size of a bitmap in the action itself. This size is sufficient for about 500 scattered rows.
 
-A larger bitmap is stored in an object, because an action is part of a version file, of a manifest, and of every
-reader's memory. An object costs one request per reader that opens the split.
+A larger deletion vector is stored in an object. An action is part of a version file, of a manifest, and of every
+reader's memory. An object costs each reader one request when the reader opens the split.
 """
 
 
 PARALLEL_READS = 8
-"""The number of stored deletion vectors to read concurrently. They are small objects, possibly one per split."""
+"""The number of stored deletion vectors to read concurrently.
+
+Stored deletion vectors are small objects, and there may be one per split.
+"""
 
 
 def deleted_rows(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED) -> BitMap:
-    """Return the rows of the file that are superseded or deleted. Empty without a deletion vector.
+    """Return the rows of the file that are replaced or deleted. Without a deletion vector, the result is empty.
 
-    The cost is one GET for a stored deletion vector, unless it is cached.
+    Makes one GET for a stored deletion vector that is not cached.
 
     Raises:
         Corrupt: The vector does not match the log, or contains rows that the split does not have. The error names the
@@ -55,7 +60,10 @@ def deleted_rows(store: ObjectStore, add: Add, cached: CachedPieces = NOT_CACHED
 
 
 def deleted_rows_of_each(store: ObjectStore, adds: Sequence[Add]) -> list[BitMap]:
-    """Return the `deleted_rows` of each of these splits. One GET per stored vector, `PARALLEL_READS` at a time."""
+    """Return the `deleted_rows` of each of these splits.
+
+    Makes one GET per stored vector, and at most `PARALLEL_READS` GETs at a time.
+    """
     return all_of(partial(deleted_rows, store), adds, PARALLEL_READS)
 
 
@@ -63,8 +71,8 @@ def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> De
     """Return a deletion vector that hides the rows `deleted` of a split. Tidemark must have written the split.
 
     A deletion vector of at most `INLINE_BYTES` is inline and costs no request. A larger deletion vector is stored as an
-    object near the split, with one PUT. An object that no version refers to is an orphan. Raises `CommitUnknown` if the
-    store did not report an outcome and does not have the object.
+    object next to the split, with one PUT. If no version refers to the object, it is an orphan. Raises `CommitUnknown`
+    if the store did not report whether it stored the object, and the object is not there.
     """
     data = encode(deleted)
     if len(data) <= INLINE_BYTES:
@@ -79,7 +87,7 @@ def vector_for(store: ObjectStore, add: Add, deleted: BitMap, *, ids: Ids) -> De
 
 
 def visible(deleted: BitMap, first: int, rows: int) -> Mask | None:
-    """Return a mask of the visible rows among `rows` rows from `first` on. None if all these rows are visible."""
+    """Return a mask of the visible rows among `rows` rows that start at `first`. Return None if all are visible."""
     if not deleted.range_cardinality(first, first + rows):
         return None
     mask = np.ones(rows, np.bool_)
@@ -108,9 +116,9 @@ def _object(store: ObjectStore, path: str, add: Add) -> bytes:
 
 
 def hiding(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: Ids, now_ms: int) -> Add | Remove:
-    """Return the action that hides the rows `deleted` of a live split with `rows` rows, including rows deleted earlier.
+    """Return the action that hides the rows `deleted` of a live split. They include rows that were deleted earlier.
 
-    At most one PUT, for a stored vector. Raises the errors of `vector_for`.
+    Makes at most one PUT, for a stored vector. Raises the errors of `vector_for`.
     """
     if len(deleted) == rows:
         return removal(split, now_ms)
@@ -118,7 +126,10 @@ def hiding(store: ObjectStore, split: Add, deleted: BitMap, *, rows: int, ids: I
 
 
 def removal(split: Add, now_ms: int, *, changes_rows: bool = True) -> Remove:
-    """Return the action that removes a live split. Unless `changes_rows`, other splits contain its rows."""
+    """Return the action that removes a live split.
+
+    Unless `changes_rows` is True, other splits now contain the rows of this split.
+    """
     return Remove(
         path=split.path,
         deletionTimestamp=now_ms,

@@ -1,14 +1,14 @@
-"""The metadata of a split in its own file, and the size of its row groups.
+"""The metadata of a split in the file of the split, and the size of the row groups.
 
-All metadata is text in the Parquet key-value metadata, under keys that start with `tidemark.`. A missing value, for
-example no window, is a missing key. The rest of the metadata, including native statistics, belongs to Parquet. See
-docs/architecture/compaction.md, "Split files".
+All metadata is text in the Parquet key-value metadata, under keys that start with `tidemark.`. If a value is missing,
+for example because there is no window, its key is missing. The rest of the metadata, including native statistics,
+belongs to Parquet. See docs/architecture/compaction.md, "Split files".
 
-The metadata repeats the content of the action, so that the file can be compared with the log. It also contains the
-table and the origin of the file (`Origin`). So the log can be rebuilt from the files if it is lost.
+The metadata contains a copy of the action, so that the file can be compared with the log. It also contains the table
+and the origin of the file (`Origin`). Therefore the log can be rebuilt from the files if the log is lost.
 
-The module also decides how many rows a row group has (decision 0017). It finds the row groups with visible rows, and
-the row groups that may contain a key.
+The module also determines the number of rows in a row group (decision 0017). It finds the row groups with visible rows,
+and the row groups that may contain a key.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ FORMAT_KEY: Final = PREFIX + "format"
 
 CHECKSUM: Final = PREFIX + "seal"
 
-# Keys that are not part of the action, so they cannot be compared with the log.
+# These keys are not part of the action, so their values cannot be compared with the log.
 NOT_IN_THE_LOG: Final = frozenset(
     PREFIX + name
     for name in (
@@ -62,7 +62,9 @@ NOT_IN_THE_LOG: Final = frozenset(
 
 
 def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
-    """Return the key-value metadata of the file of `add`. The file's size and checksum cannot be part of it.
+    """Return the key-value metadata of the file of `add`.
+
+    The metadata cannot contain the size and checksum of the file.
 
     Args:
         schema_string: The schema of the columns in the file, as Spark JSON. The file records its registry hash
@@ -94,7 +96,7 @@ def describe(add: Add, *, table_id: str, schema_string: str) -> dict[str, str]:
 
 
 def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
-    """Return one sentence per field that differs between the file's own metadata and the action.
+    """Return one sentence for each field that differs between the file's own metadata and the action.
 
     Keys that are not part of the action are not compared.
     """
@@ -107,10 +109,12 @@ def differences(metadata: Mapping[str, str], add: Add) -> list[str]:
 
 
 def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms: int) -> Add:
-    """Return the action of this metadata, which `describe` made. The values that need the whole file are missing.
+    """Return the action that `describe` converted to this metadata.
+
+    The action lacks the values that need the whole file.
 
     `split.writer.with_file_metrics` adds these values, which are the checksum and the position of the footer. Raises
-    `Corrupt` if the metadata does not belong to a split at `path`, where the file was found.
+    `Corrupt` if the metadata does not belong to a split at `path`. The file was found at this path.
     """
     if metadata.get(PREFIX + "format") != FORMAT or metadata.get(PREFIX + "path") != path:
         raise Corrupt(f"{path}: the file there does not say that it is this split", key=path)
@@ -141,7 +145,10 @@ def add_of(metadata: Mapping[str, str], path: str, *, size: int, modification_ms
 
 
 def json_object(metadata: Mapping[str, str], name: str) -> dict[str, Any] | None:
-    """Return the JSON object under a key, or None without the key. Raises `ValueError` for any other value."""
+    """Return the JSON object under a key, or None if the key is missing.
+
+    Raises `ValueError` if the value is not a JSON object.
+    """
     text = metadata.get(PREFIX + name)
     if text is None:
         return None
@@ -157,12 +164,12 @@ def _integer(metadata: Mapping[str, str], name: str) -> int | None:
 
 
 def with_checksum(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata plus a checksum over all of its entries, because a Parquet footer has no checksum."""
+    """Return the metadata, plus a checksum of all entries. A Parquet footer itself has no checksum."""
     return {**metadata, CHECKSUM: _digest(metadata)}
 
 
 def require_checksum(metadata: Mapping[str, str], path: str) -> None:
-    """Raise `Corrupt` unless the metadata matches its checksum. The error names `path`."""
+    """Raise `Corrupt` if the metadata does not match its checksum. The error contains the text `path`."""
     found = _digest(metadata)
     if metadata.get(CHECKSUM) != found:
         raise Corrupt(f"{path}: the metadata of the file has the checksum {found}, not {metadata.get(CHECKSUM)}")
@@ -183,11 +190,12 @@ def _number(value: int | None) -> str | None:
     return None if value is None else str(value)
 
 
-# The origin of a split in the metadata of its file: the table, and the splits that it replaced.
+# The origin of a split in the metadata of its file. It contains the table and the splits that this split replaced.
 #
 # The log decides which splits are live. If the log is lost, the files alone do not distinguish the output of a
-# compaction from its inputs, which stay in storage for weeks. So every file of a rewrite contains the names and row
-# counts of the splits that it replaces. It also contains the id of the operation, which all outputs share.
+# compaction from its inputs. The inputs stay in storage for weeks. Therefore every file of a rewrite contains the names
+# and row counts of the splits that it replaces. The file also contains the id of the operation, which is the same for
+# all outputs.
 
 
 Operation = Literal["append", "compact", "merge"]
@@ -222,7 +230,7 @@ class Lineage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """The table of a file, read from the metadata of the file.
+    """The table of a file, according to the file's own metadata.
 
     A version after `planned_version` added the file. The exact version is not known when the file is written.
 
@@ -243,7 +251,7 @@ APPENDED = Lineage()
 
 
 def write_origin(origin: Origin) -> dict[str, str]:
-    """Return the origin as key-value metadata. `read_origin` converts the metadata back."""
+    """Return the origin as key-value metadata. `read_origin` converts the metadata back to an origin."""
     lineage = origin.lineage
     merged = lineage.merged
     entries: dict[str, str | None] = {
@@ -260,7 +268,7 @@ def write_origin(origin: Origin) -> dict[str, str]:
 
 
 def read_origin(metadata: Mapping[str, str], where: str) -> Origin | None:
-    """Return the origin in a file's metadata, or None for a file of a release that did not write the origin.
+    """Return the origin in a file's metadata, or None if the release that wrote the file did not record an origin.
 
     Raises `Corrupt` with the name `where` if the record cannot be read.
     """
@@ -304,17 +312,23 @@ def _compact(value: object) -> str:
 
 
 ROWS_PER_GROUP: Final = 65_536
-"""The maximum number of rows in a row group. A lookup decodes whole column chunks of the row group with its key."""
+"""The maximum number of rows in a row group.
+
+A lookup decodes whole column chunks of the row group that contains its key.
+"""
 
 GROUP_BYTES: Final = 32 * 2**20
-"""The approximate maximum of decoded bytes in a row group, unless a single row is larger.
+"""The approximate maximum size of a row group in decoded bytes. A single larger row is its own row group.
 
-A reader may hold several row groups.
+The limit is necessary because a reader may hold several row groups in memory.
 """
 
 
 def rows_per_group(rows: int, taken: int) -> int:
-    """Return the number of rows per row group. The sample has `rows` rows, which take `taken` bytes when decoded."""
+    """Return the number of rows per row group.
+
+    The number is computed from a sample. The sample has `rows` rows, which take `taken` bytes when they are decoded.
+    """
     return min(ROWS_PER_GROUP, max(1, rows * GROUP_BYTES // max(1, taken)))
 
 
@@ -331,13 +345,13 @@ def divided(rows: pa.Table) -> Iterator[pa.Table]:
 def groups_about(rows: int, size_bytes: int) -> int:
     """Return the approximate minimum number of row groups of a split.
 
-    Encoded rows take no more bytes than decoded rows.
+    The result is a minimum, because encoded rows take no more bytes than decoded rows.
     """
     return max(1, -(-rows // ROWS_PER_GROUP), -(-size_bytes // GROUP_BYTES))
 
 
 def decoded_bytes(rows: pa.Table) -> int:
-    """Return the memory for the rows in bytes, with dictionary columns counted as if they were decoded."""
+    """Return the memory for the rows in bytes. Dictionary columns count with their decoded size."""
     return sum(_decoded_bytes(column) for column in rows.columns)
 
 
@@ -370,19 +384,19 @@ def stretches(groups: Sequence[int]) -> list[list[int]]:
     return found
 
 
-# Search for the row groups of a split that may contain a key. It uses bounds in the file's own metadata, which has a
-# checksum.
+# Search for the row groups of a split that may contain a key. The search uses bounds in the file's own metadata, which
+# has a checksum.
 #
 # Parquet's statistics in the footer contain the same bounds. But splits of early 0.1 have no checksum of the footer, so
-# their statistics cannot be trusted. Damaged statistics would hide a row, or make Arrow abort the process. Lookups use
-# these bounds in every split (decision 0025).
+# the statistics of these splits cannot be trusted. Damaged statistics would hide a row, or make Arrow abort the
+# process. Lookups use the bounds in the metadata for every split (decision 0025).
 
 
 _ENTRY: Final = "row_groups"
 
 
 class Bounds:
-    """The bounds of one column in each row group of a file that is being written. Empty if `column` is None."""
+    """The bounds of one column in each row group of a file during its writing. Empty if `column` is None."""
 
     __slots__ = ("_column", "_found")
 
@@ -411,7 +425,7 @@ Recorded = tuple[str, pa.Array, pa.Array]
 
 
 def recorded_row_groups(metadata: Mapping[str, str], path: str, groups: int) -> Recorded | None:
-    """Return the column that has bounds per row group in the file, and the bounds as texts.
+    """Return the column with recorded bounds per row group in the file, and these bounds as texts.
 
     Return None if the file has no bounds, or bounds for another number of row groups. Raises `Corrupt` if the bounds
     are damaged.
@@ -429,9 +443,9 @@ def recorded_row_groups(metadata: Mapping[str, str], path: str, groups: int) -> 
 
 
 def admitting(bounds: Recorded | None, groups: int, wanted: pa.Table) -> Sequence[int]:
-    """Return the row groups, ascending, that may contain a row with one of the wanted values in every column.
+    """Return the row groups, ascending, that may contain one of the keys in `wanted`.
 
-    If `bounds` (see `recorded_row_groups`) belongs to a column that is not in `wanted`, all row groups are returned.
+    If the column of `bounds` (see `recorded_row_groups`) is not in `wanted`, the function returns all row groups.
     """
     if bounds is None or bounds[0] not in wanted.column_names:
         return range(groups)

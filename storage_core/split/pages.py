@@ -1,16 +1,16 @@
 """Access to single rows of a split by row number or by key, and to single vectors by ranged reads.
 
-**By row number** (`take`). Only the pages with the requested rows are decoded, column by column. Decoded pages are kept
-for the next search. A row group has sixteen pages per column. Arrow always reads a column chunk from its first page on.
-So Arrow gets a view of the file that omits the pages before the wanted page (`ShiftedFile`). Pages of nested columns do
-not contain row numbers, so nested columns are decoded by row group. Vectors without nulls are an exception, because the
-number of values in a page determines its number of rows.
+**By row number** (`take`). Only the pages with the requested rows are decoded, column by column. The decoded pages are
+cached for later searches. A row group has sixteen pages per column. Arrow always reads a column chunk from its first
+page. Therefore Arrow gets a view of the file without the pages before the wanted page (`ShiftedFile`). The headers of
+nested columns' pages do not contain row numbers. Therefore whole row groups of nested columns are decoded. Vectors
+without nulls are an exception, because the number of values in a page gives its number of rows.
 
 **Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
 fetched. Each page is verified by its own checksum.
 
-**By key** (`find_keys`). The hashes of a split's keys are kept in memory, sorted within each row group. A lookup is
-then a binary search, and a lookup of a missing key sends no request.
+**By key** (`find_keys`). The hashes of a split's keys are cached in memory. They are sorted within each row group. A
+lookup is then a binary search. If the key is missing, the lookup sends no request.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _FEW_ROWS: Final = 8
 def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> pa.ChunkedArray:
     """Return the values at these positions of pages.
 
-    Values of a fixed size are gathered in one step, all other values page by page. If only a few values of a page are
-    needed, they are sliced individually, which takes a tenth of the time of Arrow's gather.
+    Values of a fixed size are gathered in one step. All other values are gathered page by page. If only a few values of
+    a page are needed, each value is sliced separately. This takes a tenth of the time of Arrow's gather.
     """
     if found and pa.types.is_primitive(kind):
         pages = [page for page, _ in found]
@@ -72,7 +72,10 @@ def gathered(found: Sequence[tuple[pa.Array, Positions]], kind: pa.DataType) -> 
 
 
 class ShiftedFile(SeekableFile):
-    """A view of a file that omits some pages after the dictionary of a column chunk. The next bytes follow directly.
+    """A view of a file that omits some pages of a column chunk.
+
+    These pages follow the dictionary of the chunk. The bytes after the omitted pages follow directly after the
+    dictionary.
 
     Args:
         shifts: For the start of each chunk: its end, the position of its first data page, and the number of omitted
@@ -80,13 +83,16 @@ class ShiftedFile(SeekableFile):
     """
 
     def __init__(self, data: memoryview, shifts: Mapping[int, tuple[int, int, int]]) -> None:
-        """Create a view of `data`, which is the whole file."""
+        """Create a view of `data`. `data` is the whole file."""
         super().__init__(len(data))
         self._data = data
         self._shifts = shifts
 
     def read(self, size: int = -1, /) -> bytes | memoryview:  # Arrow accepts any buffer.
-        """Return exactly `size` bytes. Bytes beyond the end of the file are zero."""
+        """Return exactly `size` bytes.
+
+        If the requested bytes extend past the end of the file, the additional bytes are zero.
+        """
         start = self.position
         self.position += size
         for begin, (end, first, shift) in self._shifts.items():
@@ -100,8 +106,8 @@ class ShiftedFile(SeekableFile):
 
 _FEW_PAGES: Final = 4
 _READ_BYTES: Final = 65_536
-_FOOTER_FACTOR: Final = 8  # The ratio of a decoded footer's memory to its bytes in the file.
-# The numbers of fields in `PageHeader` of parquet.thrift, and in the structs of its two kinds of data pages.
+_FOOTER_FACTOR: Final = 8  # The ratio of the memory of a decoded footer to the size of the footer in the file.
+# The field numbers in `PageHeader` of parquet.thrift, and in the structs of the two kinds of data pages.
 _STORED_SIZE, _DATA_PAGE, _DATA_PAGE_V2, _NUM_VALUES = 3, 5, 8, 1
 
 
@@ -151,8 +157,8 @@ def take(
 ) -> pa.Table:
     """Return the rows at these ascending row numbers in the file `path` of a split. No request.
 
-    Deleted rows are included. The content of the file must already be verified. A page is decoded only if it has a
-    requested row and is not in `kept`. Raises the errors of `open_split`.
+    Deleted rows are included. The content of the file must already be verified. A page is decoded only if it contains a
+    requested row and is not cached in `kept`. Raises the errors of `open_split`.
 
     Args:
         columns: The columns to return, in the order of the file. Names that the file lacks are ignored.
@@ -164,17 +170,17 @@ def take(
 def leading_keys(
     store: ObjectStore, add: Add, path: Path, places: Positions, *, field: pa.Field, kept: KeptValues
 ) -> Unsigned:
-    """Return the `codes.leading_keys` of a column of the table for the rows at these ascending row numbers.
+    """Return the `codes.leading_keys` of a column for the rows at these row numbers. `places` is ascending.
 
-    Decodes the same pages as `take`. A row group is decoded as a whole if many of its pages have a requested row. The
-    keys are kept, but not the decoded values.
+    The function decodes the same pages as `take`. If many pages of a row group contain a requested row, the whole row
+    group is decoded. The keys are cached, but the decoded values are not cached.
     """
     with corrupt_on_failure(add):
         return _Taking(store, add, path, kept).leading_keys(places, field)
 
 
 class _Taking:
-    """The file of one split during `take`. The file is mapped when the first page that is not kept is needed."""
+    """The file of one split during `take`. The file is mapped when the call first needs a page that is not cached."""
 
     def __init__(self, store: ObjectStore, add: Add, path: Path, kept: KeptValues) -> None:
         self._store = store
@@ -242,7 +248,7 @@ class _Taking:
         return column_of(verification.in_place(self._path, key, pages, places, size=size, mapped=lambda: self._data))
 
     def _vectors(self, group: int, name: str, inside: Positions) -> pa.Array | None:
-        """Return the vectors at these rows of a row group.
+        """Return the vectors at these positions within a row group.
 
         Return None if the column has no vectors, or if the rows of its pages are unknown.
         """
@@ -251,10 +257,10 @@ class _Taking:
             return None
         kind, chunk = self._footer.schema.field(name).type, self._footer.metadata.row_group(group)
         if chunk.column(leaf).num_values != chunk.num_rows * kind.list_size:
-            return None  # A null also counts as one value.
+            return None  # A null value is also counted as one value.
         pages = self._pages(group, name, kind.list_size)
         if pages.rows[-1] != chunk.num_rows:
-            return None  # A page does not end at the end of a row.
+            return None  # At least one page ends within a row.
         numbers = np.searchsorted(pages.rows, inside, side="right") - 1
         found = np.empty((len(inside), kind.list_size), np.float32)
         for number in np.unique(numbers).tolist():
@@ -374,7 +380,7 @@ class _Taking:
 
 
 GAP_BYTES: Final = 32 * 2**10
-"""The maximum gap between two ranges that are fetched with one request. It is half a page.
+"""The maximum gap between two ranges that one request fetches together. The gap is half a page.
 
 Requests run concurrently. So with a larger gap, the unneeded bytes would take bandwidth from the needed pages.
 """
@@ -477,7 +483,7 @@ def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
 
 
 def missing(add: Add, wanted: pa.Table, kept: KeptValues) -> int | None:
-    """Return how many row groups may contain one of these keys and are not in `kept`.
+    """Return the number of row groups that may contain one of these keys and are not cached in `kept`.
 
     Return None if `kept` has nothing about the split.
     """
@@ -493,10 +499,10 @@ def _name(add: Add) -> tuple[object, ...]:
 
 
 def find_keys(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: KeptValues) -> Positions:
-    """Return the ascending row numbers of the rows whose key has the same hash as a key in `wanted`.
+    """Return the ascending row numbers of rows with a key that has the same hash as a key in `wanted`.
 
-    Deleted rows are included. In rare cases, a row with another key is included, because two keys can have the same
-    hash.
+    Deleted rows are included. In rare cases, the result includes a row with another key, because two keys can have the
+    same hash.
 
     Args:
         opened: A function that returns the split with its deleted rows. It is called only if needed hashes are not in

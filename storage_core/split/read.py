@@ -1,11 +1,11 @@
-"""Reading of splits: open a split, read its row groups, and adapt its rows to the current schema of the table.
+"""Reading of splits. The module opens a split, reads its row groups, and adapts the rows to the table's current schema.
 
 A read either returns exactly the rows that were written and not deleted since, or raises an error. Three checks ensure
 this (lessons 60 and 61):
 
 - The size and xxh3-64 in the log are compared with the whole file.
-- If only a part is read, checksums of the footer and of column chunks are compared. Files of early 0.1 have checksums
-  of pages instead.
+- If only a part is read, checksums of the footer and of column chunks are compared. In files of early 0.1, the
+  checksums of pages are compared instead.
 - The path in the file's own metadata must be the path of the split.
 
 Start with `open_split`, which returns an `OpenSplit`.
@@ -59,11 +59,13 @@ from storage_core.store.pieces import CachedPieces
 
 
 def conform_split(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the columns of `schema` in the order of `schema`. Dictionaries are decoded, and unknown columns are
-    dropped.
+    """Return the columns of `schema` in the order of `schema`.
 
-    A column that the split lacks gets its default value, or null. A column that had a narrower type when the split was
-    written is widened. Raises `InvalidInput` if the type of a column still differs from the schema.
+    Columns with dictionaries are decoded, and unknown columns are omitted.
+
+    If the split lacks a column, the column gets its default value, or null. If a column had a narrower type when the
+    split was written, the column is widened. Raises `InvalidInput` if the type of a column still differs from the
+    schema.
     """
     columns = dict(zip(table.column_names, table.columns, strict=True))
     found = (columns.get(stored_name(field)) for field in schema)
@@ -75,7 +77,7 @@ def _conformed(column: pa.ChunkedArray | None, field: pa.Field, rows: int) -> pa
         return pa.chunked_array([defaults(field, rows)])
     if pa.types.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if is_vector(field.type) and column.type == listed(field.type):  # Only in files of other writers.
+    if is_vector(field.type) and column.type == listed(field.type):  # This type occurs only in files of other writers.
         require_dimensions(column, field)
         column = column.cast(field.type)
     if column.type == field.type:
@@ -97,11 +99,11 @@ VALUE_BYTES = 16
 
 
 def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
-    """Return approximately the memory that a chunk takes while Arrow decodes it, in bytes.
+    """Return the approximate memory in bytes that a chunk takes while Arrow decodes it.
 
-    The decoded size of texts with a dictionary is not recorded. Each text is assumed to be as long as the smallest or
-    the largest text, whichever is longer. If these two texts are not recorded because they are too long, the size of a
-    row group is assumed.
+    The decoded size of texts with a dictionary is not recorded. The function assumes that each text is as long as the
+    smallest or the largest text, whichever is longer. If these two texts are too long, they are not recorded. The
+    function then assumes the size of a row group.
     """
     size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
     if chunk.physical_type != "BYTE_ARRAY":
@@ -134,10 +136,12 @@ def leaves_of(footer: pq.FileMetaData, columns: Collection[str] | None) -> list[
 
 
 def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -> list[OrderColumn]:
-    """Return the sort order in the metadata of a file with these columns. Raises `Corrupt` if it contains other
-    columns.
+    """Return the sort order that the metadata of a file records.
 
-    The columns are identified by path. Files of earlier releases may refer to another leaf with the same path.
+    The file has these columns. Raises `Corrupt` if the order contains other columns.
+
+    The columns are identified by path. In files of earlier releases, the order may refer to another leaf with the same
+    path.
     """
     try:
         recorded = footer.row_group(0).sorting_columns
@@ -151,7 +155,7 @@ def native_order(footer: pq.FileMetaData, columns: Collection[str], path: str) -
 
 
 BATCH_ROWS = 8192
-"""The maximum number of decoded rows that `OpenSplit.since` holds at once."""
+"""The maximum number of decoded rows that `OpenSplit.since` holds in memory."""
 
 TAKEN_BYTES = 64 * 2**20
 """The maximum total bytes of row groups that `OpenSplit.take` reads concurrently. A larger row group is read alone."""
@@ -162,7 +166,8 @@ _TAKEN_AT_ONCE = 16
 class OpenSplit:
     """An open split. Its footer has been read and verified against the log.
 
-    The rows of the split are the rows that are not deleted. For `add.as_written`, they are all rows of the file.
+    Only rows that are not deleted belong to the split. If the split was opened with `add.as_written`, all rows of the
+    file belong to the split.
 
     Attributes:
         schema: The columns of the rows: the `stored` columns, or after `of_table` the columns of the table.
@@ -183,7 +188,7 @@ class OpenSplit:
     _table: pa.Schema | None = None
 
     def of_table(self, schema: pa.Schema) -> OpenSplit:
-        """Return the split with the columns of its table, which may have changed since the split was written.
+        """Return the split with the columns of its table. These columns may have changed since the split was written.
 
         The columns are adapted as in `conform_split`, but dictionaries are kept, and columns keep the names that splits
         use. If the table's columns never changed, the split itself is returned.
@@ -230,12 +235,12 @@ class OpenSplit:
         return [Piece(self, names, group, is_alone=len(chosen) == 1) for group in chosen]
 
     def chunk_bytes(self, columns: Collection[str] | None, group: int) -> int:
-        """Return approximately the memory for these columns of a row group, encoded plus decoded, in bytes."""
+        """Return the approximate memory in bytes for these columns of a row group, encoded plus decoded."""
         chunks = map(self._file.metadata.row_group(group).column, self._leaves(columns))
         return sum(each.total_compressed_size + decoded_bytes(each) for each in chunks)
 
     def apart(self) -> OpenSplit:
-        """Return the same split with its own file handle. Another thread may read the result."""
+        """Return the same split with a separate file handle. Another thread may read the result."""
         own = self._source.another() if isinstance(self._source, VerifiedChunks) else self._source
         return replace(self, _source=own, _file=parquet_file(own, self.footer, sorted(self.dictionaries())))
 
@@ -244,12 +249,14 @@ class OpenSplit:
         return self._source if isinstance(self._source, VerifiedChunks) else None
 
     def since(self, place: int, batch_rows: int = BATCH_ROWS) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-        """Yield the rows from this row number on, with their row numbers, in tables of at most `batch_rows`.
+        """Yield the rows from the row number `place` on, in tables of at most `batch_rows`.
+
+        Each table comes with its row numbers.
 
         The function reads the row group that contains `place` from its start, and no earlier row group. Row groups
         without a visible row are skipped. The memory holds the encoded columns of one row group, and one table.
         """
-        # A setting that `read` has made remains. `use_threads=False` below would not reset it.
+        # If `read` enabled threads, the setting remains. `use_threads=False` below would not reset it.
         self._file.reader.set_use_threads(False)
         group = max(0, int(np.searchsorted(self.first_rows, place, side="right")) - 1)
         with corrupt_on_failure(self.add):
@@ -263,7 +270,7 @@ class OpenSplit:
                 yield (places, rows) if mask is None else (places[mask], rows.filter(pa.array(mask)))
 
     def _batches_from(self, group: int, batch_rows: int) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """Yield the rows of the visible row groups from this one on.
+        """Yield the rows of the visible row groups, starting at row group `group`.
 
         Each batch comes with the row number of its first row.
         """
@@ -277,11 +284,11 @@ class OpenSplit:
                 first += batch.num_rows
 
     def _shown(self, first: int = 0) -> list[int]:
-        """Return the row groups from this one on that have a visible row."""
+        """Return the row groups with a visible row, starting at row group `first`."""
         return [each for each in shown(self._file.metadata, self.deleted) if each >= first]
 
     def take(self, places: npt.NDArray[np.int64], columns: Collection[str] | None = None) -> pa.Table:
-        """Return the rows at these ascending row numbers, deleted or not, with the columns of `read`.
+        """Return the rows at these ascending row numbers, including deleted rows. The columns are those of `read`.
 
         Only row groups with a requested row are read. If row groups must be fetched, several are read concurrently
         (`TAKEN_BYTES`). Otherwise one row group is in memory at a time.
@@ -317,12 +324,12 @@ class OpenSplit:
 
     @property
     def is_ranged(self) -> bool:
-        """Whether column chunks are fetched when they are read."""
+        """Whether each column chunk is fetched only when it is read."""
         return self._chunks is not None
 
     @property
     def bounds(self) -> Recorded | None:
-        """The column that has bounds per row group in the file, and the bounds.
+        """The column with recorded bounds per row group in the file, and these bounds.
 
         Raises `Corrupt` if the bounds are damaged.
         """
@@ -348,7 +355,10 @@ class OpenSplit:
         return frozenset(field.name for field in self._file.schema_arrow if pa.types.is_dictionary(field.type))
 
     def may_hold_nan(self) -> frozenset[str]:
-        """Return the columns that may contain NaN: floats without bounds in some row group, and nested floats."""
+        """Return the columns that may contain NaN.
+
+        These are floats without bounds in a row group, and nested floats.
+        """
         footer = self._file.metadata
         groups = [footer.row_group(index) for index in range(self.row_groups)]
         columns = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -362,7 +372,10 @@ class OpenSplit:
         )
 
     def native_sorting(self) -> list[OrderColumn]:
-        """Return the sort order that Parquet itself records, if any. Raises `Corrupt` if it contains other columns."""
+        """Return the sort order that Parquet's own metadata contains, if any.
+
+        Raises `Corrupt` if the order contains other columns.
+        """
         return native_order(self._file.metadata, self.stored.names, self.add.path)
 
     def _leaves(self, columns: Collection[str] | None) -> list[int]:
@@ -372,7 +385,7 @@ class OpenSplit:
         if columns is None:
             return None
         names = [name for name in self.stored.names if name in columns]
-        # One column is needed for the number of rows.
+        # At least one column is needed to know the number of rows.
         return names if self._table is None else names or self.stored.names[:1]
 
     def _wanted(self, columns: Collection[str]) -> list[str]:
@@ -393,13 +406,13 @@ def _may_hold_nan(field: pa.Field, unbounded: Collection[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A row group of a split, with some columns."""
+    """Some columns of one row group of a split."""
 
     split: OpenSplit
     columns: Collection[str] | None
     group: int
     is_alone: bool = False
-    """True if no other reader uses the split."""
+    """True if no other piece uses the same split."""
 
     def read(self) -> pa.Table:
         """Return the rows of the piece. Raises the errors of `open_split`.
@@ -410,7 +423,7 @@ class Piece:
 
     @property
     def memory_bytes(self) -> int:
-        """The approximate memory to read the piece, in bytes.
+        """The approximate memory in bytes for reading the piece.
 
         This is the size of its chunks, encoded plus decompressed, and `VALUE_BYTES` per value.
         """
@@ -418,7 +431,10 @@ class Piece:
 
 
 def read_together(pieces: Sequence[Piece]) -> Iterator[pa.Table]:
-    """Yield the rows of several pieces of one split with the same columns, in order. See `Piece.read`."""
+    """Yield the rows of several pieces, in order.
+
+    All pieces have the same split and the same columns. See `Piece.read`.
+    """
     first = pieces[0]
     own = first.split if first.is_alone else first.split.apart()
     return own.batches(first.columns, groups=[each.group for each in pieces])
@@ -427,7 +443,7 @@ def read_together(pieces: Sequence[Piece]) -> Iterator[pa.Table]:
 def parquet_file(
     source: pa.NativeFile | io.RawIOBase, footer: pq.FileMetaData | None = None, dictionaries: Sequence[str] = ()
 ) -> pq.ParquetFile:
-    """Return a Parquet file that reads nothing in advance. Reads the footer unless it is given.
+    """Return a Parquet file that reads nothing in advance. The footer is read if `footer` is None.
 
     Page checksums are verified, unless the checksums of column chunks were verified.
 
@@ -444,10 +460,13 @@ def parquet_file(
 
 
 WHOLE_SPLIT_BYTES = 8 * 2**20
-"""A reader of some rows fetches a split up to this size with one GET, and a larger split by ranges."""
+"""The size limit for a read of some rows with one GET. A larger split is read by ranges."""
 
 SMALL_SPLIT_BYTES = 2**20
-"""A split up to this size is read whole if nearly all of it is wanted. Its transfer costs about one request."""
+"""If nearly all of a split is wanted, a split up to this size is read as a whole.
+
+The transfer of a split of this size takes about as long as one request.
+"""
 
 NEEDLESS_BYTES = 2**16
 """The approximate maximum of unneeded bytes in a split that is read whole."""
@@ -458,20 +477,20 @@ AHEAD_BYTES = 2**20
 _WIDE = 8
 
 UNREADABLE = (Corrupt, SnapshotExpired, Unsupported)
-"""The errors of a split with unreadable rows."""
+"""The errors that show that the rows of a split cannot be read."""
 
 _DICTIONARY = frozenset({"RLE_DICTIONARY", "PLAIN_DICTIONARY"})
 
 
 def is_small(add: Add, share: float = 1) -> bool:
-    """Return whether one GET reads the whole split if this share of its bytes is wanted (see `share_of`)."""
+    """Return whether one GET reads the whole split if the given share of its bytes is wanted (see `share_of`)."""
     return add.size <= SMALL_SPLIT_BYTES and add.size * (1 - share) <= NEEDLESS_BYTES
 
 
 def share_of(names: Collection[str], schema: pa.Schema) -> float:
-    """Return the approximate share of these columns in the bytes of a split.
+    """Return the approximate share of a split's bytes that these columns take.
 
-    A text or list counts as much as 8 other columns. Columns that are not in `schema` count as 0.
+    A text or list counts as 8 other columns. Columns that are not in `schema` count as 0.
     """
     taken = {field.name: 1 if _is_narrow(field.type) else _WIDE for field in schema}
     return sum(taken.get(name, 0) for name in {*names}) / max(1, sum(taken.values()))
@@ -527,9 +546,8 @@ def open_split(
     whole = whole or (has_checksums and file_path is None and is_small(add, share))
     footer = None
     with corrupt_on_failure(add):
-        # No thread of Arrow may be the last owner of a Python object, because this aborts the process after Python has
-        # ended. So threads read only buffers that Arrow owns. Ranges are read in the calling thread, and never in
-        # advance.
+        # If a thread of Arrow is the last owner of a Python object, the process aborts after Python has ended. So
+        # threads read only buffers that Arrow owns. The calling thread reads ranges, and never reads them in advance.
         if file_path is not None:
             footer, source = footers.held(add), mapped(add, file_path)
         elif whole:
@@ -544,7 +562,7 @@ def open_split(
         schema = columns_of(add, file.schema_arrow, entries)
         if as_dictionary:
             file = parquet_file(source, file.metadata, _stored_by_dictionary(schema, file.metadata))
-        if whole or footer is not None:  # Otherwise, no checksum has verified the content of the footer.
+        if whole or footer is not None:  # Otherwise, the content of the footer has not been verified by a checksum.
             require_known_format(add, entries)
         require_itself(add, entries, schema, file.metadata)
         if deleted and deleted.max() >= file.metadata.num_rows:
@@ -565,9 +583,9 @@ def read_split(
 ) -> pa.Table:
     """Return the visible rows of a split in their stored order, verified against the log.
 
-    With all columns or with `verify`, the file is read with one GET and its checksum is compared. With some columns,
-    only their ranges are read. Columns that the split lacks are not added (`conform_split` does this). Raises the
-    errors of `open_split`.
+    If all columns are requested or `verify` is True, one GET reads the file, and its checksum is compared. Otherwise,
+    only the byte ranges of the requested columns are read. The result omits columns that the split lacks
+    (`conform_split` adds them). Raises the errors of `open_split`.
     """
     whole = verify or columns is None
     return open_split(store, add, whole=whole, as_dictionary=as_dictionary).read(columns)
@@ -596,7 +614,7 @@ def mapped(add: Add, path: Path) -> pa.NativeFile:
 def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[str]:
     """Return the string columns with a dictionary in every row group.
 
-    Arrow cannot read delta encodings as dictionaries.
+    The other columns are excluded, because Arrow cannot read delta encodings as dictionaries.
     """
     groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
     columns = [group.column(index) for group in groups for index in range(group.num_columns)]
@@ -604,19 +622,22 @@ def _stored_by_dictionary(schema: pa.Schema, footer: pq.FileMetaData) -> list[st
     return [field.name for field in schema if pa.types.is_string(field.type) and field.name not in without]
 
 
-# Reading of some rows of a split, for a part of a merge. Row groups without these rows are not fetched.
+# Reading of some rows of a split, which is one part of a merge. Row groups without these rows are not fetched.
 
 
 RowRange = tuple[int, int]
-"""A range of rows of a file: the number of the first row, and the number after the last row."""
+"""A range of rows of a file.
+
+The first number is the first row, and the second number is the number after the last row.
+"""
 
 
 def open_part(store: ObjectStore, add: Add, rows: RowRange, *, spool: Path) -> OpenSplit:
     """Open the rows of a split that are in `rows` and not deleted. All other rows count as deleted.
 
-    The row groups with such a row are copied to a file in `spool`. Each column chunk is verified by its checksum, and
-    one row group is in memory at a time. Files of early 0.1 and small files are read whole. Raises the errors of
-    `open_split`.
+    The row groups that contain such a row are copied to a file in `spool`. Each column chunk is verified by its
+    checksum. One row group at a time is in memory. Files of early 0.1 and small files are read whole. Raises the errors
+    of `open_split`.
 
     Cost:
         Ranged GETs of the footer and of chunks, and one GET for a stored deletion vector.

@@ -3,9 +3,9 @@
 The log contains the checksum of a split's footer. The footer contains the checksums of the column chunks, and describes
 the pages of vectors. So a reader can verify any part of a split.
 
-A search ranks some tens of rows by their vectors, which are usually in different pages. Therefore the footer records
-the rows, the bytes and the checksum of every page of vectors. If a row group has a null vector, the rows of its pages
-cannot be computed. The footer then records no pages for the row group.
+A search ranks several tens of rows by their vectors. These vectors are usually in different pages. Therefore the footer
+records the rows, the bytes and the checksum of every page of vectors. If a row group contains a null vector, the number
+of rows in its pages cannot be computed. The footer then contains no pages for this row group.
 
 The module also packs the metadata of a file into one compressed entry.
 """
@@ -62,7 +62,7 @@ def expired_split(add: Add) -> SnapshotExpired:
 
 @contextmanager
 def corrupt_on_failure(add: Add) -> Iterator[None]:
-    """Raise `Corrupt` for any error of Arrow on the bytes of a split, and `SnapshotExpired` if the file is missing."""
+    """Raise `Corrupt` for any error of Arrow while it reads a split, and `SnapshotExpired` if the file is missing."""
     try:
         yield
     except NotFound as error:
@@ -86,7 +86,7 @@ def whole_file(store: ObjectStore, add: Add) -> bytes:
 
 
 def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
-    """Raise `Unsupported` if the split has a newer format."""
+    """Raise `Unsupported` if the format of the split is newer than this release."""
     written = metadata.get(PREFIX + "format", FORMAT)
     if written != FORMAT:
         raise Unsupported(
@@ -95,7 +95,7 @@ def require_known_format(add: Add, metadata: Mapping[str, str]) -> None:
 
 
 def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.Schema:
-    """Return the columns of a file. A vector column of the recorded table schema gets the vector type."""
+    """Return the columns of a file. If a column is a vector in the recorded table schema, it gets the vector type."""
     columns = columns.remove_metadata()
     text = metadata.get(PREFIX + "table_schema", "")
     if VECTOR not in text:
@@ -114,10 +114,10 @@ def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.
 
 
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """Raise `Corrupt` if columns, path or rows in the footer contradict the log or other values in the footer.
+    """Raise `Corrupt` if columns, path or rows in the footer contradict the log, or contradict each other.
 
-    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, a column with a
-    damaged name would be lost.
+    If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, the reader would not
+    find a column with a damaged name.
     """
     recorded = metadata.get(PREFIX + "schema_hash")
     if recorded is not None and recorded != _schema_hash(add, schema):
@@ -138,16 +138,19 @@ def _schema_hash(add: Add, schema: pa.Schema) -> str:
         raise Corrupt(f"{add.path}: no table can have its columns: {error}", key=add.path) from error
 
 
-# The key-value metadata of a split in one compressed entry, so that a small split has little overhead
+# The key-value metadata of a split in one compressed entry. Therefore a small split has little overhead
 # (docs/architecture/compaction.md).
 #
-# Most words of the metadata are the same in every file. They are in a compression dictionary that is part of the format
-# and never changes. Another dictionary would need another name for the entry.
+# Most words of the metadata are the same in every file. These words are in a compression dictionary. The dictionary is
+# part of the format and never changes. A format with another dictionary would need another name for the entry.
 
 
 PACKED: Final = PREFIX + "packed"
 PACKED_FORMAT: Final = "2"
-"""The value of the entry `format` in a file with a packed entry. Releases that cannot unpack it refuse the file."""
+"""The value of the entry `format` in a file with a packed entry.
+
+Releases that cannot unpack the metadata refuse the file.
+"""
 
 _MOST_BYTES: Final = 64 * 2**20
 _WORDS: Final = (
@@ -181,7 +184,7 @@ _WORDS: Final = (
 
 
 def packed(metadata: Mapping[str, str]) -> dict[str, str]:
-    """Return the metadata as two entries. `entries_of` restores the metadata from these entries."""
+    """Return the metadata as two entries. `entries_of` unpacks these entries."""
     body = json.dumps(dict(metadata), sort_keys=True, ensure_ascii=False, separators=(",", ":")).encode()
     compressor = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS, 9, zlib.Z_DEFAULT_STRATEGY, _WORDS)
     data = compressor.compress(body) + compressor.flush()
@@ -189,7 +192,9 @@ def packed(metadata: Mapping[str, str]) -> dict[str, str]:
 
 
 def entries_of(footer: pq.FileMetaData, where: str) -> dict[str, str]:
-    """Return the key-value metadata of a file, unpacked if necessary. Raises `Corrupt` with the name `where`.
+    """Return the key-value metadata of a file, unpacked if necessary.
+
+    Raises `Corrupt` with the text `where` in the message.
 
     Raises `UnicodeDecodeError` for values that are not text.
     """
@@ -208,11 +213,11 @@ def entries_of(footer: pq.FileMetaData, where: str) -> dict[str, str]:
     return others | entries
 
 
-# Checksums of the column chunks of a split, in the metadata of its footer. The log contains the footer's checksum.
+# The checksums of a split's column chunks are in the metadata of its footer. The log contains the footer's checksum.
 #
-# So a reader of a part of a split verifies only that part. The footer is verified against the log, and each column
-# chunk against the footer (decision 0017). The checksums of pages are not sufficient, because they do not include the
-# page headers.
+# Therefore a reader of some part of a split verifies only this part. The footer is verified against the log, and each
+# column chunk against the footer (decision 0017). The checksums of Parquet pages are not sufficient, because they do
+# not cover the page headers.
 
 
 CHECKSUMS_KEY: Final = PREFIX + "chunk_checksums"
@@ -230,7 +235,9 @@ def checksums_entry(data: pa.Buffer, footer: pq.FileMetaData) -> dict[str, str]:
 def recorded_checksums(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> npt.NDArray[np.uint64] | None:
-    """Return the xxh3-64 of each column chunk by row group and leaf column, or None if the file contains none.
+    """Return the xxh3-64 of each column chunk by row group and leaf column.
+
+    Return None if the file contains no checksums.
 
     Raises `Corrupt` with the name `path` if the number of checksums is not the number of chunks in the footer.
     """
@@ -255,7 +262,7 @@ def places(footer: pq.FileMetaData, groups: Sequence[int] | None = None) -> npt.
 def place(chunk: pq.ColumnChunkMetaData) -> tuple[int, int]:
     """Return the start and end of a column chunk in the file.
 
-    Some writers record 0 as the position of a missing dictionary.
+    If a chunk has no dictionary, some writers record 0 as the position of the dictionary.
     """
     start = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
     return start, start + chunk.total_compressed_size
@@ -267,7 +274,7 @@ _PAGE: Final = np.dtype([("rows", "<u4"), ("bytes", "<u4"), ("xxh3", "<u8")])
 # The numbers of fields in `PageHeader` of parquet.thrift, and in the structs of a data page.
 _SIZE, _STORED_SIZE, _DATA_PAGE, _NUM_VALUES, _ENCODING = 2, 3, 5, 1, 2
 _PLAIN: Final = 0
-_FEW_VECTORS: Final = 256  # Up to this number, reading vectors individually is faster than mapping the file.
+_FEW_VECTORS: Final = 256  # Up to this number of vectors, separate reads are faster than a memory mapping of the file.
 _LEVELS = struct.Struct("<I")
 _CODECS: Final = {"ZSTD": "zstd", "UNCOMPRESSED": None}
 
@@ -289,7 +296,7 @@ class Pages:
     checksums: Sequence[int]
 
     def of(self, rows: Positions) -> Positions:
-        """Return the page number of each of these rows."""
+        """Return the number of the page that contains each of these rows."""
         return np.searchsorted(self.rows, rows, side="right") - 1
 
     def piece(self, number: int) -> Piece:
@@ -319,7 +326,7 @@ def vector_pages_entry(data: pa.Buffer, footer: pq.FileMetaData, schema: pa.Sche
 def recorded_vector_pages(
     metadata: Mapping[str, str], footer: pq.FileMetaData, path: str
 ) -> Mapping[tuple[int, int], Pages]:
-    """Return the recorded pages by leaf column and row group. Raises `Corrupt` with the name `path`."""
+    """Return the recorded pages by leaf column and row group. Raises `Corrupt` with the text `path` in the message."""
     found = {}
     try:
         for leaf, groups in json.loads(metadata.get(VECTOR_PAGES_KEY, "{}")).items():
@@ -333,7 +340,7 @@ def recorded_vector_pages(
 
 
 def numbers(data: memoryview, position: int, codec: str) -> Floats | None:
-    """Return the numbers in the page at this position, or None if Tidemark did not write the page."""
+    """Return the numbers in the page at this position, or None if another writer wrote the page."""
     header, body = parquet_footer.struct(data, position)
     page = header.get(_DATA_PAGE)
     if page is None or page[_ENCODING] != _PLAIN or codec not in _CODECS:
@@ -348,7 +355,7 @@ def numbers(data: memoryview, position: int, codec: str) -> Floats | None:
 
 
 def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, leaf: int) -> Pages | None:
-    """Return the pages of a leaf column in all row groups as one sequence.
+    """Return the pages of a leaf column in all row groups as a single sequence.
 
     Return None if a row group has no recorded pages, or if the column is compressed. The numbers of uncompressed pages
     can be read directly from the file.
@@ -372,11 +379,11 @@ def of_file(pages: Mapping[tuple[int, int], Pages], footer: pq.FileMetaData, lea
 def in_place(
     path: Path, key: str, pages: Pages, rows: Positions, *, size: int, mapped: Callable[[], memoryview]
 ) -> Floats:
-    """Return the vectors at these rows of a file directly from its uncompressed pages.
+    """Return the vectors at these rows of a file. They are read directly from uncompressed pages.
 
-    The file and its record of the pages must already be verified. The numbers are at the end of each page. A few
-    vectors are read individually. A larger number of vectors is read from the `mapped` file. Raises `Corrupt`, which
-    names `key`, if the file became shorter.
+    The file and the recorded pages must already be verified. The numbers are at the end of each page. If only a few
+    vectors are needed, each vector is read separately. A larger number of vectors is read from the file in the memory
+    mapping `mapped`. If the file became shorter, raises `Corrupt` with `key`.
     """
     own, width = pages.of(rows), 4 * size
     starts = pages.ends[own] - (pages.rows[own + 1] - rows) * width
@@ -392,7 +399,7 @@ def in_place(
 def _encoded(view: memoryview, group: pq.RowGroupMetaData, leaf: int, size: int) -> str | None:
     chunk = group.column(leaf)
     if chunk.num_values != group.num_rows * size or chunk.compression not in _CODECS:
-        return None  # A null also counts as one value.
+        return None  # A null value is also counted as one value.
     (at, end), found = place(chunk), list[tuple[int, int, int]]()
     while at < end:
         header, body = parquet_footer.struct(view, at)
@@ -401,7 +408,7 @@ def _encoded(view: memoryview, group: pq.RowGroupMetaData, leaf: int, size: int)
             return None
         held = numbers(view, at, chunk.compression)
         if held is None or len(held) != page[_NUM_VALUES]:
-            return None  # A vector with one number and a null vector both count as one value.
+            return None  # A vector with one number counts as one value, and a null vector also counts as one value.
         found.append((page[_NUM_VALUES] // size, after - at, xxhash.xxh3_64_intdigest(view[at:after])))
         at = after
     return base64.b64encode(np.array(found, _PAGE).tobytes()).decode()

@@ -1,10 +1,12 @@
-"""Writing of splits. A split is an immutable, sorted Parquet file of one partition and window with its own metadata.
+"""Writing of splits.
 
-`sort_and_write` writes rows in any order, `write_split` writes sorted rows as one split, and `RollingWriter` divides
-sorted rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the
-result to the driver as JSON.
+A split is an immutable, sorted Parquet file of one partition and window. It contains its own metadata.
 
-The functions of this module do not commit. A split without a version that refers to it is an orphan. The collector
+`sort_and_write` writes rows in any order. `write_split` writes sorted rows as one split. `RollingWriter` divides sorted
+rows into splits of the target size. `Rewrite` is the result of a task that replaces splits. The task sends the result
+to the driver as JSON.
+
+The functions of this module do not commit. If no version refers to a split, the split is an orphan. The collector
 removes orphans later.
 """
 
@@ -66,7 +68,9 @@ from storage_core.store.contract import ObjectStore, create_once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """The splits that a task has written, and the splits that they replace. Not committed yet. Serialized as JSON.
+    """The splits that a task has written, and the splits that these splits replace.
+
+    Not committed yet. Serialized as JSON.
 
     Attributes:
         rows_in: The number of rows that were read.
@@ -101,7 +105,7 @@ class Rewrite:
         return sum(add.size for add in self.adds)
 
     def to_json(self) -> str:
-        """Return the record as text. `from_json` converts the text back."""
+        """Return the record as text. `from_json` converts the text back to a record."""
         return json.dumps(self.to_object(), sort_keys=True)
 
     @staticmethod
@@ -110,7 +114,7 @@ class Rewrite:
         return Rewrite.from_object(json.loads(text))
 
     def to_object(self) -> dict[str, Any]:
-        """Return the record as a JSON object. `from_object` converts the object back."""
+        """Return the record as a JSON object. `from_object` converts the object back to a record."""
         return {
             "adds": write_actions(self.adds),
             "removes": write_actions(self.removes),
@@ -144,7 +148,10 @@ UNCUT = 2**31 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SplitHead:
-    """The common properties of all splits of one operation. `window` is that of `write_split`."""
+    """The properties that all splits of one operation have in common.
+
+    `window` has the same meaning as in `write_split`.
+    """
 
     context: SplitContext
     window: int | None
@@ -156,8 +163,8 @@ class SplitHead:
 class SplitWriter:
     """The writer of one split. Sorted rows are added in pieces, and the split's statistics are updated with each piece.
 
-    The memory holds the rows of one row group and the last added piece. Unless `on_disk` is set, it also holds the
-    encoded bytes.
+    The memory holds the rows of one row group and the last added piece. Unless `on_disk` is True, the memory also holds
+    the encoded bytes.
     """
 
     def __init__(
@@ -205,11 +212,14 @@ class SplitWriter:
 
     @property
     def written(self) -> tuple[int, int]:
-        """The number of encoded rows and of their bytes. Rows of an incomplete row group are not encoded yet."""
+        """The number of rows that are already encoded, and the number of their encoded bytes.
+
+        If a row group is incomplete, its rows are not encoded yet.
+        """
         return self._rows - sum(rows.num_rows for rows in self._waiting), self._file.size
 
     def add(self, rows: pa.Table) -> None:
-        """Append rows, which must be sorted and follow all earlier rows.
+        """Append rows. The rows must be sorted and must come after all earlier rows.
 
         Raises `InvalidInput` for rows outside the window.
         """
@@ -227,13 +237,17 @@ class SplitWriter:
         self._encode(is_all=False)
 
     def _encode(self, *, is_all: bool) -> None:
-        """Write waiting rows to the file as row groups: all rows with `is_all`, else only full row groups."""
+        """Write waiting rows to the file as row groups.
+
+        If `is_all` is True, write all rows, otherwise only full row groups.
+        """
         waiting = sum(rows.num_rows for rows in self._waiting)
         size = rows_per_group(waiting, self._waiting_bytes)
         rows = waiting if is_all else waiting - waiting % size
         if not rows:
             return
-        # A row group in one piece is written unchanged. Several pieces need a common dictionary.
+        # If a row group has only one piece, it is written unchanged. If it has several pieces, they need a common
+        # dictionary.
         several = len(self._waiting) > 1
         found = pa.concat_tables(self._waiting).unify_dictionaries() if several else self._waiting[0]
         for start in range(0, rows, size):
@@ -245,7 +259,7 @@ class SplitWriter:
         self._waiting_bytes = decoded_bytes(left)
 
     def finish(self, store: ObjectStore) -> Add:
-        """Write the file and return the action that adds it. The file is durable on return. One PUT.
+        """Write the file and return the action that adds it. The file is durable when the function returns. One PUT.
 
         Raises the errors of `write_split`, and `InvalidInput` if there are no rows.
         """
@@ -292,9 +306,9 @@ class SplitWriter:
 def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
     """Return the sort key of the first or last row as a JSON array of text forms of `data.rows.codes`.
 
-    A null value becomes null in the array. A text of more than `longest` code points is shortened. The key of the first
-    row is then replaced by a key that sorts at or before the first row. The key of the last row is replaced by a key
-    that sorts at or after the last row. The result is None if no such text is known.
+    A null value becomes null in the array. A text of more than `longest` code points is shortened. The resulting key of
+    the first row then sorts at or before the first row. The resulting key of the last row sorts at or after the last
+    row. If no such text exists, the result is None.
     """
     names = [each.name for each in order.columns]
     metrics = statistics.compute(decoded(row.select([each for each in names if each in row.column_names])), longest)
@@ -353,8 +367,8 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
 def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """Return the action with the values that need the whole file: size, checksums, footer offsets, uncompressed bytes.
 
-    The checksum of the footer is omitted if the footer contains no checksums of column chunks, because it would verify
-    nothing.
+    If the footer contains no checksums of column chunks, the checksum of the footer is omitted. It would verify nothing
+    in this case.
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -378,7 +392,10 @@ def _create(store: ObjectStore, key: str, data: pa.Buffer) -> None:
 
 
 def _bytes_view(data: pa.Buffer) -> memoryview:
-    """Return unsigned bytes. Arrow's own view has signed bytes, which do not equal unsigned bytes."""
+    """Return unsigned bytes.
+
+    Arrow's own view has signed bytes, and signed bytes do not compare as equal to unsigned bytes.
+    """
     return memoryview(data).cast("B")
 
 
@@ -391,7 +408,7 @@ IN_MEMORY_BYTES: Final = 32 * 2**20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expected:
-    """The properties of the rows that are known before they arrive.
+    """The properties of the rows that are known before the rows arrive.
 
     Attributes:
         rows: The number of rows.
@@ -413,13 +430,13 @@ class Expected:
 class RollingWriter:
     """A writer of splits of about the target size. The rows are sorted and arrive in pieces.
 
-    The rows are divided only where the key changes. So the row keys of the splits do not overlap. Rows with equal keys
-    are never divided, regardless of their size. The number of splits is rounded to the nearest integer. If there are
-    several splits, each has at least about three quarters of the target size. So the planner does not merge them again
-    as small splits. After each piece, the end of the current split is computed again from the actual size of the rows
-    so far.
+    The rows are divided only at a change of the key, so the row keys of the splits do not overlap. Rows with equal keys
+    are never divided, even if they exceed the target size. The number of splits is the total size divided by the target
+    size, rounded to the nearest integer. If there are several splits, each has at least about three quarters of the
+    target size. Therefore the planner does not merge them again as small splits. After each piece, the end of the
+    current split is computed again from the actual size of the rows so far.
 
-    One PUT per split. If a PUT fails, the earlier splits are orphans.
+    Makes one PUT per split. If a PUT fails, the earlier splits are orphans.
     """
 
     def __init__(self, store: ObjectStore, head: SplitHead, expected: Expected, ids: Ids) -> None:
@@ -445,7 +462,10 @@ class RollingWriter:
                 self._close()
 
     def finish(self) -> list[Add]:
-        """Return the actions that add the splits, in the order of the rows. Without rows, the result is empty."""
+        """Return the actions that add the splits, in the order of the rows.
+
+        If there are no rows, the result is empty.
+        """
         self._close()
         return self._adds
 
@@ -499,7 +519,7 @@ class RollingWriter:
         return self._expected.next_key(max(wanted, first + 1, self._done))
 
 
-# Sorting of rows into splits by partition and window (docs/architecture/compaction.md).
+# Sorting of rows by partition and window, to write them as splits (docs/architecture/compaction.md).
 
 
 def sort_and_write(
@@ -516,8 +536,8 @@ def sort_and_write(
     """Write rows in any order as sorted splits of about the target size, with fresh ids.
 
     Each split has one partition and window. All rows are divided by partition and window before anything is written.
-    New rows without a `timeseries_id` get one (`data.rows.sort_order`). Rows of a merge are not changed. Without
-    rows, no split is written. Raises the errors of `write_split`.
+    New rows without a `timeseries_id` get a `timeseries_id` (`data.rows.sort_order`). Rows of a merge are not changed.
+    If there are no rows, no split is written. Raises the errors of `write_split`.
 
     Args:
         placed: A list. For each split, in order, the positions of its rows in `rows` are appended.
@@ -561,10 +581,12 @@ def write_split(
     now_ms: int,
     lineage: Lineage = APPENDED,
 ) -> Add:
-    """Write sorted `rows` as one split, and return the action that adds it. The file is durable on return. One PUT.
+    """Write sorted `rows` as one split, and return the action that adds it.
 
-    A repeated write of the same rows under the same id succeeds. The file contains the columns of `rows`, which may be
-    fewer than the table's columns.
+    The file is durable when the function returns. One PUT.
+
+    If the same rows are written again under the same id, the second write succeeds. The file contains the columns of
+    `rows`, which may be fewer than the table's columns.
 
     Args:
         rows: Must be sorted by `context.order` and be in `window`.

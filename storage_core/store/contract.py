@@ -4,8 +4,8 @@ See docs/architecture/object-store.md. The module has the protocol `ObjectStore`
 the rules for keys, and helpers that create or replace an object safely.
 
 A key is a table-relative path of segments separated by `/`. `formats.keys` builds and parses all keys. A store contains
-immutable objects, which readers see only as a whole. Only hints, tags and the collector's state are ever replaced, and
-always by compare-and-swap.
+immutable objects, which readers see only as a whole. Only hints, tags and the collector's state can be replaced. They
+are always replaced by compare-and-swap.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Place(ObjectStore, Protocol):
 LIST_FROM = 100
 
 AHEAD_MOST = 2**24
-"""The maximum number of bytes that a sequentially read file requests at once."""
+"""The maximum number of bytes in one request of a file that is read sequentially."""
 
 
 def exists(store: ObjectStore, key: str) -> bool:
@@ -339,7 +339,7 @@ def put_or_unknown(store: ObjectStore, key: str, data: bytes | memoryview, mode:
 
 
 def create_once(store: ObjectStore, key: str, data: bytes | memoryview, *, advice: str) -> bool:
-    """Create `key` with `data` durably and return True. Return False if the key already holds other bytes.
+    """Create `key` with `data` durably and return True. Return False if the object at the key already has other bytes.
 
     The caller must never have used the key before.
 
@@ -396,12 +396,14 @@ def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) ->
 
 
 def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) -> bool:
-    """Create `key` with `data` durably and return True. Return False if the key holds another writer's bytes.
+    """Create `key` with `data` durably and return True.
+
+    Return False if the object at the key has another writer's bytes.
 
     Use this function for numbered keys if several writers compete for the same number. The bytes must be unique to the
-    caller, so they contain a writer id and a number. If the stored bytes are equal to `data`, this call has written the
-    object. So the call succeeds even if a reply is lost or an attempt conflicts with an earlier attempt of this call.
-    It never creates a second object.
+    caller. Therefore they contain a writer id and a number. If the stored bytes are equal to `data`, this call has
+    written the object. So the call succeeds even if a reply is lost or an attempt conflicts with an earlier attempt of
+    this call. The call never creates a second object.
 
     Raises:
         CommitUnknown: The store reported no outcome in any attempt. The object may appear later.
@@ -486,9 +488,10 @@ def compare_and_swap(
 ) -> _T | None:
     """Apply `change` to the object by compare-and-swap, and return the new value.
 
-    Each attempt reads the value, changes it and puts the result. If `change` returns its argument unchanged, nothing is
-    written. Either no change was needed, or an earlier put of this call took effect and its reply was lost. The stored
-    value is made durable before it is returned. The pauses between attempts are random and become longer.
+    Each attempt reads the value, changes it and puts the result. If `change` returns its argument unchanged, the
+    function writes nothing. In this case, no change was needed, or an earlier put of this call took effect and its
+    reply was lost. The stored value is made durable before it is returned. The pauses between attempts are random and
+    become longer.
 
     Args:
         put: A function that writes the value. It must fail if the object has changed since the read, and must write

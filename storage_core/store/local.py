@@ -1,6 +1,7 @@
 """An object store in a directory of a local file system (docs/architecture/object-store.md).
 
-`LocalStore` implements the contract. The functions before it are the file system operations that it uses.
+`LocalStore` implements the contract. The functions before this class are the file system operations that the class
+uses.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ _ABANDONED_AFTER_MS = 24 * 3600 * 1000
 
 
 DurableFolders = MutableSet[tuple[str, ...]]
-"""Folders, as segments of their path. Their names and the names of all parent folders are durable."""
+"""A set of folders, each as the segments of its path.
+
+The names of these folders and of all their parent folders are durable.
+"""
 
 
 @contextmanager
@@ -109,7 +113,7 @@ def open_folder(
 def open_object(folder: int, name: str, key: str) -> Iterator[tuple[int, os.stat_result]]:
     """Yield a descriptor of the regular file `name`, and its metadata.
 
-    Raises `NotFound`, `InvalidInput` for a symlink, and `Unavailable` if the system refuses.
+    Raises `NotFound`, `InvalidInput` for a symlink, and `Unavailable` if the system refuses to open the file.
     """
     try:
         descriptor = os.open(name, _READ, dir_fd=folder)
@@ -160,14 +164,16 @@ def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
 
 
 def list_folder(folder: int, key: str) -> list[str]:
-    """Return the names in the folder, in any order. Raises `Unavailable` with the name `key`."""
+    """Return the names in the folder, in any order. Raises `Unavailable` for `key`."""
     with typed(key or "."):
         return os.listdir(folder)
 
 
 @contextmanager
 def temporary_file(root: Path, data: bytes | memoryview, newer_than_ns: int | None = None) -> Iterator[tuple[int, str]]:
-    """Yield the folder descriptor and the name of a durable file with `data`. The name is removed afterwards.
+    """Yield the folder descriptor and the name of a durable file with `data`.
+
+    The name is removed at the end of the block.
 
     Args:
         newer_than_ns: If given, the file's modification time is later than this time. File systems round times to ticks
@@ -189,12 +195,12 @@ def temporary_file(root: Path, data: bytes | memoryview, newer_than_ns: int | No
 
 @contextmanager
 def exclusive(root: Path, key: str, clock: Clock) -> Iterator[None]:
-    """Hold the lock of `key` among all threads and processes that use this root.
+    """Hold the lock of `key`. It excludes all other threads and processes that use this root.
 
     The lock is a file that its holder locks with `flock` and unlinks at the end. The kernel releases the lock of a dead
     process, so another process can then take the lock file over. The kernel never releases the lock of a paused
-    process. An age limit, in contrast, could take the lock from a paused holder. Raises `NotWritten` after 30 seconds
-    of waiting.
+    process. A lock with an age limit could be taken from a paused holder. Raises `NotWritten` after 30 seconds of
+    waiting.
     """
     name = f"{hashlib.sha256(key.encode()).hexdigest()}.lock"
     with open_folder(root, [TEMPORARY_FOLDER], key=TEMPORARY_FOLDER, create=True) as folder:
@@ -224,7 +230,7 @@ def remove_abandoned(root: Path, now_ms: int) -> int:
 
 
 def not_a_folder(root: Path) -> InvalidInput:
-    """Return the error for a store if there is a file at its location."""
+    """Return the error for a store whose location is a file."""
     return InvalidInput(f"{root} is not a folder. Give the location of a folder", root=str(root))
 
 
@@ -243,7 +249,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
 
 
 def _fsync_above(root: Path, descriptor: int) -> None:
-    """Make the names of the root and of its parent folders durable, unless the names cannot be new."""
+    """Make the names of the root and of its parent folders durable. Names that cannot be new are left out."""
     device = os.fstat(descriptor).st_dev
     for each in root.parents:
         try:
@@ -327,7 +333,7 @@ def _still_named(descriptor: int, folder: int, name: str) -> bool:
 
 
 def explained(error: OSError, folder: int | None, name: str, key: str) -> TidemarkError:
-    """Return the error for the object `key` after a system call on `name` in a folder has failed."""
+    """Return the error for the object `key` after a failed system call on `name` in a folder."""
     if error.errno in (errno.ELOOP, errno.ENOTDIR, errno.EMLINK) and _is_symlink(folder, name):
         return _symlink(key)
     if error.errno in (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENXIO):
@@ -386,8 +392,8 @@ class LocalStore:
 
     A create-only put calls `link()` on a complete, fsynced file. The call fails if the name exists. Compare-and-swap
     compares and renames while it holds a lock file. So a reader sees only whole objects. Nothing is created before the
-    first put. A symlink below the root is never followed, and raises `InvalidInput`. Empty folders stay, and contain no
-    object.
+    first put. A symlink below the root is never followed, and raises `InvalidInput`. Empty folders are not removed, and
+    contain no object.
     """
 
     def __init__(self, root: str | Path, *, clock: Clock | None = None) -> None:
@@ -591,7 +597,7 @@ def _read(descriptor: int, start: int, length: int, key: str) -> bytes:
 
 
 def walk(root: Path, folder_key: str, prefix: str, start_after: str) -> Iterator[ObjectInfo | Unnamed]:
-    """Yield the content of a folder and its subfolders, like `LocalStore.browse`. Only folders are opened.
+    """Yield the content of a folder and its subfolders, like `LocalStore.browse`. The function opens only folders.
 
     Args:
         folder_key: The key of the folder with a final `/`, or empty for the root.
@@ -604,8 +610,8 @@ def walk(root: Path, folder_key: str, prefix: str, start_after: str) -> Iterator
         for name in sorted(list_folder(folder, folder_key)):
             key, inside = folder_key + name, folder_key + name + "/"
             is_requested = key.startswith(prefix) and key > start_after
-            # Every key in the folder starts with `inside`. Unless `start_after` is in the folder or sorts before the
-            # folder, all keys in the folder are smaller than `start_after`.
+            # Every key in the folder starts with `inside`. If `start_after` is not in the folder and does not sort
+            # before it, all keys in the folder are smaller than `start_after`.
             may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
                 inside > start_after or start_after.startswith(inside)
             )

@@ -93,7 +93,7 @@ class MemoryStore:
         return iter(sorted((info for info in found if info.key > (start_after or "")), key=lambda info: info.key))
 
     def browse(self) -> Iterator[ObjectInfo]:
-        """Yield all objects. The store contains nothing else."""
+        """Yield all objects. The store contains no other entries."""
         return self.list("")
 
     def delete(self, keys: Sequence[str]) -> Mapping[str, str | None]:

@@ -8,7 +8,7 @@ than the transfer time. Choose between two functions:
 
 - `prefetch` yields results one by one and bounds the memory.
 - `all_of` returns all results at once, so a slow read delays no other read. If some reads take ten times as long as
-  others, `all_of` is several times as fast as a list of the results of `prefetch`.
+  others, `all_of` is several times as fast as `prefetch`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RequestMeter:
 
     @property
     def waves(self) -> int:
-        """The number of round trips, that is, of requests that began while no other request was active.
+        """The number of round trips. A round trip is a request that began while no other request was active.
 
         The caller has waited for the store at least this many times.
         """
@@ -222,9 +222,9 @@ def prefetch(
 ) -> Generator[Found]:
     """Yield the result of `read` for each key, in the order of the keys.
 
-    The keys are iterated in the caller's thread, and only as needed. If there is only one key, it is also read in that
-    thread. `at_once` and `most` limit the memory, and the number of useless reads if the caller stops early or a read
-    raises.
+    The function iterates over the keys in the caller's thread, and only when it needs the next key. If there is only
+    one key, the key is also read in the caller's thread. `at_once` and `most` limit the memory. They also limit the
+    number of useless reads if the caller stops early or a read raises an error.
 
     If a read fails, the function raises the error in place of the result. No further read starts, and the function
     waits for the active reads.
@@ -262,9 +262,9 @@ def prefetch(
 def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> list[Found]:
     """Return the results of `read` for all keys, in the order of the keys. Up to `at_once` reads run concurrently.
 
-    If several reads raise an error, the error of the first such key is raised. Reads that have not started are skipped,
-    and the function waits for the active reads. If there are enough threads for all keys, the first key is read in the
-    caller's thread.
+    If several reads raise an error, the function raises the error of the first of these keys. Reads that have not
+    started are skipped, and the function waits for the active reads. If there are enough threads for all keys, the
+    first key is read in the caller's thread.
 
     Args:
         read: Must be safe for threads.

@@ -1,10 +1,10 @@
 """Caches of a reader: pieces of immutable objects on the local disk, and values in memory.
 
-On disk (`CachedPieces`), each object has one sparse file, in which each piece is at its position in the object. A piece
-is in the cache if the bytes at its position have the expected checksum. The checksum comes from the log, or from data
-that the log verifies, such as a footer or a key. So a damaged, shortened or partly written piece counts as missing, and
-is fetched and written again. Two processes that write the same piece write the same bytes. A failure of the cache never
-makes a read fail.
+On disk (`CachedPieces`), each object has one sparse file. In this file, each piece is at its position in the object. A
+piece is in the cache if the bytes at its position have the expected checksum. The checksum comes from the log, or from
+data that the log verifies, such as a footer or a key. So a damaged, shortened or partly written piece counts as
+missing. The reader fetches it and writes it again. Two processes that write the same piece write the same bytes. A
+failure of the cache never makes a read fail.
 
 In memory, `KeptValues` caches decoded values by name.
 """
@@ -36,18 +36,17 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 
 # A folder of entries with a size limit. The least recently used entries are removed. All processes of a user may share
-# it.
-# The entries alone define the content. The folder has no index that could be damaged, and no lock that could remain. An
-# entry is a file or a folder of files. Its modification time is the time of its last use. Any process may remove an
-# entry at any time, as a whole. A reader of a removed file can continue to read, and a reader of a folder has its own
-# links to the files.
+# the folder. Only the entries define the content of the cache. The folder has no index that could be damaged, and no
+# lock that could remain. An entry is a file or a folder of files. The modification time of an entry is the time of its
+# last use. Any process may remove a whole entry at any time. A reader of a removed file can continue to read, and a
+# reader of a folder has its own links to the files.
 
 
 LARGEST: Final = 4
-"""The size limit divided by this number is the maximum of a single write, and of the bytes that one read caches."""
+"""The size limit divided by this number is the maximum size of a write. One read also caches at most this size."""
 
 IN_CACHE: Final = "tmp"
-"""The argument of `storage_core.base.process` for folders in which entries are filled."""
+"""The name of folders in which entries are filled, as an argument for `storage_core.base.process`."""
 
 TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 """The prefix of folders in which entries are filled or removed."""
@@ -73,7 +72,7 @@ class Entry:
 
 
 class BoundedFolder:
-    """The entries in the folder `path`, with at most `most_bytes` in total. Threads and processes may share it.
+    """The entries in the folder `path`, with at most `most_bytes` in total. Threads and processes may share the folder.
 
     Methods raise `OSError`. A failure of the cache is not a reason for a read to fail.
     """
@@ -121,7 +120,7 @@ class BoundedFolder:
 
     @contextmanager
     def room_for(self, sizes: Iterable[int]) -> Iterator[bool]:
-        """Yield True if the block may write pieces of these sizes. Their space is then reserved.
+        """Yield True if the block may write pieces of these sizes. If so, their space is reserved.
 
         If this process has written a 64th of the limit since its last listing, it lists the folder and removes the
         least recently used entries. So eight concurrent writers together do not exceed the limit. Each further writer
@@ -167,12 +166,15 @@ class BoundedFolder:
 
 @functools.lru_cache(maxsize=16)
 def bounded_folder(settings: CacheSettings) -> BoundedFolder | None:
-    """Return the `BoundedFolder` of a cache, or None without a cache. A process has one object per folder."""
+    """Return the `BoundedFolder` of a cache, or None without a cache. A process has one `BoundedFolder` per folder."""
     return BoundedFolder(settings.folder, settings.most_bytes) if settings.folder and settings.is_on else None
 
 
 def begin_unused(entry: int | Path) -> None:
-    """Set an early time for a new entry. The entry is then removed before all entries that were used."""
+    """Set an early time of last use for a new entry.
+
+    The cache then removes this entry before all entries that were used.
+    """
     now = time.time_ns() - _UNUSED_NS
     os.utime(entry, ns=(now, now))
 
@@ -313,7 +315,10 @@ class CachedPieces:
         self._lock = OwnLock()
 
     def of_a_read(self) -> CachedPieces:
-        """Return the same cache for one read. The read caches at most a quarter of the limit. It also counts here."""
+        """Return the same cache for one read.
+
+        The read caches at most a quarter of the limit. The counts of the read are also added to this cache.
+        """
         if self._folder is None:
             return self
         return CachedPieces(self._folder, meter=self._meter, most_bytes=self._folder.most_bytes // LARGEST)
@@ -396,7 +401,10 @@ class CachedPieces:
         return self._left is None or self._left > 0
 
     def _spend(self, size: int) -> bool:
-        """Return whether a read may still cache bytes. If so, subtract `size` from the number of bytes it may cache."""
+        """Return whether a read may still cache bytes.
+
+        If so, subtract `size` from the number of bytes that the read may cache.
+        """
         with self._lock:
             may_keep = self._may_keep()
             if self._left is not None:
@@ -424,7 +432,10 @@ def _name(uri: str, path: str, checksum: str) -> str:
 
 @contextmanager
 def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
-    """Yield the file. If the name belongs to something else, it counts as missing, and a write replaces it."""
+    """Yield the file.
+
+    If the name belongs to something else, the file counts as missing. A write then replaces the other entry.
+    """
     try:
         file = _open_own(folder, name, flags)
     except OSError as error:
@@ -490,7 +501,7 @@ def _write_at(file: int, data: Data, start: int) -> None:
 
 
 def _warned(folder: BoundedFolder, error: OSError) -> int:
-    """Log once per process that the folder failed, and return 1, the number of failures."""
+    """Log once per process that the folder failed. Return 1, which is the number of failures."""
     _warn_once(os.getpid(), str(folder.path), cause(error))
     return 1
 
@@ -501,9 +512,9 @@ def _warn_once(process: int, folder: str, failure: str) -> None:  # noqa: ARG001
 
 
 KEPT_BYTES: Final = 128 * 2**20
-"""The limit per table.
+"""The maximum number of bytes of cached values per table.
 
-It is enough for a million rows of 60 bytes and the hashes of their keys. A search for ten rows uses 4 MB.
+This limit is enough for a million rows of 60 bytes and the hashes of their keys. A search for ten rows uses 4 MB.
 """
 
 _SIDE_BY_SIDE = 16
@@ -515,7 +526,7 @@ _Value = TypeVar("_Value")
 class KeptValues:
     """Cached values of at most `most_bytes` in total. The name of a value identifies its content. Safe for threads.
 
-    If fetched bytes can be verified, they are read from and written to the cache `cached`.
+    If fetched bytes can be verified, the cache `cached` is used for them.
     """
 
     def __init__(self, most_bytes: int = KEPT_BYTES, cached: CachedPieces = NOT_CACHED) -> None:
@@ -544,7 +555,7 @@ class KeptValues:
     def made(
         self, name: _Name, kind: type[_Value], make: Callable[[], _Value], size: Callable[[_Value], int]
     ) -> _Value:
-        """Return the cached value of this name and kind, or the result of `make`, which is then cached."""
+        """Return the cached value of this name and kind. If there is none, cache and return the result of `make`."""
         found = self.get(name)
         if not isinstance(found, kind):
             found = make()
@@ -560,7 +571,9 @@ class KeptValues:
         *,
         at_hand: Callable[[int], _Value | None] = lambda _: None,
     ) -> list[_Value]:
-        """Return the value of each of these names, like `made`. Values that are not cached are made concurrently.
+        """Return the value of each of these names, in the same way as `made`.
+
+        Values that are not cached are computed concurrently.
 
         Args:
             make: A function that takes a position in `names` and returns the value.
@@ -589,7 +602,9 @@ class KeptValues:
 
 
 def is_near(store: ObjectStore, key: str, kept: KeptValues) -> bool:
-    """Return whether the store's objects are files of this machine. An existing object is examined. No request.
+    """Return whether the store's objects are files of this machine.
+
+    The function examines an existing object. No request.
 
     A read of such a file does not wait, so a separate thread costs more than it saves.
     """

@@ -3,10 +3,10 @@
 A location is `file:///…` or a plain path, `s3://bucket/prefix`, or `memory://name`. `open_store` returns the store at a
 location.
 
-`probe` checks a store once before it is used for a table. Some servers with S3's protocol treat a conditional write as
-an unconditional one. On such a server, two writers would both commit the same version, and nobody would notice. So
-Tidemark refuses the store, and names the missing capability. Some gateways drop the user metadata of objects. On such a
-gateway, a put with a lost reply would treat its own object as another writer's object.
+`probe` checks a store once before it is used for a table. Some servers with S3's protocol ignore the condition of a
+conditional write. On such a server, two writers would both commit the same version, and nobody would notice. So
+Tidemark refuses the store with an error that contains the missing capability. Some gateways drop the user metadata of
+objects. On such a gateway, a writer whose put has a lost reply would treat its own object as another writer's object.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ _MEMORY_LOCK = threading.Lock()
 
 
 def open_store(uri: str | Path) -> Place:
-    """Return the store at `uri`. Nothing is created or requested yet.
+    """Return the store at `uri`. The function creates nothing and sends no request.
 
-    The same `memory://name` is the same store everywhere in this process. Settings that an `s3://` URI omits come from
-    the environment (`s3_location`). Raises `InvalidInput` for any other form of location, and for a location that
-    contains credentials. Messages contain only the scheme, because other parts of the location may be secret.
+    Equal `memory://name` locations are the same store everywhere in this process. Settings that an `s3://` URI omits
+    come from the environment (`s3_location`). Raises `InvalidInput` for any other form of location, and for a location
+    that contains credentials. Messages contain only the scheme, because other parts of the location may be secret.
     """
     if isinstance(uri, Path):
         return _local_store(_plain_path(str(uri)))
@@ -158,7 +158,9 @@ def scheme_of(uri: str) -> str | None:
 
 
 def is_missing(uri: str) -> bool:
-    """Return whether a local folder does not exist. Return False for every other store, because a prefix has no folder.
+    """Return whether a local folder does not exist.
+
+    For every other store, return False, because a prefix has no folder.
 
     Raises `InvalidInput` if the text is not a location.
     """
@@ -172,7 +174,7 @@ def is_missing(uri: str) -> bool:
 
 
 def name_of(uri: str) -> str:
-    """Return the last part of a location, which serves as the name of its content."""
+    """Return the last part of a location. It is used as the name of the location's content."""
     return uri.partition("?")[0].rstrip("/").rpartition("/")[2] or uri
 
 
@@ -255,7 +257,7 @@ _PROVEN_LOCK = threading.Lock()
 
 
 class Capability(StrEnum):
-    """A required capability of a store. The value is the name in reports."""
+    """A required capability of a store. The value is the name of the capability in reports."""
 
     CREATE_ONLY = "create_only"
     SWAP_FRESH = "swap_fresh"
@@ -299,7 +301,7 @@ class Probe:
 
 
 def probe(store: ObjectStore, key: str) -> Probe:
-    """Try every capability on the store with a new object, which is deleted afterwards.
+    """Try every capability on the store with a new object. Delete the object afterwards.
 
     Raises:
         Unavailable: The store cannot be reached, denies access, or does not report an outcome. The capabilities are
@@ -321,7 +323,7 @@ def probe(store: ObjectStore, key: str) -> Probe:
 def require_capable(store: ObjectStore, new_key: Callable[[], str]) -> None:
     """Raise an error unless the store has every capability.
 
-    Probes the store once per process and URI, with a key that `new_key` returns.
+    The function probes the store once per process and URI. It uses a key that `new_key` returns.
 
     Local and memory stores are not probed, because the conformance tests cover them. Raises the errors of `probe`,
     `Unsupported`, and `InvalidInput` if there is a file at the location of a local store.

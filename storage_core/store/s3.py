@@ -37,8 +37,8 @@ from storage_core.store.s3_location import S3Location
 #
 # Each put stores a new *write id* in the object's user metadata. After any result except a plain success, a HEAD
 # determines the outcome. If the object has our write id, the put succeeded. If the object has another write id, the put
-# is in conflict. If the object has not changed, the same put is sent again with the same write id, so that it cannot
-# take effect twice. After an unknown outcome, nothing is ever deleted.
+# is in conflict. If the object has not changed, the same put is sent again. It has the same write id, so it cannot take
+# effect twice. After an unknown outcome, nothing is ever deleted.
 
 
 WRITE_ID = "tidemark-write-id"
@@ -118,7 +118,7 @@ class Upload(Protocol):
         ...
 
     def give_up(self) -> None:
-        """Remove the transferred bytes, unless they have become the object or may still become the object."""
+        """Remove the transferred bytes. Keep them if they have become the object or may still become the object."""
         ...
 
 
@@ -163,13 +163,13 @@ def put_once(calls: S3Calls, upload: Upload, target: Target, look: Callable[[], 
 
 
 def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt: bool) -> PutResult | None:
-    """Return the outcome of the put that the stored object shows, or None if another attempt is necessary."""
+    """Return the outcome of the put, which the stored object shows. Return None if another attempt is necessary."""
     if isinstance(found, Stored) and found.write_id == write_id:
         return Committed(found.etag)
     match mode:
         case IfAbsent():
-            # A writer that replaces an object has created or read the object before. So if the object at a key is never
-            # replaced, no other object can hide ours.
+            # A writer that replaces an object has created or read this object before. So if the object at a key is
+            # never replaced, no other object can hide our own object.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
@@ -207,7 +207,7 @@ class SinglePut:
 class MultipartPut:
     """A put of the bytes in parts.
 
-    Nothing is visible before the last request completes the object, under the condition.
+    The object becomes visible only when the last request completes it. This request contains the condition.
 
     Cost:
         One request to begin, one per part, and one to complete. Parts are retried separately.
@@ -281,7 +281,7 @@ def head(calls: S3Calls, bucket: str, name: str) -> Stored | Failure:
 
 
 def quoted(etag: str) -> str:
-    """Return an ETag with quotes. S3 does not quote it in every reply, but callers always get the quoted form."""
+    """Return an ETag with quotes. S3 does not quote the ETag in every reply, but callers always get the quoted form."""
     return '"' + etag.strip('"') + '"'
 
 
@@ -313,14 +313,14 @@ class S3Store:
     """A prefix of an S3 bucket as an object store. Safe for any number of threads and processes.
 
     Create-only and compare-and-swap are S3's own conditional writes. Each put stores a write id in the object's
-    metadata. The write id shows the outcome after a lost reply (`put_once`). An ETag depends only on the content, so a
-    body that compare-and-swap replaces must contain a nonce. Modification times are whole seconds.
+    metadata. The write id shows the outcome after a lost reply (`put_once`). An ETag depends only on the content.
+    Therefore a body that compare-and-swap replaces must contain a nonce. Modification times are whole seconds.
 
-    A call is tried up to five times while the server is busy or unreachable, and then raises `Unavailable`. Denied
-    access raises `Unavailable` at once. A missing bucket raises `InvalidInput`. If the server reports that the bucket
-    is elsewhere, `Unsupported` is raised, because no redirect is followed. An answer that S3 never gives counts as no
-    answer. A read then raises `Unavailable` after the last attempt, and a put checks the object. The costs below do not
-    include retries.
+    A call is tried up to five times while the server is busy or unreachable. After the last attempt, the call raises
+    `Unavailable`. Denied access raises `Unavailable` at once. A missing bucket raises `InvalidInput`. If the server
+    reports that the bucket is elsewhere, the call raises `Unsupported`, because no redirect is followed. An answer that
+    S3 never gives counts as a missing answer. In this case, a read raises `Unavailable` after the last attempt, and a
+    put checks the object. The costs below do not include retries.
     """
 
     def __init__(
@@ -383,7 +383,7 @@ class S3Store:
         )
 
     def put(self, key: str, data: bytes | memoryview, mode: PutMode) -> PutResult:
-        """Write one object. S3 replies when the object is durable.
+        """Write one object. S3 sends its reply when the object is durable.
 
         `Unavailable` means that nothing was written. If the reply of a compare-and-swap was lost and the object was
         replaced since, the result is `OutcomeUnknown`, because our object may have existed meanwhile.

@@ -38,9 +38,9 @@ from storage_core.store.s3_location import Route, S3Location, Signer, route, tar
 # Detection of answers with incomplete headers. Python's `http.client` treats the end of a connection as the end of the
 # headers.
 #
-# Such an answer lacks some headers or their ends. Without the write id, or with half an ETag, our own object would look
-# like another writer's object. So each answer must have the empty line after its headers. Otherwise the connection
-# counts as lost, and the call is tried again.
+# An answer with incomplete headers lacks some headers or the end of a header. Without the write id, or with half an
+# ETag, our own object would look like another writer's object. So each answer must have the empty line after its
+# headers. Otherwise the connection counts as lost, and the call is tried again.
 
 
 class _Lines:
@@ -59,7 +59,11 @@ class _Lines:
 
 
 class WholeHead(HTTPResponse):
-    """A response. If its headers are incomplete, it raises `RemoteDisconnected`, the error for a missing answer."""
+    """A response.
+
+    If the headers of this answer are incomplete, it raises `RemoteDisconnected`. This is the error for a missing
+    answer.
+    """
 
     def begin(self) -> None:
         """Read the headers."""
@@ -78,7 +82,7 @@ class WholeHead(HTTPResponse):
 
 
 def require_whole_heads(client: Any) -> None:
-    """Make this client of boto3 refuse answers with incomplete headers. Call it before the first request."""
+    """Make this client of boto3 refuse answers with incomplete headers. Call this function before the first request."""
     http = client._endpoint.http_session  # noqa: SLF001  # boto3 has no way in; a test notices when this one closes
     pools = {scheme: _watching(pool) for scheme, pool in http._pool_classes_by_scheme.items()}  # noqa: SLF001
     http._pool_classes_by_scheme = pools  # noqa: SLF001  # for proxies, which are made later
@@ -175,7 +179,10 @@ class S3Reader:
         return {**head, **reply, "Body": _Body(response, head, partial(self._done, connection, response))}
 
     def _connection(self) -> HTTPConnection:
-        """Return a kept connection if the server has not closed it or sent anything. Else return a new one."""
+        """Return a kept connection if the server has not closed it and has sent nothing on it.
+
+        Otherwise return a new connection.
+        """
         while True:
             with self._lock:
                 connection = self._kept.pop() if self._kept else None
@@ -215,7 +222,7 @@ class S3Reader:
 class _Body:
     """The body of an answer, for use in a `with` block.
 
-    At the end of the block, the connection is kept if the body was read, else closed.
+    If the body was read, the connection is kept at the end of the block. Otherwise the connection is closed.
     """
 
     def __init__(self, response: HTTPResponse, head: Mapping[str, Any], done: Callable[..., None]) -> None:
@@ -230,7 +237,10 @@ class _Body:
         self._done(is_sound=error is None)
 
     def read(self) -> bytes:
-        """Return the whole body. Raises an error if it ends too early or does not match the checksum of the answer."""
+        """Return the whole body.
+
+        Raises an error if the body ends too early or does not match the checksum of the answer.
+        """
         data = self._response.read()
         said = self._head["HTTPHeaders"] if self._head["HTTPStatusCode"] == HTTPStatus.OK else {}
         for name, digest in _CHECKSUMS.items():
@@ -262,7 +272,7 @@ def _trust(authorities: Path | None) -> ssl.SSLContext:
 
 def _head(response: HTTPResponse) -> dict[str, Any]:
     headers: dict[str, str] = {}
-    # A repeated length header is invalid, though `http.client` uses the first.
+    # A repeated length header is invalid, though `http.client` uses the first of these headers.
     for name, value in response.headers.items():
         key = name.lower()
         headers[key] = f"{headers[key]}, {value}" if key in headers else value
@@ -330,7 +340,10 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retries:
-    """The number of attempts, the pauses and the timeouts. Each pause is twice the last, minus a random part."""
+    """The number of attempts, the pauses and the timeouts.
+
+    Each pause is twice the previous pause, minus a random part.
+    """
 
     attempts: int = 5
     first_pause_ms: int = 100
@@ -342,8 +355,9 @@ class Retries:
 class S3Calls:
     """The clients of one store. Safe for threads. Nothing is resolved, opened or sent before the first call.
 
-    After a fork(), the child process gets its own clients. If two processes shared a connection, each could read the
-    answer to a request of the other, and mistake the other's write for its own write.
+    After a fork(), the child process gets its own clients. If two processes shared a connection, each process could
+    read the answer to a request of the other process. It could then mistake the other process's write for its own
+    write.
     """
 
     def __init__(self, location: S3Location, retries: Retries, *, clock: Clock, ids: Ids) -> None:
@@ -410,7 +424,7 @@ class S3Calls:
         self._clock.sleep_ms(longest * (1 + self._ids.fraction()) / 2)
 
     def _through_boto3(self, act: Callable[[Any], T]) -> T:
-        import botocore.exceptions  # Takes a third of a second. Most calls do not need it.
+        import botocore.exceptions  # This import takes a third of a second, and most calls do not need it.
 
         client = self._connected()
         try:
@@ -459,7 +473,7 @@ class S3Calls:
         )
 
     def _botocore(self) -> Any:
-        """Return the session that both clients share. So the credentials are looked up only once."""
+        """Return the session that both clients share. So only one lookup of the credentials is necessary."""
         if self._session is None:
             self._session = new_session()
         return self._session
@@ -502,13 +516,13 @@ def _keep_requests_out_of_logs() -> None:
 def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
     """Mark a request as redirected before it is sent.
 
-    Otherwise boto3 follows one redirect, and queries other servers for its target.
+    Otherwise boto3 follows one redirect, and asks other servers for the target of the redirect.
     """
     context.get("s3_redirect", {})["redirected"] = True
 
 
 def new_session() -> Any:
-    """Return a new session of botocore, which looks up its own credentials, and logs no request.
+    """Return a new session of botocore. It looks up its own credentials, and logs no request.
 
     The descriptions of an API are read once per process.
     """
@@ -523,7 +537,7 @@ def new_session() -> Any:
 
 @cache
 def _descriptions() -> Any:
-    """Return boto3's descriptions of its APIs, which take a tenth of a second to parse and never change."""
+    """Return boto3's descriptions of its APIs. Parsing them takes a tenth of a second, and they never change."""
     from botocore.loaders import create_loader
 
     return create_loader()

@@ -20,8 +20,8 @@ _CODE = re.compile(r"[A-Za-z]{1,64}", re.ASCII)
 _ACCESS_CODES = frozenset({"ExpiredToken", "InvalidToken", "TokenRefreshRequired", "InvalidAccessKeyId"})
 _BUSY_CODES = frozenset({"RequestTimeout", "SlowDown", "Throttling", "ThrottlingException", "OperationAborted"})
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
-# If an error has one of these codes and names another region, the request was signed for the wrong region. The reply to
-# a HEAD has no body, so it contains only the status.
+# If an error has one of these codes and contains another region, the request was signed for the wrong region. The reply
+# to a HEAD has no body, so it contains only the status.
 _WRONG_REGION_CODES = frozenset({"400", "AuthorizationHeaderMalformed", "IllegalLocationConstraintException"})
 # The pattern is narrow and has no capital letters, so that a secret in a server's reply does not match.
 _REGION = re.compile(r"[a-z]{2,5}(?:-[a-z]{2,16}){1,3}-[0-9]{1,2}", re.ASCII)
@@ -121,7 +121,10 @@ def printable_code(code: object) -> str:
 
 
 class Refused(Exception):  # noqa: N818  # these four never leave this package: a call returns a `Failure`
-    """The server answered with an error. `Refused` contains boto3's form of the answer, and the signature's region."""
+    """The server answered with an error.
+
+    `Refused` contains the answer in boto3's form, and the region of the request's signature.
+    """
 
     def __init__(self, response: Any, region: str) -> None:
         super().__init__()
@@ -156,7 +159,7 @@ def answered(response: Any, own_region: str) -> Failure:
 
 
 def _place(form: re.Pattern[str], *texts: object) -> str | None:
-    """Return the first text that matches this pattern, or the group of the pattern in that text."""
+    """Return the first text that matches this pattern. If the pattern has a group, return the group."""
     found = (form.fullmatch(each) for each in texts if isinstance(each, str))
     return next((each[each.lastindex or 0] for each in found if each), None)
 

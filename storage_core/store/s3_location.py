@@ -11,10 +11,10 @@
 Credentials are never part of a location. boto3 finds them in its usual sources. A URI with credentials is refused, and
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
 
-A `Route` contains the host of reads and the keys for their signatures. There is a route only if these can be determined
-without a client of boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes several times as
-long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every setting that affects the
-reads. Reads use boto3 if one of these is in use:
+A `Route` contains the host of reads and the keys for their signatures. There is a route only if the host and the keys
+can be determined without a client of boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes
+several times as long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every setting that
+affects the reads. Reads use boto3 in each of these cases:
 
 - a proxy
 - an AWS configuration that changes addresses or requests
@@ -87,7 +87,7 @@ class S3Location:
 
     @property
     def addressing_style(self) -> Literal["path", "virtual", "auto"]:
-        """The name of the style in boto3.
+        """The name that boto3 has for the style of addresses.
 
         At Amazon's own endpoint, boto3 chooses the style, because a bucket name with dots needs path style.
         """
@@ -100,7 +100,7 @@ class S3Location:
         return f"{self.prefix}/{key}" if self.prefix else key
 
     def table_key(self, object_key: str) -> str:
-        """Return the table-relative key of a name that `object_key` made."""
+        """Return the table-relative key of a name that `object_key` returned."""
         return object_key[len(self.object_key("")) :]
 
 
@@ -152,7 +152,10 @@ def _parameters(bucket: str, query: str) -> dict[str, str]:
 def _chosen(
     given: Mapping[str, str], name: str, environment: Mapping[str, str], variables: tuple[str, ...]
 ) -> tuple[str, str] | None:
-    """Return the value and its source: the URI's value, else the value of the first variable that is not empty."""
+    """Return the value and its source.
+
+    The URI's value is used, else the value of the first variable that is not empty.
+    """
     if name in given:
         return given[name], f"the parameter {name}"
     return next(((environment[each], each) for each in variables if environment.get(each)), None)

@@ -1,1 +1,1 @@
-"""Kinds of stored objects, their keys, and their bytes as records. No I/O."""
+"""The kinds of stored objects, their keys, and the conversion between their bytes and records. No I/O."""

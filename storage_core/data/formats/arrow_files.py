@@ -12,20 +12,21 @@
 | n+8 … n+16 | xxh3-64 of bytes 0 … n, unsigned 64-bit little-endian |
 | n+16 … n+24 | `TMWAL` and the format version: `54 4d 57 41 4c 00 00 01` |
 
-The schema metadata contains `writer_epoch`, `generation`, `writer_id` and `seq` as text. Except in early 0.1, it also
-contains `number` and a random `nonce`. The triple (writer_id, seq, nonce) is unique, so no two entries have equal
-bytes. This includes entries of two copies of one process that write the same rows. The number is the entry's position
-in its log. With the number, readers detect two entries that were exchanged. Otherwise both entries would be valid, and
-the older record would win. An entry without rows is a fence sentinel, which only occupies its position in the log.
+The schema metadata contains `writer_epoch`, `generation`, `writer_id` and `seq` as text. In all releases except early
+0.1, the metadata also contains `number` and a random `nonce`. The triple (writer_id, seq, nonce) is unique, so the
+bytes of two entries always differ. They differ even if two copies of one process write the same rows. The number is the
+position of the entry in its log. With the number, readers detect that two entries were exchanged. Without the number,
+both entries would seem valid, and the older record would win. An entry without rows is a fence sentinel. Its only
+purpose is to occupy its position in the log.
 
 **Data files of generations.** The records of a generation may be in a data file instead of WAL entries. The data file
 is an Arrow IPC stream with LZ4 (docs/architecture/ingestion.md, "Memtable and generations"). The manifest of the
-generation contains the stream's xxh3-64. Nothing refers to the file until that manifest is named.
+generation contains the stream's xxh3-64. The data file is unused until another object refers to that manifest.
 
-**Quarantine entries.** An entry is JSON with sorted keys, and its id is computed from its bytes (docs/spec.md, section
-14). It contains invalid lines of a landed file (format 1), quarantined rows (format 2), or lines or rows of many files
-(format 3). The rows are an Arrow IPC stream, so every value is read exactly as it was written. A receipt (format 4)
-lists the lines and rows that left the quarantine.
+**Quarantine entries.** A quarantine entry is a JSON object with sorted keys. Its id is computed from its bytes
+(docs/spec.md, section 14). The entry contains invalid lines of a landed file (format 1), quarantined rows (format 2),
+or lines or rows of many files (format 3). The rows are stored as an Arrow IPC stream, so a reader gets exactly the
+values that were written. A receipt (format 4) lists the lines and rows that left the quarantine.
 
 The functions convert records to bytes and back, without I/O.
 """
@@ -51,7 +52,8 @@ from storage_core.base.text import shortened
 
 # Reading.
 
-# Streams of Tidemark cause only the first kind of error. Arrow raises the other kinds for certain invalid bytes.
+# A stream that Tidemark wrote causes only the first error class. Arrow raises the other error classes for certain
+# invalid bytes.
 _REFUSALS = (
     *(pa.ArrowException, OSError, ValueError, MemoryError, OverflowError, TypeError, KeyError, RecursionError),
     struct.error,
@@ -59,7 +61,10 @@ _REFUSALS = (
 DEEPEST = 64
 """The maximum nesting depth of a column's type. The readers of Spark and Parquet support much deeper types."""
 _MOST_EXPANSION = 255
-"""The maximum number of bytes that one byte of LZ4 expands to. Tidemark uses LZ4. Zstd may reach 30,000 bytes."""
+"""The maximum number of bytes to which one byte of LZ4 data can expand.
+
+Tidemark uses LZ4. With Zstd, one byte can expand to 30,000 bytes.
+"""
 
 # Field numbers in the flatbuffers of Arrow's Message.fbs, and the size of its `Buffer`.
 _HEADER, _DICTIONARY_DATA, _BUFFERS, _COMPRESSION = 2, 1, 2, 3
@@ -71,7 +76,8 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    Wrong lengths, and lengths that LZ4 cannot expand to, are refused before memory is allocated for them.
+    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. It does so before it allocates
+    memory for them.
 
     Args:
         data: The stream.
@@ -83,7 +89,7 @@ def read_stream(
         Corrupt: The bytes are not such a stream.
         Unavailable: Memory is lacking.
 
-    Cost: the memory of the rows, at most 255 times the stream.
+    Cost: the memory of the rows. It is at most 255 times the size of the stream.
     """
     try:
         with pa.ipc.open_stream(pa.py_buffer(data)) as reader:
@@ -99,7 +105,7 @@ def read_stream(
 
 
 def require_readable(records: pa.Table) -> None:
-    """Raise `InvalidInput` for rows that `read_stream` would refuse after they are written."""
+    """Raise `InvalidInput` for rows that can be written, but that `read_stream` would then refuse."""
     try:
         require_shallow(records.schema)
         records.validate(full=True)
@@ -122,8 +128,8 @@ def require_shallow(schema: pa.Schema) -> None:
 def _require_credible(data: bytes | memoryview) -> None:
     """Raise `ValueError` if a compressed buffer states an impossible expanded size.
 
-    The stated size is in the first 8 bytes of the buffer. It is compared with the largest size that the buffer's bytes
-    can expand to.
+    The stated size is in the first 8 bytes of the buffer. The function compares this size with the largest size to
+    which the buffer can expand.
     """
     for message in pa.ipc.MessageReader.open_stream(pa.py_buffer(data)):
         if message.type not in ("record batch", "dictionary"):
@@ -192,10 +198,11 @@ _WAL_OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4", use_threads=False)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalEntry:
-    """One WAL entry: its writer and epoch, the generation of the next flush, and its records in order.
+    """One WAL entry. It contains its writer and epoch, the generation of the next flush, and its records in order.
 
     `records` has the columns of `rows.fold.record_schema`. `number` is the position in the log for which the entry was
-    written. `nonce` is random text. Both are None if the release that wrote the entry did not store them.
+    written. `nonce` is random text. `number` and `nonce` are None if the release that wrote the entry did not store
+    them.
     """
 
     writer_epoch: int
@@ -208,7 +215,7 @@ class WalEntry:
 
     @property
     def is_sentinel(self) -> bool:
-        """Whether this entry has no rows and only fences."""
+        """True if this entry has no rows and is only a fence sentinel."""
         return bool(self.records.num_rows == 0)
 
 
@@ -234,7 +241,7 @@ def encode_wal_entry(entry: WalEntry) -> bytes:
 
 
 def decode_wal_entry(data: bytes, where: str, *, checked: bool = True) -> WalEntry:
-    """Return the entry in `data`. If the verification of the bytes fails, no row is returned.
+    """Return the entry in `data`. If the bytes are not valid, the function returns no row.
 
     Args:
         data: The bytes.
@@ -301,7 +308,10 @@ def checksum(data: bytes) -> str:
 
 
 def decode_data_file(data: bytes, expected: str, where: str) -> pa.Table:
-    """Return the records in order. `expected` is the checksum, and `where` the key, for errors. Raises `Corrupt`."""
+    """Return the records in order.
+
+    `expected` is the checksum. `where` is the key for error messages. Raises `Corrupt`.
+    """
     found = checksum(data)
     if found != expected:
         raise Corrupt(f"{where}: damaged records of a generation: expected xxh3 {expected}, found {found}", key=where)
@@ -319,7 +329,9 @@ _NAMESPACE = uuid.UUID("6f4dd3c6-3a0a-5d0e-9a43-7a1a5f0b6a53")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RejectedLines:
-    """Invalid lines of the landed file `source` of `size` bytes. Each has `line`, `reason`, `text` and `encoding`.
+    """The invalid lines of one landed file.
+
+    `source` is the file and `size` is its size in bytes. Each line has `line`, `reason`, `text` and `encoding`.
 
     Attributes:
         content: The hash of the bytes of the file. For a file that is rejected as a whole, `etag:` and the hash of its
@@ -337,13 +349,13 @@ class RejectedLines:
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """The number of lines that each reason rejected."""
+        """The number of rejected lines for each reason."""
         return Counter(str(each["reason"]) for each in self.rejected)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRows:
-    """Rows that arrived complete and are not in the table, all for the same `reason`.
+    """Rows that arrived complete but are not in the table. All rows have the same `reason`.
 
     Attributes:
         source: The entry point, such as `append`, or the path of the landed file.
@@ -367,7 +379,7 @@ class QuarantinedRows:
 
     @property
     def reasons(self) -> Mapping[str, int]:
-        """The number of rows under their reason."""
+        """A mapping from the reason to the number of rows."""
         return {self.reason: self.rows.num_rows}
 
 
@@ -376,7 +388,10 @@ Entry = RejectedLines | QuarantinedRows
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DoneLines:
-    """Lines or rows that left the quarantine: the file, in the form of the entries, and the sorted line numbers."""
+    """The lines or rows of one file that left the quarantine.
+
+    The file has the same fields as in the entries. The line numbers are sorted.
+    """
 
     source: str
     size: int | None
@@ -388,7 +403,7 @@ class DoneLines:
 class Receipt:
     """The lines and rows that left the quarantine in one commit. The commit refers to this receipt.
 
-    `number` counts these commits from 1.
+    `number` is the number of this commit. Only commits with a receipt are counted, from 1.
     """
 
     number: int
@@ -450,7 +465,10 @@ def _as_json(body: Mapping[str, Any]) -> bytes:
 
 
 def _ranges(lines: Sequence[int]) -> list[list[int]]:
-    """Return ascending runs of consecutive numbers as pairs of the first and the last number, in order."""
+    """Return each sequence of consecutive numbers as a pair of its first and last number.
+
+    The pairs are in ascending order.
+    """
     found: list[list[int]] = []
     for line in lines:
         if found and line == found[-1][1] + 1:
@@ -461,7 +479,10 @@ def _ranges(lines: Sequence[int]) -> list[list[int]]:
 
 
 _MOST_LINES = 2**24
-"""The maximum number of line numbers in one object. Damaged bytes with a larger number would fill the memory."""
+"""The maximum number of line numbers in one object.
+
+Damaged bytes could state a larger number, and the line numbers would then fill the memory.
+"""
 
 
 def _lines_of(ranges: Any) -> tuple[int, ...]:
@@ -472,7 +493,9 @@ def _lines_of(ranges: Any) -> tuple[int, ...]:
 
 
 def decode_quarantine(data: bytes, key: str, entry_id: str | None) -> tuple[Entry, ...]:
-    """Return the entries in `data`. `key` is for errors, and `entry_id` is the id in the key. A receipt has no entry.
+    """Return the entries in `data`.
+
+    `key` is for error messages, and `entry_id` is the id in the key. A receipt contains no entries.
 
     Raises:
         Corrupt: The bytes differ from what was written.
@@ -483,7 +506,10 @@ def decode_quarantine(data: bytes, key: str, entry_id: str | None) -> tuple[Entr
 
 
 def decode_receipt(data: bytes, key: str, entry_id: str | None) -> Receipt:
-    """Return the receipt in `data`. Raise the errors of `decode_quarantine`, and `Corrupt` for an entry."""
+    """Return the receipt in `data`.
+
+    Raises the errors of `decode_quarantine`. Also raises `Corrupt` if `data` is an entry and not a receipt.
+    """
     found = _decoded(data, key, entry_id)
     if not isinstance(found, Receipt):
         raise Corrupt(f"{key}: not a receipt of the quarantine. Restore the object from a copy", key=key)
@@ -552,7 +578,7 @@ def _shared_entries(body: Mapping[str, Any], key: str) -> tuple[Entry, ...]:
 
 
 def id_of(data: bytes) -> str:
-    """Return the id of the entry with these bytes. Equal entries are one object."""
+    """Return the id of the entry with these bytes. Equal entries have the same id, so they are one object."""
     return str(uuid.uuid5(_NAMESPACE, hashlib.sha256(data).hexdigest()))
 
 

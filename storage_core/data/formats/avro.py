@@ -3,18 +3,17 @@
 The bytes of a file may be damaged or hostile, so lengths, counts and expanded sizes are checked before decoding. The
 functions convert bytes to records or columns and back, without I/O on the table. The parts of the module:
 
-- **Blocks**: the size of a compressed block is measured while the block expands. Regardless of the size that the file
-  states, only one piece of the block is in memory at a time. (Apache Avro 1.11 specification, "Required Codecs",
-  "Optional Codecs".)
-- **Schemas of files** (`least_bytes`): a schema is checked before a decoder uses it, because decoders in C recurse and
-  repeat as deeply as the schema demands. Three kinds of schemas are refused. In the first, a type contains itself (a
-  value with a million levels ends the process). In the second, the sizes of types multiply each other. In the third, a
-  value has no bytes, so a few bytes can state any number of values.
+- **Blocks**: the size of a compressed block is measured while the block expands. The file may state any size, but only
+  one piece of the block is in memory at a time. (Apache Avro 1.11 specification, "Required Codecs", "Optional Codecs".)
+- **Schemas of files** (`least_bytes`): a schema is checked before a decoder uses it. A schema could make the decoders
+  in C recurse and repeat without a limit. The check refuses three kinds of schemas. In the first kind, a type contains
+  itself. (A value with a million levels would end the process.) In the second kind, the sizes of types multiply each
+  other. In the third kind, a value has no bytes, so a few bytes can state any number of values.
 - **Schemas of records that Tidemark writes** (`record_schema`, `optional`), without Avro's boilerplate.
-- **Containers** (`inspect`): the walk over the blocks costs a few steps per block. It guarantees four things that the
-  decoders do not guarantee. If a file ends too early between two blocks, the file is refused. A block
-  never expands beyond a limit. A decoder never receives an incomplete container. A decoder never receives a schema with
-  which it would not end. (Apache Avro 1.11 specification, "Object Container Files", and lessons 60, 61 and 82.)
+- **Containers** (`inspect`): the function reads all blocks and needs a few steps per block. It guarantees four
+  properties that the decoders do not guarantee. A file that ends too early between two blocks is refused. A block never
+  expands beyond a limit. A decoder never receives an incomplete container. A decoder never receives a schema that would
+  make it run without end. (Apache Avro 1.11 specification, "Object Container Files", and lessons 60, 61 and 82.)
 - **Writing** (`write_container`): the same records give the same bytes.
 """
 
@@ -59,11 +58,14 @@ _STEP = 2**20
 _CHECKSUM_BYTES = 4
 
 Measure = Callable[[bytes, int], int]
-"""A function that returns the expanded size of a block in bytes. A result above `room` may be incomplete."""
+"""A function that returns the expanded size of a block in bytes.
+
+If the result is greater than `room`, the real size may be even larger.
+"""
 
 
 def expanded_bytes(measure: Measure, block: bytes, room: int, where: str) -> int:
-    """Return the number of bytes that the block expands to.
+    """Return the number of bytes to which the block expands.
 
     Raises `Corrupt` if the block is damaged or expands to more than `room` bytes.
     """
@@ -88,7 +90,7 @@ def measure_of(codec: str, where: str) -> Measure:
 
 
 def expand(codec: str, block: bytes, where: str) -> bytes:
-    """Return the content of a block that was measured. Raises `Corrupt` if the block is damaged."""
+    """Return the expanded content of a block that was already measured. Raises `Corrupt` if the block is damaged."""
     try:
         match codec:
             case "deflate":
@@ -139,7 +141,8 @@ def _streamed(stream: Any, block: bytes, room: int) -> int:
 
 
 def _snappy(block: bytes, room: int) -> int:
-    # The decoder allocates and enforces the length at the start. A checksum of four bytes follows the block.
+    # The block starts with its expanded length. The decoder allocates this length and enforces it. A checksum of four
+    # bytes follows the block.
     claimed = int(cramjam.snappy.decompress_raw_len(block[:-_CHECKSUM_BYTES]))
     return claimed if claimed <= room else room + 1
 
@@ -162,7 +165,7 @@ _PRIMITIVES = {"null": 0, "boolean": 1, "int": 1, "long": 1, "float": 4, "double
 
 
 def least_bytes(text: bytes, where: str) -> int:
-    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt` with the name `where`.
+    """Return the minimum number of bytes of a record with this schema. Raises `Corrupt` for the file `where`.
 
     See the module's docstring for the schemas that are refused.
     """
@@ -240,18 +243,18 @@ def _short(name: str) -> str:
 
 
 def record_schema(name: str, fields: Sequence[Mapping[str, object]], *, namespace: str | None = None) -> Schema:
-    """Return the schema of a record, with its keys in the order of the files."""
+    """Return the schema of a record. The keys of the schema have the same order as in the files."""
     named = {"name": name} if namespace is None else {"name": name, "namespace": namespace}
     return {"type": "record", **named, "fields": list(fields)}
 
 
 def avro_field(name: str, kind: object, **more: object) -> dict[str, object]:
-    """Return a field of a record. `more` contains other entries, such as its default."""
+    """Return a field of a record. `more` contains other entries of the field, such as its default."""
     return {"name": name, "type": kind, **more}
 
 
 def optional(name: str, kind: object) -> dict[str, object]:
-    """Return a field that may be null and is null if it is absent."""
+    """Return a field that may be null. An absent field is null."""
     return avro_field(name, or_null(kind), default=None)
 
 
@@ -282,8 +285,9 @@ _SCHEMA_KEY = b"avro.schema"
 _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
 
-# The address space of DataFusion: its libraries. Their allocator reserves 2 GiB. For each of its threads (one per core
-# and some more), a stack and a heap. For each byte of a block, twice the data that may be decoded from it.
+# The address space that DataFusion needs. Its libraries need space, and their allocator reserves 2 GiB. Each thread
+# needs a stack and a heap. There is one thread per core, and there are some more threads. Each byte of a block needs
+# twice the size of the data that may be decoded from the byte.
 _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20
 _OTHER_THREADS: Final = 4
@@ -296,7 +300,7 @@ class _Decoder:
     home: ClassVar[HomeProcess | None] = None
 
 
-# If a file is damaged, the error comes from the decoder that finds the damage first.
+# For a damaged file, the error class depends on the decoder that finds the damage first.
 _DAMAGE = (
     *CODEC_DAMAGE,
     LookupError,
@@ -319,9 +323,9 @@ class Container:
 
 
 def inspect(data: bytes, where: str) -> Container:
-    """Return the metadata of a container that is complete and within bounds.
+    """Return the metadata of a container. Before that, check that the container is complete and within the limits.
 
-    The bounds are a header of 1 MiB, 20 million records, and 512 MiB of expanded blocks.
+    The limits are a header of 1 MiB, 20 million records, and 512 MiB of expanded blocks.
 
     Args:
         data: The file.
@@ -358,7 +362,7 @@ def inspect(data: bytes, where: str) -> Container:
             )
     if (
         records or expanded
-    ) and not 0 < records * least <= expanded:  # a decoder would not end for records without bytes
+    ) and not 0 < records * least <= expanded:  # a decoder would run without end on records without bytes
         raise Corrupt(f"{where}: claims {records} records in {expanded} bytes", key=where)
     return Container(schema=schema, codec=codec, records=records, blocks=tuple(blocks), expanded_bytes=expanded)
 
@@ -392,12 +396,14 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
 
 
 def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
-    """Return the records as an Arrow table, with the file's names and types of columns, and rows in file order.
+    """Return the records as an Arrow table.
 
-    DataFusion decodes column by column and makes no object per record ("Checkpoints"). Raises the errors of
-    `read_records`, and `CopiedProcess` in a copy by fork() of a process that called this function. In such a copy, the
-    call would wait forever for threads that do not exist. `inspected` is the result of `inspect` for exactly these
-    bytes.
+    The names and types of the columns, and the order of the rows, are those of the file.
+
+    DataFusion decodes each column as a whole and creates no object per record ("Checkpoints"). Raises the errors of
+    `read_records`. Also raises `CopiedProcess` if this process is a fork() copy of a process that called this function.
+    In such a copy, the call would wait without end for threads that do not exist. `inspected` is the result of
+    `inspect` for exactly these bytes.
     """
     found = inspected or inspect(data, where)
     if _Decoder.home is not None:
@@ -429,7 +435,10 @@ def read_columns(data: bytes, where: str, inspected: Container | None = None) ->
 
 
 def _reserved_bytes(found: Container) -> int:
-    """Return the address space that DataFusion needs for these records, and for itself if it is not loaded yet."""
+    """Return the address space that DataFusion needs for these records.
+
+    Add the space for DataFusion itself if it is not loaded yet.
+    """
     started = (
         0 if _Decoder.home is not None else _LOADED_BYTES + ((os.cpu_count() or 1) + _OTHER_THREADS) * _THREAD_BYTES
     )
@@ -437,10 +446,11 @@ def _reserved_bytes(found: Container) -> int:
 
 
 def _plain_copy(data: bytes, found: Container, where: str) -> list[bytes]:
-    """Return the file with a single block that is not compressed and states one record per byte.
+    """Return a copy of the file with a single uncompressed block. The block states one record per byte.
 
-    If a block has bytes left after the stated number of records, DataFusion does not end. A record takes at least one
-    byte, so the stated number is always large enough. Reading stops at the end of the bytes, or fails inside a record.
+    If a block has more bytes than the stated records need, DataFusion runs without end. A record takes at least one
+    byte, so the stated number is always large enough. DataFusion stops at the end of the bytes, or fails inside a
+    record.
     """
     header = [MAGIC, _long(1), _long(len(_SCHEMA_KEY)), _SCHEMA_KEY, _long(len(found.schema)), found.schema, _long(0)]
     blocks = [expand(found.codec, data[each], where) for each in found.blocks]
@@ -466,7 +476,9 @@ def _right_sized(batch: pa.RecordBatch) -> pa.RecordBatch:
 
 
 def with_checksum(data: bytes) -> bytes:
-    """Return the file with its checksum in place of `OPEN_CHECKSUM`, under `CHECKSUM_KEY` in its header.
+    """Return the file with its checksum in place of `OPEN_CHECKSUM`.
+
+    The checksum is in the header, under `CHECKSUM_KEY`.
 
     The checksum covers all other bytes. So if any bit of the file changes, the file is refused.
     """
@@ -524,7 +536,7 @@ class _Cursor:
             )
 
     def sized(self) -> bytes:
-        """Return the next bytes, which follow their length."""
+        """Return the next byte string. Its length precedes its bytes."""
         size = self.long()
         if not 0 <= size <= MAX_HEADER_BYTES:
             raise Corrupt(f"{self.where}: {size} bytes claimed in the header", key=self.where)
@@ -545,7 +557,7 @@ def _header(cursor: _Cursor) -> tuple[bytes, str]:
 
 def _pairs(cursor: _Cursor) -> Iterator[tuple[bytes, bytes]]:
     while (count := cursor.long()) != 0:
-        if count < 0:  # then the size of the block follows, which is not needed
+        if count < 0:  # the size of the block follows, and it is not needed
             cursor.long()
         for _ in range(abs(count)):
             yield cursor.sized(), cursor.sized()
@@ -557,7 +569,7 @@ MAX_ENTRIES_PER_MANIFEST = 50_000
 
 
 class Compression(StrEnum):
-    """The compression of blocks of manifests and states. Every compression can always be read."""
+    """The compression of blocks of manifests and states. Tidemark can always read every compression in this list."""
 
     ZSTD = "zstd"
     SNAPPY = "snappy"
@@ -575,7 +587,7 @@ _SYNC_MARKER = hashlib.sha256(b"tidemark state").digest()[:16]
 
 
 def require_fits(count: int) -> None:
-    """Raise `InvalidInput` for more entries than one object of a state may contain."""
+    """Raise `InvalidInput` if there are more entries than one object of a state may contain."""
     if count > MAX_ENTRIES_PER_MANIFEST:
         raise InvalidInput(
             f"a manifest holds at most {MAX_ENTRIES_PER_MANIFEST:,} entries, found {count:,}. Write several"
@@ -588,7 +600,7 @@ def write_container(
     compression: Compression,
     header: Mapping[str, str] = MappingProxyType({}),
 ) -> bytes:
-    """Return a container of the records, with the entries of `header` in its header."""
+    """Return a container with the records. The header of the container contains the entries of `header`."""
     import fastavro
 
     codec, level = _CODECS[compression]

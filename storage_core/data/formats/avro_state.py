@@ -1,11 +1,12 @@
 """The bytes of the Avro state of a checkpoint: file entries, transactions and the state manifest.
 
-The format is that of the IndexTables protocol, appendix B. The same records give the same bytes: map keys are sorted,
-the sync marker is fixed, and no value depends on the clock. Field ids and the order of fields are those of the
-protocol. Tidemark's own fields follow with ids from 160. A reader resolves fields by name and never by id. So a reader
-can open files with unknown fields, and files without Tidemark's fields.
+Appendix B of the IndexTables protocol defines the format. The same records always give the same bytes, because map keys
+are sorted and the sync marker is fixed. No value depends on the clock. The protocol defines the field ids and the order
+of fields. Tidemark's own fields come after the protocol's fields and have ids from 160. A reader resolves fields by
+name and never by id. So a reader can open files with unknown fields, and files without Tidemark's fields.
 
-Transactions may be in separate objects, as Avro columns (`ProgressInfo`). The state manifest then lists these objects.
+Transactions may be in separate objects, as Avro columns (`ProgressInfo`). The state manifest then lists the objects
+that contain transactions.
 
 The functions convert records to bytes and back, without I/O.
 """
@@ -155,10 +156,10 @@ PROGRESS_SCHEMA: Schema = record_schema(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProgressInfo:
-    """One object of transactions that a state lists.
+    """One object with transactions. A state lists this object.
 
-    If several objects are `in_order`, their ranges of appIds are disjoint. Other objects may contain any appId, and an
-    object that is listed later has priority.
+    If several objects are `in_order`, their ranges of appIds are disjoint. Objects that are not `in_order` may contain
+    any appId. If several objects contain an appId, the object that is listed later has priority.
 
     Attributes:
         path: The path below the log.
@@ -198,7 +199,7 @@ def encode_progress(rows: Iterable[ProgressRow], compression: Compression = Comp
 
 
 def decode_progress(data: bytes, where: str) -> list[ProgressRow]:
-    """Return the transactions of an Avro file in its order. Raises `Corrupt` with the name `where`."""
+    """Return the transactions of an Avro file in its order. Raises `Corrupt` for the file `where`."""
     found = read_columns(data, where)
     try:
         apps = found.column("appId").cast(pa.string())
@@ -211,7 +212,7 @@ def decode_progress(data: bytes, where: str) -> list[ProgressRow]:
 
 
 def progress_record(info: ProgressInfo) -> dict[str, object]:
-    """Return the record of one object in the root of a state."""
+    """Return the record that describes one object in the root of a state."""
     return {
         "path": info.path,
         "numEntries": info.num_entries,
@@ -222,7 +223,7 @@ def progress_record(info: ProgressInfo) -> dict[str, object]:
 
 
 def progress_info(record: Mapping[str, Any]) -> ProgressInfo:
-    """Return the object of a record in the root of a state. Raises `KeyError` if a field is missing."""
+    """Return the object that a record in the root of a state describes. Raises `KeyError` if a field is missing."""
     if not record["kinds"]:
         raise KeyError("kinds")
     return ProgressInfo(
@@ -240,7 +241,8 @@ FORMAT_VERSION = 1
 PROGRESS_FORMAT_VERSION = 2
 """The format of a state that stores transactions as columns.
 
-Early 0.1 releases refuse this format. Otherwise they would ignore the transactions and ingest all files again.
+Early 0.1 releases refuse this format. Otherwise these releases would ignore the transactions and ingest all files
+again.
 """
 STATE_PROTOCOL_VERSION = 4
 
@@ -276,9 +278,9 @@ class ManifestInfo:
 class StateManifest:
     """The root of a state. `created_at` is in ms.
 
-    `metadata` is None or JSON text, which may be wrapped in `{"metaData": …}`. `actions` contains log lines of actions
-    for which the protocol has no field. It is empty in states of other writers. If `progress` is not empty, its objects
-    contain the transactions, and `actions` contains no transactions.
+    `metadata` is None or JSON text, which may be wrapped in `{"metaData": …}`. `actions` contains the log lines of
+    actions for which the protocol has no field. In states of other writers, `actions` is empty. If `progress` is not
+    empty, its objects contain the transactions, and `actions` contains no transactions.
     """
 
     state_version: int
@@ -310,12 +312,18 @@ def encode_entries(entries: Iterable[Entry], compression: Compression = Compress
 
 
 def decode_entries(data: bytes, where: str) -> pa.Table:
-    """Return the entries of an Avro file, one row each, with the file's names of columns. Raises `Corrupt`."""
+    """Return the entries of an Avro file as a table with one row per entry.
+
+    The column names are those of the file. Raises `Corrupt`.
+    """
     return read_columns(data, where)
 
 
 def encode_state(state: StateManifest, compression: Compression = Compression.ZSTD) -> bytes:
-    """Return the bytes of a state manifest. Its format is 2 if its transactions are columns, else 1."""
+    """Return the bytes of a state manifest.
+
+    The format is 2 if the state stores transactions as columns. Otherwise the format is 1.
+    """
     with_progress = {"progress": [progress_record(each) for each in state.progress]} if state.progress else {}
     record = {
         "formatVersion": PROGRESS_FORMAT_VERSION if state.progress else FORMAT_VERSION,
@@ -336,7 +344,7 @@ def encode_state(state: StateManifest, compression: Compression = Compression.ZS
 
 
 def decode_state(data: bytes, where: str) -> StateManifest:
-    """Return the state manifest in `data`, from any writer. Raises `Corrupt` with the name `where`."""
+    """Return the state manifest in `data`, from any writer. Raises `Corrupt` for the file `where`."""
     found = inspect(data, where)
     if found.records != 1:
         raise Corrupt(f"{where}: expected one state record, found {found.records}", key=where)

@@ -10,12 +10,13 @@ A bundle has this layout:
     end - 8           magic and version again                                        8 bytes
 
 The directory is `{"identity": text, "properties": {text: text}, "parts": [{"name", "offset", "length", "xxh3"}]}`. The
-log records the footer offset, the object's size and its xxh3-64. One ranged read therefore fetches the directory, and
-one more read fetches each part. Every read can be verified. A part is verified by its own checksum, and the directory
-by the checksum in the trailer. With the identity, readers detect a valid bundle that is stored under the wrong key.
+log contains the footer offset, the size and the xxh3-64 of the object. Therefore a reader fetches the directory with
+one ranged read, and each part with one more read. A reader can verify the bytes of every read. Each part has its own
+checksum, and the trailer contains the checksum of the directory. With the identity, readers detect a valid bundle that
+is stored under the wrong key.
 
-A translation records the input row of each output row of a merge, and the input rows that were dropped. It is a bundle
-with these parts:
+A translation belongs to a merge. For each output row, it contains the input row. It also contains the input rows that
+the merge dropped. It is a bundle with these parts:
 
     order.zst        the number of the input of each output row, one output after the other: one byte per row, or
                      two (little endian) for more than 256 inputs, compressed by zstd
@@ -23,8 +24,9 @@ with these parts:
     rows.zst         only for merges of early 0.1, which did not keep the order of their inputs, in place of `dropped`:
                      for each output row its row in its input, four bytes each (little endian), compressed by zstd
 
-If the rows of an input keep their order (decision 0016), the k-th moved row of input i is at the k-th position of i in
-`order`. In this form, each output row has exactly one input. The counts show whether a row is missing.
+If the rows of an input keep their order (decision 0016), `order` is enough to find each row. The k-th moved row of
+input i is at the position where i occurs in `order` for the k-th time. In this form, each output row has exactly one
+input. The counts show whether a row is missing.
 
 This module does no I/O.
 """
@@ -53,7 +55,8 @@ VERSION = b"1"
 _HEAD = MAGIC + VERSION
 _TRAILER = struct.Struct("<IQ8s")
 
-# Readers unpack parts into files with these names. A valid name cannot be outside the directory or a hidden file.
+# Readers unpack parts into files with these names. A file with a valid name cannot be outside the directory and cannot
+# be a hidden file.
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
 
 
@@ -71,7 +74,7 @@ class Part:
 class Directory:
     """The directory of a bundle.
 
-    `identity` is the id of the object as written, and `properties` describe the content.
+    `identity` is the id that the writer gave to the object, and `properties` describe the content.
     """
 
     identity: str
@@ -88,7 +91,10 @@ class Directory:
 
 @dataclass(frozen=True, slots=True)
 class Bundle:
-    """A packed object, and the values for the log. Readers need these values to find and verify the parts."""
+    """A packed object, and the values that the log stores for it.
+
+    Readers need these values to find and verify the parts.
+    """
 
     data: bytes
     footer_offset: int
@@ -109,8 +115,8 @@ class Expected:
 def pack_bundle(parts: Mapping[str, bytes | memoryview], *, identity: str, properties: Mapping[str, str]) -> Bundle:
     """Return one object that contains `parts` in the given order. The same input gives the same bytes.
 
-    Raises `InvalidInput` for a part name with other characters than letters, digits, `.`, `_` and `-`, or with a `.` at
-    its start.
+    Raises `InvalidInput` for an invalid part name. A valid part name contains only letters, digits, `.`, `_` and `-`,
+    and does not start with `.`.
     """
     entries, offset = [], len(_HEAD)
     for name, data in parts.items():
@@ -149,7 +155,7 @@ def read_directory(tail: bytes, expected: Expected) -> Directory:
 
 
 def unpack_bundle(data: bytes, expected: Expected) -> dict[str, memoryview]:
-    """Return every part of a complete object by name, verified, without a copy.
+    """Return the verified parts of a complete object by name. The parts are not copied.
 
     Raises:
         Corrupt: The size, the checksum or the identity differs from the log's record.
@@ -170,7 +176,10 @@ def unpack_bundle(data: bytes, expected: Expected) -> dict[str, memoryview]:
 
 
 def verify_part(data: bytes | memoryview, part: Part, where: str) -> None:
-    """Raise `Corrupt` with the object and the part unless `data` is exactly what was packed as `part`."""
+    """Raise `Corrupt` unless `data` has exactly the bytes that were packed as `part`.
+
+    The error contains the object and the part.
+    """
     if len(data) != part.length:
         raise _corrupt(where, f"part {part.name!r} has {len(data)} bytes, expected {part.length}")
     if checksum(data) != part.xxh3:
@@ -199,7 +208,7 @@ def _decode(footer: bytes, where: str) -> Directory:
             properties=dict(cast("Mapping[str, str]", value["properties"])),
             parts=tuple(_decode_part(each) for each in parts),
         )
-    # RecursionError: `pack_bundle` does not write a directory that nests deeper than the parser's stack.
+    # RecursionError: `pack_bundle` never writes a directory that is too deep for the parser's stack.
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _corrupt(where, f"the directory cannot be read: {error!r}") from error
 
@@ -263,7 +272,7 @@ class TranslationMap:
 
     @property
     def moved(self) -> npt.NDArray[np.int64]:
-        """The number of rows of each input (first axis) in each output."""
+        """The number of rows that each output (second axis) received from each input (first axis)."""
         inputs, outputs = len(self.input_rows), len(self.output_rows)
         output = np.repeat(np.arange(outputs), self.output_rows)
         pairs = self.order.astype(np.int64) * outputs + output
@@ -276,7 +285,7 @@ class TranslationMap:
         return int(self.order.nbytes + rows) + sum(map(_bytes_of, self.dropped)) + 1
 
     def places(self, source: int, rows: Rows) -> tuple[Rows, Rows]:
-        """Return the moved rows among `rows` of an input, as indexes in `rows`, and the new position of each.
+        """Return the indexes of the moved rows in `rows`, and their new positions. `rows` are rows of one input.
 
         Positions count the rows of all outputs, one output after the other.
         """
@@ -321,7 +330,7 @@ def pack_translation(translation: TranslationMap, *, identity: str) -> Bundle:
 def unpack_translation(
     data: bytes, expected: Expected, *, inputs: Sequence[int], outputs: Sequence[int], moved: Sequence[int]
 ) -> TranslationMap:
-    """Return the translation in these bytes, after checking its checksums and all counts against the log.
+    """Return the translation in these bytes. First verify its checksums, and compare all its counts with the log.
 
     Args:
         data: The bytes.

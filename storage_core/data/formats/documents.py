@@ -1,4 +1,4 @@
-"""Small objects that are one JSON document each, as records and as bytes.
+"""The conversion of small objects between records and bytes. Each object is one JSON document.
 
 | Object | Functions | See |
 |---|---|---|
@@ -9,8 +9,9 @@
 | `_mem_wal/_regions.json`, the registry of a table's regions | `encode_region_registry` | |
 | `live/collected.json`, the last collected chunk of each writer | `encode_collected` | |
 
-Each `encode_` function has a `decode_` function. The registry of regions contains the xxh3-64 of all its other fields
-under `xxh3`. If a listing lacks chunks up to the last collected chunk, these chunks were collected. They are not gaps.
+Each `encode_` function has a matching `decode_` function. The registry of regions contains the xxh3-64 of all its other
+fields under `xxh3`. The chunks up to the last collected chunk may be missing in a listing, because they were collected.
+They are not gaps.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The plan as stored. `etag` is None for the empty plan of a table that was never collected."""
+    """The stored plan. `etag` is None for the empty plan of a table that was never collected."""
 
     candidates: Mapping[str, Candidate]
     counter: int
@@ -70,13 +71,13 @@ _CANDIDATE = JsonRecord(Candidate, read={"reason": Reason})
 
 
 def encode_gc_plan(candidates: Iterable[Candidate], *, counter: int, nonce: str) -> bytes:
-    """Return the bytes of a plan of these candidates, ordered by key. `nonce` must be unique."""
+    """Return the bytes of a plan with these candidates, ordered by key. `nonce` must be unique."""
     found = [_CANDIDATE.write(each) for each in sorted(candidates, key=lambda each: each.key)]
     return _PLAN.encode({"counter": counter, "nonce": nonce, "candidates": found})
 
 
 def decode_gc_plan(data: bytes) -> Plan:
-    """Decode the plan. The plan has no ETag. Raises `Corrupt`, or `Unsupported` for a newer format."""
+    """Decode the plan. The returned plan has no ETag. Raises `Corrupt`, or `Unsupported` for a newer format."""
 
     def read(body: Mapping[str, Any]) -> Plan:
         candidates = map(_CANDIDATE.read, body["candidates"])
@@ -89,7 +90,7 @@ def decode_gc_plan(data: bytes) -> Plan:
 
 
 class CheckpointKind(StrEnum):
-    """The form of a checkpoint, as the hint spells it."""
+    """The form of a checkpoint. Each value is the spelling in the hint."""
 
     AVRO_STATE = "avro-state"
     JSON = "json"
@@ -112,7 +113,7 @@ class CheckpointHint:
 
 
 def encode_hint(hint: CheckpointHint, *, nonce: str) -> bytes:
-    """Return the body of the hint. Field names are those of the protocol. Because of the nonce, all bodies differ."""
+    """Return the body of the hint. Field names are those of the protocol. The nonce makes every body different."""
     body: dict[str, object] = {
         "version": hint.version,
         "size": hint.actions,
@@ -130,11 +131,11 @@ def encode_hint(hint: CheckpointHint, *, nonce: str) -> bytes:
 def decode_hint(data: bytes) -> tuple[int, CheckpointKind] | None:
     """Return the version in the hint and the form of the checkpoint.
 
-    Return None for invalid bytes, because no reader relies on a hint.
+    For invalid bytes, return None instead of an error, because no reader relies on a hint.
     """
     try:
         body = json.loads(data)
-        # Hints that are older than the first numbered format name a JSON checkpoint.
+        # Hints from before the first numbered format refer to a JSON checkpoint.
         kind = CheckpointKind(body.get("format") or CheckpointKind.JSON)
         return number(body.get("version")), kind
     except (ValueError, AttributeError, RecursionError):
@@ -144,15 +145,20 @@ def decode_hint(data: bytes) -> tuple[int, CheckpointKind] | None:
 # Leases.
 
 RELEASED_MS = 0
-"""The expiry of a released lease. It is in the past for every clock, even if the clock of the releaser is wrong."""
+"""The expiry of a released lease.
+
+This time is in the past for every clock, even if the clock of the process that released the lease is wrong.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRecord:
-    """The holder of a resource, its fencing token and its expiry. Times are in ms by the holder's clock.
+    """The holder of a resource, with its fencing token and the expiry of its lease.
 
-    `nonce` is `<uuid of the acquisition>.<number of the write>`, so no two bodies are equal (lesson 09). It
-    distinguishes two acquisitions with the same token, which are possible if the object was lost.
+    All times are in ms and come from the holder's clock.
+
+    `nonce` is `<uuid of the acquisition>.<number of the write>`, so no two bodies are equal (lesson 09). The nonce also
+    distinguishes two acquisitions with the same token. Two acquisitions can have the same token if the object was lost.
     """
 
     resource: str
@@ -232,7 +238,7 @@ class Tag:
 class Tags:
     """The tags of a table by name, read from one object. Expired tags are included.
 
-    `etag` is None without an object.
+    `etag` is None if the object does not exist.
     """
 
     by_name: Mapping[str, Tag] = field(default_factory=dict)
@@ -249,7 +255,10 @@ _TAG = JsonRecord(Tag, read={"name": validate_tag_name})
 
 
 def encode_tags(wanted: Tags, *, nonce: str) -> bytes:
-    """Return the bytes of the next object. Its counter is one higher than that of `tags`. `nonce` must be unique."""
+    """Return the bytes of the next object.
+
+    The counter of this object is one higher than the counter of `tags`. `nonce` must be unique.
+    """
     found = {name: _TAG.write(tag) for name, tag in sorted(wanted.by_name.items())}
     for each in found.values():
         del each["name"]  # the key of the tag already contains the name
@@ -271,10 +280,10 @@ def decode_tags(data: bytes, *, etag: str | None = None) -> Tags:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registry:
-    """The regions by id, and for each closed spec the spec that follows it.
+    """The regions by id, and the successor of each closed spec.
 
-    Two fields are not stored. `etag` is the ETag of the object, or None without an object. `is_rebuilt` means that the
-    registry was rebuilt from the regions, because its object is missing or damaged.
+    Two fields are not stored. `etag` is the ETag of the object, or None if there is no object. `is_rebuilt` is True if
+    the registry was rebuilt from the regions, because its object is missing or damaged.
     """
 
     regions: Mapping[str, Region] = field(default_factory=dict)
@@ -292,7 +301,10 @@ _REGISTRY = document_of(KeyKind.REGION_REGISTRY)
 
 
 def encode_region_registry(wanted: Registry, *, nonce: str) -> bytes:
-    """Return the bytes of the next object. Its counter is one higher than the registry's. `nonce` must be unique."""
+    """Return the bytes of the next object.
+
+    The counter of this object is one higher than the counter of the registry. `nonce` must be unique.
+    """
     regions = [
         {"id": each.id, "spec": each.spec_id, "values": None if each.values is None else list(each.values)}
         for _, each in sorted(wanted.regions.items())
@@ -322,7 +334,10 @@ def _region(body: Mapping[str, Any]) -> Region:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collected:
-    """The last possibly collected chunk of one writer, its last record, and the time of this entry in ms."""
+    """The last chunk of one writer that may be collected.
+
+    The entry also contains the last record of the chunk, and its own time in ms.
+    """
 
     number: int
     sequence: int

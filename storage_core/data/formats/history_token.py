@@ -1,4 +1,6 @@
-"""Tokens of a history that is read in pages. A token is a read position of a table, with the start of the next page.
+"""Tokens of a history that is read in pages.
+
+A token contains a read position of a table and the start of the next page.
 
 The reader keeps the token as a text. Tidemark does not store the token. The text consists of a format byte, compact
 JSON, and the xxh3-64 of both, in base64url without padding. Every format ends with this checksum, so a damaged token
@@ -71,7 +73,10 @@ class RawPosition:
 
 @dataclass(frozen=True, slots=True)
 class InBase:
-    """A position in the base: in the split `path`, or in the first split after it, before the row with this number."""
+    """A position in the base.
+
+    It is before the row with this number in the split `path`, or in the first split after `path`.
+    """
 
     path: str
     row: int
@@ -81,7 +86,7 @@ class InBase:
 class InGenerations:
     """A position before a record in a part (`generation.read_parts`) of a generation.
 
-    `region` is an index in the token.
+    `region` is an index into the regions of the token.
     """
 
     region: int
@@ -94,7 +99,7 @@ class InGenerations:
 class InTail:
     """A position before a record of a WAL entry that was acknowledged to its writer.
 
-    `region` is an index in the token.
+    `region` is an index into the regions of the token.
     """
 
     region: int
@@ -104,7 +109,7 @@ class InTail:
 
 @dataclass(frozen=True, slots=True)
 class InRaw:
-    """A position before a record of the table in a raw log. `log` is an index in the token."""
+    """A position before a record of the table in a raw log. `log` is an index into the raw logs of the token."""
 
     log: int
     record: int

@@ -1,7 +1,8 @@
 """Writing, reading and checking of small objects that are one JSON document.
 
-A kind of document is a `JsonDocument`. A record in a document is a `JsonRecord` of a dataclass. Both classes only
-describe a format, so a format lists its fields once. This module checks versions, checksums and types.
+A `JsonDocument` describes one kind of document. A `JsonRecord` describes the JSON object of a dataclass in a document.
+Both classes only describe a format, so each format lists its fields in one place. This module checks versions,
+checksums and types.
 """
 
 from __future__ import annotations
@@ -39,9 +40,11 @@ def text(value: object) -> str:
 
 
 def json_digest(body: Mapping[str, Any]) -> str:
-    """Return the xxh3-64, as 16 hex digits, of the object's compact ASCII text with sorted keys.
+    """Return the xxh3-64 of the object as 16 hex digits.
 
-    Equal objects have equal digests, in any order of keys and with any spaces in their text.
+    The input of the hash is the object's compact ASCII text with sorted keys.
+
+    Equal objects have equal digests. The order of keys and the spaces in the original text have no effect.
     """
     return xxhash.xxh3_64_hexdigest(json.dumps(body, sort_keys=True, separators=(",", ":")).encode())
 
@@ -109,8 +112,8 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 class JsonRecord(Generic[T]):
     """The JSON object of a dataclass. Its keys are the field names in camel case, unless `keys` contains others.
 
-    A field is read according to its annotation, or by the function that `read` contains for the field. An optional
-    field that is None is omitted.
+    The annotation of a field determines how the field is read. If `read` contains a function for a field, that function
+    reads the field. An optional field that is None is omitted.
     """
 
     def __init__(
@@ -138,7 +141,7 @@ class JsonRecord(Generic[T]):
         }
 
     def read(self, body: Mapping[str, Any]) -> T:
-        """Return the record of a JSON object. Raises one of `WRONG`."""
+        """Return the record of a JSON object. Raises one of the errors in `WRONG` for an invalid object."""
         found = {}
         for name, key, read, is_optional in self._fields:
             value = body.get(key) if is_optional else body[key]

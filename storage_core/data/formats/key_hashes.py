@@ -1,26 +1,26 @@
 """Hashes of primary keys, and the objects that store them: bloom filters and key indexes.
 
-**Hashes.** Equal keys have equal hashes, regardless of the width of integers, the layout of text and the chunks. So
+**Hashes.** Equal keys have equal hashes. The width of integers, the layout of text and the chunks have no effect. So
 filters stay valid if a type is promoted. Different keys may have equal hashes, and the readers of filters and indexes
 handle this case.
 
-**Bloom filters.** A split-block bloom filter over primary keys shows which generations certainly do not contain a key.
-A filter only saves work and never proves that a row exists (lesson 24). Its size depends on the number of keys. The
-layout is the split-block filter of Parquet (256-bit blocks of eight 32-bit words, one bit per word). The hash is
-Tidemark's own and vectorized, so the bytes are specified here:
+**Bloom filters.** With a split-block bloom filter over primary keys, a reader finds the generations that certainly do
+not contain a key. A filter only saves work and never proves that a row exists (lesson 24). Its size depends on the
+number of keys. The layout is the split-block filter of Parquet (256-bit blocks of eight 32-bit words, one bit per
+word). Tidemark uses its own vectorized hash, so this section specifies the bytes:
 
 | Bytes | Content |
 |---|---|
 | 0 … 8 | `TMBLOOM` and the format version 1 |
 | 8 … 16 | number of keys, unsigned 64-bit little-endian |
 | 16 … 24 | xxh3-64 of the blocks, unsigned 64-bit little-endian |
-| 24 … | the blocks, a power of two of them, 32 bytes each, words little-endian |
+| 24 … | the blocks of 32 bytes each, with little-endian words. The number of blocks is a power of two |
 
 **Key indexes.** A key index contains the position of each key in a generation, so a lookup reads only the entries that
 it needs. `key_index.arrow` is an Arrow IPC stream with one row per record, ascending by `hash`. Records with equal
 hashes are in the order of their acknowledgement. Its columns are `hash` (uint64), `entry` (uint64, the number of the
-WAL entry) and `row` (uint32, the record in the entry, from 0). Like the bloom filter it only saves work: a reader that
-finds a hash compares the keys.
+WAL entry) and `row` (uint32, the record in the entry, from 0). Like the bloom filter, the index only saves work. A
+reader that finds a hash still compares the keys.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _MIX_B = np.uint64(0x94D049BB133111EB)
 
 
 def key_hashes(rows: pa.Table, key: Sequence[str]) -> Hashes:
-    """Return one hash per row over the key columns in their order. The columns must not contain nulls."""
+    """Return one hash per row, computed from the key columns in their order. The columns must not contain nulls."""
     hashes = np.zeros(rows.num_rows, dtype=np.uint64)
     for name in key:
         hashes = _mix(hashes + _GOLDEN ^ _column_hashes(rows.column(name)))
@@ -100,12 +100,15 @@ class HashedRows:
         return self.hashes.nbytes + self.rows.nbytes
 
     def rows_of(self, wanted: Hashes) -> Places:
-        """Return all rows with these hashes, hash by hash."""
+        """Return all rows with these hashes, ordered by hash."""
         return self.rows[within(wanted, self.hashes)].astype(np.int64)
 
 
 def _mix(values: Hashes) -> Hashes:
-    """Return the values after the finalizer of SplitMix64, in which every input bit affects every output bit."""
+    """Return the values after the finalizer of SplitMix64.
+
+    In the finalizer, every input bit affects every output bit.
+    """
     values = (values ^ (values >> np.uint64(30))) * _MIX_A
     values = (values ^ (values >> np.uint64(27))) * _MIX_B
     return values ^ (values >> np.uint64(31))
@@ -133,7 +136,11 @@ def _text_hashes(column: pa.ChunkedArray) -> Hashes:
 
 
 def _byte_hashes(texts: pa.Array) -> Hashes:
-    """Return multilinear hashes: the sum of every byte times a constant of its position, mixed with the length."""
+    """Return one multilinear hash per text.
+
+    Each byte is multiplied by a constant of its position, and the products are added. The sum is mixed with the length
+    of the text.
+    """
     _, offset_buffer, data_buffer = texts.buffers()
     offsets = np.frombuffer(offset_buffer, dtype=np.int64)[texts.offset : texts.offset + len(texts) + 1]
     data = np.frombuffer(data_buffer, dtype=np.uint8) if data_buffer else np.zeros(0, np.uint8)
@@ -144,7 +151,7 @@ def _byte_hashes(texts: pa.Array) -> Hashes:
 
 
 def _prefix_sums(data: Bytes, offsets: Places) -> Hashes:
-    """Return the sums up to each offset.
+    """Return the sum of the weighted bytes up to each offset.
 
     One mebibyte is processed at a time, because the computation needs about forty times the memory of its input.
     """
@@ -177,7 +184,10 @@ _MAGIC = b"TMBLOOM\x01"
 _SALTS = np.array(
     [0x47B6137B, 0x44974D91, 0x8824AD5B, 0xA2B7289D, 0x705495C7, 0x2DF1424B, 0x9EFC4947, 0x5C6BFB31], dtype=np.uint32
 )
-"""The odd constants of the Parquet format's split-block filter. The bit of each word is derived from its constant."""
+"""The constants of the Parquet format's split-block filter, which are odd numbers.
+
+The bit of each word is computed with the constant of the word.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -287,7 +297,10 @@ class KeyIndex:
         return self.hashes.nbytes + self.entry.nbytes + self.row.nbytes
 
     def find(self, wanted: Hashes) -> Mapping[int, Rows]:
-        """Return, for each entry, the ascending rows with a key that has one of the wanted hashes."""
+        """Return the rows whose key has one of the wanted hashes, grouped by entry.
+
+        The rows of an entry are ascending.
+        """
         found = within(np.unique(wanted), self.hashes)
         entry, row = self.entry[found], self.row[found]
         return {int(each): np.sort(row[entry == each]).astype(np.int64) for each in np.unique(entry)}

@@ -8,18 +8,21 @@ Below the root of a raw log, only these keys are valid (docs/architecture/ingest
 
 | Key | Content |
 |---|---|
-| `live/<ms>.<writer>/<number>.avro` | one chunk; its segment is named by its start and its writer (a UUID) |
+| `live/<ms>.<writer>/<number>.avro` | one chunk. The name of its segment consists of the start of the segment and the
+writer (a UUID) |
 | `live/collected.json` | the last collected chunk of each writer (`data.formats.documents`) |
-| `ids/<first ms>-<last ms>.<xxh3>.arrow` | ids of records of the segments that began then (`data.formats.raw_chunk`) |
+| `ids/<first ms>-<last ms>.<xxh3>.arrow` | ids of records of the segments that began in this time range
+(`data.formats.raw_chunk`) |
 | `_gc/candidates.json` | the collector's plan (`data.formats.documents`) |
-| `quarantine/<segment>/<uuid>.json` | records that no table takes, in the form of a table's quarantine |
+| `quarantine/<segment>/<uuid>.json` | records that no table accepts, in the form of a table's quarantine entries |
 | `_probe/<uuid>.json` | a test of the store's capabilities |
 
-Numbers of chunks have 20 digits, so a listing returns a segment in order. They count the chunks of a *writer* from 1,
-over all of its segments. So missing chunks can be found with a listing alone, even at the end of a segment.
+Numbers of chunks have 20 digits, so a listing returns the chunks of a segment in order. The numbers count the chunks of
+a *writer* from 1, across all segments of the writer. So a listing is enough to find missing chunks, even at the end of
+a segment.
 
-The module also contains the folders of partitions (`partition_folder`), and short names for texts that are too long or
-must not be shown (`short_hash`).
+The module also builds the folders of partitions (`partition_folder`). It builds short names for texts that are too long
+or must not be shown (`short_hash`).
 """
 
 from __future__ import annotations
@@ -47,7 +50,10 @@ def short_hash(text: str) -> str:
 
 LOG_PREFIX: Final = "_transaction_log/"
 VERSIONS_PREFIX: Final = f"{LOG_PREFIX}0"
-"""The prefix that only version files and JSON checkpoints have. Versions have fewer than 20 digits."""
+"""The prefix that only version files and JSON checkpoints have.
+
+Versions have fewer than 20 digits, so a padded version starts with 0.
+"""
 STATES_PREFIX: Final = f"{LOG_PREFIX}state-v"
 """The prefix of all states."""
 REGIONS_PREFIX: Final = "_mem_wal/"
@@ -93,7 +99,7 @@ class ParsedKey:
 
 
 def parse(key: str) -> ParsedKey | None:
-    """Return the kind and the parts of a key that one of the builders can make. Return None for any other text."""
+    """Return the kind and the parts of a key that one of the builders can create. Return None for any other text."""
     first = key.partition("/")[0]
     for each in _BY_FOLDER.get("splits" if "=" in first else first, ()):
         parts = each.parts(key)
@@ -132,7 +138,7 @@ def version_key(version: int) -> str:
 
 
 def near_prefix(version: int, kind: KeyKind) -> str:
-    """Return the common prefix of the keys of 1,000 versions, which differ only in the last three digits.
+    """Return the common prefix of the keys of 1,000 versions. These versions differ only in the last three digits.
 
     For the kind `STATE`, these are the keys of states. For other kinds, they are the keys of version files and JSON
     checkpoints together.
@@ -161,17 +167,22 @@ def state_key(version: int) -> str:
 
 
 def json_checkpoint_key(version: int) -> str:
-    """Return the key of the legacy JSON checkpoint of a version, or of the list of its parts."""
+    """Return the key of a version's legacy JSON checkpoint, or of the list of its parts."""
     return KINDS[KeyKind.JSON_CHECKPOINT].key(version=version)
 
 
 def json_checkpoint_part_key(version: int, checkpoint_id: str, part: int) -> str:
-    """Return the key of one part (numbered from 1) of a legacy JSON checkpoint. Its id is a UUID, or 12 hex digits."""
+    """Return the key of one part (numbered from 1) of a legacy JSON checkpoint.
+
+    The id of the checkpoint is a UUID or 12 hex digits.
+    """
     return KINDS[KeyKind.JSON_CHECKPOINT_PART].key(version=version, id=checkpoint_id, entry=part)
 
 
 def split_key(window: int | None, windowed: bool, split_id: str, partition: str = "") -> str:  # noqa: FBT001 -- one answer in two parts
-    """Return the key of a split, in the folder of its window's start in seconds, below the folders of its partition.
+    """Return the key of a split.
+
+    The split is in the folder of its window's start in seconds, below the folders of its partition.
 
     The folder is `null` for the bucket of null timestamps and `all` in a table without windows. `partition` contains
     the results of `partition_folder`, joined by slashes. It is empty in a table without partitions.
@@ -251,7 +262,7 @@ def probe_key(probe_id: str) -> str:
 
 
 def lock_key(resource: str) -> str:
-    """Return the key of the lease of a resource. Any text can name a resource."""
+    """Return the key of the lease of a resource. The name of a resource can be any text."""
     return KINDS[KeyKind.LOCK].key(source=resource)
 
 
@@ -271,7 +282,7 @@ def delta_checkpoint_key(version: int) -> str:
 
 
 def delta_hint_key() -> str:
-    """Return the key of the hint that names a checkpoint."""
+    """Return the key of the hint that refers to a checkpoint."""
     return KINDS[KeyKind.DELTA_HINT].key()
 
 
@@ -322,7 +333,7 @@ def partition_folder(name: str, value: str | None) -> str:
 
     - is too long for a file system,
     - equals the folder of null, or
-    - leads out of the table when decoded.
+    - points to a place outside the table after decoding.
     """
     return f"{_encoded(name, _LONGEST_NAME) or _checksum(name)}={folder_value(value)}"
 
@@ -344,7 +355,7 @@ def _checksum(text: str) -> str:
 
 
 def _leads_elsewhere(text: str) -> bool:
-    """Return whether the text leads to another folder if it is decoded once or several times."""
+    """Return whether the text refers to another folder after one or several decodings."""
     while True:
         if text.startswith(("/", "\\")) or not {".", ".."}.isdisjoint(re.split(r"[/\\]", text)):
             return True
@@ -364,7 +375,10 @@ MAX_NUMBER: Final = 2**63 - 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkKey:
-    """The parts of a chunk's key: the start of its segment, its writer, and its number among the writer's chunks."""
+    """The parts of a chunk's key: the start of its segment, its writer, and its number.
+
+    The number counts the chunks of the writer.
+    """
 
     segment_ms: int
     writer: str
@@ -396,7 +410,10 @@ def raw_ids_key(ids: IdsKey) -> str:
 
 
 def parse_raw(key: str) -> ChunkKey | IdsKey | ParsedKey | None:
-    """Return the parts of a key of a raw log. Return None for any other text. Its object must not be changed."""
+    """Return the parts of a key of a raw log.
+
+    Return None for any other text. The object of any other key must not be changed.
+    """
     if parts := KINDS[KeyKind.RAW_CHUNK].parts(key):
         return ChunkKey(**parts)
     if parts := KINDS[KeyKind.RAW_IDS].parts(key):

@@ -1,24 +1,24 @@
 """The kinds of stored objects. Each kind is declared once (decision 0041, docs/spec.md, section 1).
 
 An entry of `KINDS` describes one kind: the form of its keys, and the kinds to which its objects refer. An entry also
-contains the protection of an object from the collector, and the parts of an object that can contain values of rows. The
-entries are used by the code that builds and parses keys, and by the collector, the check, forgetting, clones and
-repair. `storage_core.maintain.walk` reads the objects.
+states what protects an object from the collector, and which part of an object can contain values of rows. The code that
+builds and parses keys uses the entries. The collector, the check, forgetting, clones and repair also use them.
+`storage_core.maintain.walk` reads the objects.
 
 To add a kind:
 
-1. Write its entry here. The parts of its template are fields of `keys.ParsedKey`.
-2. A small JSON object has its codec in the entry, and its record in `documents`. Other kinds have a module of their
-   own.
+1. Write its entry here. The parts of the key template are fields of `keys.ParsedKey`.
+2. For a small JSON object, the codec is in the entry, and the record is in `documents`. Every other kind has a module
+   of its own.
 3. Write its `<kind>_key` in `keys`.
 4. If the object contains values of rows, add a reader to `_READERS` in `storage_core/maintain/check.py`.
 5. Add an object of the kind to `tests/support/every_kind.py`, and a row to section 1 of docs/spec.md. Run
    `tests/unit/test_kinds.py` and `tests/unit/test_keys.py`, which report anything that is missing.
 
-Any text can be one segment of a key. It is percent-encoded, and the encoding is unique and reversible.
+Any text can be one segment of a key. The text is percent-encoded. The encoding is unique and reversible.
 
-The name of a numbered object has 64 characters, the bits of the number with the least significant bit first.
-Consecutive numbers differ in the first character, so a store that partitions by key prefix spreads them evenly. The
+The name of a numbered object consists of the 64 bits of the number, with the least significant bit first. Consecutive
+numbers differ in the first character. So a store that partitions by key prefix distributes the objects evenly. The
 disadvantage is that a listing is not in the order of the numbers. No reader relies on that order
 (docs/architecture/README.md, rule 2).
 """
@@ -88,7 +88,10 @@ def decode_segment(segment: str) -> str:
 
 
 def short_segment(value: str) -> str:
-    """Return the encoded value. If it is longer than 200 bytes, it is cut and a digest makes it unique."""
+    """Return the encoded value.
+
+    If the encoded value is longer than 200 bytes, cut it and append a digest that makes it unique.
+    """
     encoded = encode_segment(value)
     if len(encoded) <= _MAX_SEGMENT:
         return encoded
@@ -98,7 +101,7 @@ def short_segment(value: str) -> str:
 
 
 def require_encoded(segment: str) -> str:
-    """Return `segment` if `short_segment` can write it. Raises `InvalidInput` for any other text."""
+    """Return `segment` if `short_segment` can produce it. Raises `InvalidInput` for any other text."""
     if len(segment) == _MAX_SEGMENT and _SHORTENED.fullmatch(segment):
         return segment
     decode_segment(segment)
@@ -108,7 +111,10 @@ def require_encoded(segment: str) -> str:
 
 
 def reversed_name(number: int) -> str:
-    """Return the name of `number`, 1 to 2**64 - 1. Raises `InvalidInput` for zero, which stands for no object."""
+    """Return the name of `number`, 1 to 2**64 - 1.
+
+    Raises `InvalidInput` for zero, because no object has the number zero.
+    """
     if not 1 <= number <= MAX_NUMBER:
         raise InvalidInput(f"numbered objects start at 1 and end at 2**64 - 1, found {number}", number=number)
     return format(number, "064b")[::-1]
@@ -126,7 +132,10 @@ def number_of(name: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """One part of a key: its pattern, and the functions that convert text and value. They raise `InvalidInput`."""
+    """One part of a key: its pattern, and the functions that convert its text to its value and back.
+
+    They raise `InvalidInput`.
+    """
 
     pattern: str
     write: Callable[[Any], str]
@@ -197,7 +206,7 @@ FORMS: Final[Mapping[str, Form]] = {
     "file": _text(rf"{_FILE}|{INDEX_NAME.pattern}\.seg", f"one of {', '.join(GENERATION_FILES)} or <index>.seg"),
     "segment": Form(r"[^/]+", short_segment, require_encoded),
 }
-"""The parts of keys, by the name that follows the colon in a template."""
+"""The forms of the parts of keys. The key of an entry is the name after the colon in a template."""
 
 
 # Kinds of objects.
@@ -242,7 +251,7 @@ class KeyKind(StrEnum):
 
 
 class Reason(StrEnum):
-    """Why the collector may delete an object."""
+    """The reason why the collector may delete an object."""
 
     ORPHAN_SPLIT = "orphan_split"
     REMOVED_SPLIT = "removed_split"
@@ -277,7 +286,7 @@ class Keeper(StrEnum):
     REGION = "region"
     """The newest manifest of the object's region."""
     RAW_LOG = "raw_log"
-    """The retention of the object's raw log, and each table that has not yet taken its records."""
+    """The retention of the object's raw log, and each table that has not yet received the records of the object."""
 
 
 class Rows(StrEnum):
@@ -351,7 +360,10 @@ class ObjectKind:
 
     @cached_property
     def _pieces(self) -> tuple[tuple[str, str, Form | None], ...]:
-        """The template in pieces: a text, and the name and form of the part after it."""
+        """The template in pieces.
+
+        Each piece is a text, with the name and the form of the part that follows the text.
+        """
         found = re.split(r"\{(\w+):(\w+)\}", self.template)
         texts, names, forms = found[::3], [*found[1::3], ""], [*(FORMS[each] for each in found[2::3]), None]
         return tuple(zip(texts, names, forms, strict=True))
@@ -568,7 +580,7 @@ KINDS: Final[Mapping[KeyKind, ObjectKind]] = {each.kind: each for each in _ALL}
 
 
 def document_of(kind: KeyKind) -> JsonDocument:
-    """Return the codec of a kind with JSON documents as objects. Raises `LookupError` for another kind."""
+    """Return the codec of a kind whose objects are JSON documents. Raises `LookupError` for any other kind."""
     document = KINDS[kind].document
     if document is None:
         raise LookupError(f"objects of the kind {kind} are not one JSON document")
@@ -576,7 +588,7 @@ def document_of(kind: KeyKind) -> JsonDocument:
 
 
 def with_rows(*rows: Rows) -> frozenset[KeyKind]:
-    """Return the kinds of table objects that can contain values of rows in one of these ways."""
+    """Return the kinds of table objects with one of these values of `Rows`."""
     return frozenset(each.kind for each in _ALL if each.tables and each.rows in rows)
 
 
@@ -593,4 +605,7 @@ PARTS_OF_CHECKPOINTS: Final = frozenset(part for root in CHECKPOINTS for part in
 """The objects of a checkpoint, except its root."""
 
 REUSED: Final = frozenset(each.kind for each in _ALL if each.reused)
-"""The kinds with reused names. After a deletion, a stalled writer could write the same name again."""
+"""The kinds of objects whose names can occur again.
+
+After a deletion, a stalled writer could write the same name again.
+"""

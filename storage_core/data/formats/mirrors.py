@@ -1,14 +1,14 @@
 r"""Objects of the Delta mirror and of the Iceberg mirror, as records and as bytes. No I/O.
 
 **Delta.** The first part contains commits, inline deletion vectors and the hint, as Delta's protocol defines them. A
-commit is newline-delimited JSON with one action per line. The mirror's own data is in `commitInfo`, where Delta allows
-any content and other readers ignore it. Texts are UTF-8 without `\u` escapes for characters above U+FFFF. The JSON
+commit is newline-delimited JSON with one action per line. The mirror's own data is in `commitInfo`. Delta allows any
+content there, and other readers ignore it. Texts are UTF-8 without `\u` escapes for characters above U+FFFF. The JSON
 decoder of delta-rs turns the two halves of such an escape into another character.
 
-**Iceberg.** The second part reads the mirror's own objects: the shown version, and the files in the mirror. Metadata
-files are JSON. Manifest lists and manifests are Avro. Their form is that of Iceberg's specification. pyiceberg writes
-these objects (`storage_core.interop`), but this module does not need it. The objects contain absolute locations, so a
-mirror is valid only at the location where it was written.
+**Iceberg.** The second part reads the mirror's own objects: the version that the mirror shows, and the files in the
+mirror. Metadata files are JSON. Manifest lists and manifests are Avro. Iceberg's specification defines the form of
+these objects. pyiceberg writes them (`storage_core.interop`), but this module does not need pyiceberg. The objects
+contain absolute locations, so a mirror is valid only at the location where it was written.
 """
 
 from __future__ import annotations
@@ -29,14 +29,18 @@ from storage_core.data.formats.keys import ICEBERG_FOLDER
 # The Delta mirror.
 
 OWN: Final = "tidemark"
-"""The name of Tidemark's field in `commitInfo`, of the application of its transactions, and of its writer feature.
+"""The name of Tidemark's field in `commitInfo`.
 
-A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores the feature.
+The application of Tidemark's transactions and its writer feature have the same name.
+
+A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores such a feature.
 """
 
 ENCODING: Final = "utf-8"
-"""The encoding of a commit. With this encoding, no statistics up to the commit contain escapes that other readers
-misread."""
+"""The encoding of a commit.
+
+If a commit has this encoding, the statistics up to this commit contain no escapes that other readers misread.
+"""
 
 Json = dict[str, Any]
 
@@ -49,7 +53,7 @@ _FROM_Z85: Final = bytes(_BASE85[_Z85.index(each)] if each in _Z85 else ord(" ")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shown:
-    """The content of a mirror commit: a version of a table, and the declarations of the commits up to it.
+    """The content of a mirror commit: a table version, and the declarations of this commit and all earlier commits.
 
     Attributes:
         table_id: The id of the table.
@@ -90,7 +94,7 @@ class Shown:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MirrorCommit:
-    """A commit as read.
+    """A commit that was read from the log.
 
     Attributes:
         version: The version of the Delta log.
@@ -113,7 +117,7 @@ def encode_delta(actions: Iterable[Mapping[str, Any]]) -> bytes:
 
 
 def decode_delta(data: bytes, version: int, where: str) -> MirrorCommit:
-    """Return the commit in these bytes. Raises `Corrupt` with the name `where`."""
+    """Return the commit in these bytes. Raises `Corrupt` for the file `where`."""
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         infos, adds, removes, metadata = (
@@ -145,9 +149,9 @@ def delta_key(path: str) -> str:
 def vector(bitmap: bytes, cardinality: int) -> Json:
     """Return the descriptor of an inline deletion vector.
 
-    `bitmap` is a portable Roaring bitmap of 32 bits and is not empty. Delta requires a bitmap of 64 bits.
-    The 64-bit form begins with the number of 32-bit bitmaps. For each bitmap, the upper 32 bits of its rows and the
-    bitmap follow.
+    `bitmap` is a portable Roaring bitmap of 32 bits and is not empty. Delta requires a bitmap of 64 bits. The 64-bit
+    form begins with the number of 32-bit bitmaps. After it, the form contains the upper 32 bits of the row numbers and
+    the bitmap, for each 32-bit bitmap.
     """
     data = struct.pack("<IQI", _MAGIC, 1, 0) + bitmap
     return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": cardinality}
@@ -204,7 +208,7 @@ _DELETED: Final = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShownSnapshot:
-    """A snapshot. Its id is the version of the table that it shows.
+    """A snapshot. The id of the snapshot is the version of the table that the snapshot shows.
 
     Attributes:
         version: The id of the snapshot.
@@ -221,7 +225,7 @@ class ShownSnapshot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IcebergMetadata:
-    """A metadata file as read.
+    """The content of a metadata file.
 
     Attributes:
         number: The number of the file.
@@ -245,8 +249,8 @@ class IcebergMetadata:
 class NamedFile:
     """An entry of a manifest. `key` is the key of a split.
 
-    `version` is the version of the snapshot that added the split. If the entry is not live, it is the version of the
-    snapshot that removed the split.
+    `version` is the version of the snapshot that added the split. If the entry is not live, `version` is the version of
+    the snapshot that removed the split.
     """
 
     key: str
@@ -255,7 +259,7 @@ class NamedFile:
 
 
 def decode_iceberg(data: bytes, number_: int, where: str) -> IcebergMetadata:
-    """Return the metadata in these bytes. Raises `Corrupt` with the name `where`."""
+    """Return the metadata in these bytes. Raises `Corrupt` for the file `where`."""
     try:
         found = json.loads(data)
         location = text(found["location"])

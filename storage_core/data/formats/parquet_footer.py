@@ -1,8 +1,8 @@
 """Footers of Parquet files, and the encoding of footers, which is Thrift's compact protocol.
 
 The bytes may come from an untrusted writer. The first part reads Thrift's compact protocol as Parquet uses it. The
-second part finds a footer, checks the metadata of its column chunks, and shortens the footers of files with single
-pages.
+second part finds a footer and checks the metadata of its column chunks. It also shortens the footer if each column of
+the file has a single page.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ None removes the field. A mapping removes fields of the structs inside it.
 
 
 def struct(data: bytes | memoryview, position: int, depth: int = 0) -> tuple[dict[int, Any], int]:
-    """Return the numbers, structs and lists of a struct by field id, and where the struct ends. Texts are skipped.
+    """Return the numbers, structs and lists of a struct by field id, and the end position of the struct.
+
+    Texts are skipped.
 
     Raises `ValueError` or `IndexError` for bytes that are not a struct.
     """
@@ -44,7 +46,9 @@ def struct(data: bytes | memoryview, position: int, depth: int = 0) -> tuple[dic
 
 
 def fields(data: bytes | memoryview, position: int, depth: int = 0) -> Iterator[tuple[int, Any, int]]:
-    """Yield the fields of a struct in order: id, value as in `struct`, and where the field ends.
+    """Yield the id, the value and the end position of each field of a struct, in order.
+
+    The value is the same as in `struct`.
 
     Raises the errors of `struct`.
     """
@@ -59,7 +63,7 @@ def fields(data: bytes | memoryview, position: int, depth: int = 0) -> Iterator[
 
 
 def without(data: bytes | memoryview, position: int, left_out: LeftOut) -> tuple[bytes, int]:
-    """Return the bytes of a struct without the fields in `left_out`, and the position at which the struct ended.
+    """Return the bytes of a struct without the fields in `left_out`, and the position after the original struct.
 
     Raises the errors of `struct`, and `ValueError` if two remaining fields would be more than 15 ids apart.
     """
@@ -94,7 +98,10 @@ def _without_in(data: bytes | memoryview, start: int, kind: int, left_out: LeftO
 
 
 def _head(data: bytes | memoryview, position: int, last: int) -> tuple[int, int, int]:
-    """Return the id and kind of the field at a position after the field `last`, and where its value begins."""
+    """Return the id and the kind of the field at `position`, and the position of its value.
+
+    `last` is the id of the previous field.
+    """
     head = data[position]
     if head >> 4:
         return last + (head >> 4), head & 15, position + 1
@@ -129,7 +136,7 @@ def _list(data: bytes | memoryview, position: int, depth: int) -> tuple[list[Any
 
 
 def _list_head(data: bytes | memoryview, position: int) -> tuple[int, int, int]:
-    """Return the kind and the number of a list's values, and where the first value begins."""
+    """Return the kind and the number of a list's values, and the position of the first value."""
     head = data[position]
     size, position = head >> 4, position + 1
     if size == 15:  # the size does not fit into half a byte, so it follows separately
@@ -158,7 +165,8 @@ def _unsigned(data: bytes | memoryview, position: int) -> tuple[int, int]:
 # Footers.
 
 MAGIC = b"PAR1"
-# Field ids in parquet.thrift, from `FileMetaData` over `RowGroup` and `ColumnChunk` downwards.
+# The field ids in parquet.thrift, in the order of nesting: `FileMetaData`, `RowGroup`, `ColumnChunk`, and the structs
+# inside a column chunk.
 _SCHEMA, _ROW_GROUPS = 2, 4
 _COLUMNS = 1
 _META_DATA, _OFFSET_INDEX, _OFFSET_INDEX_LENGTH, _COLUMN_INDEX, _COLUMN_INDEX_LENGTH = 3, 4, 5, 6, 7
@@ -184,16 +192,19 @@ _PAGE_BUFFER = 4096  # with a page buffer, Arrow creates the readers of columns 
 
 
 def footer_start(data: pa.Buffer) -> int:
-    """Return the first byte of the footer. After the footer come its length and the magic, 8 bytes in total."""
+    """Return the position of the footer's first byte.
+
+    The length of the footer and the magic follow the footer, 8 bytes in total.
+    """
     return int(data.size - 8 - int.from_bytes(memoryview(data)[-8:-4], "little"))
 
 
 def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
     """Raise Arrow's error if Arrow refuses the metadata of a column chunk in a file of `size` bytes. Nothing is read.
 
-    For refused metadata, such as histograms that do not fit their column, `RowGroupMetaData.column` ends the process.
-    Reading a row group first creates a reader for each column, and this step raises an error instead. The error is an
-    `ArrowException` or `OSError`.
+    For invalid metadata, such as histograms that do not fit their column, `RowGroupMetaData.column` ends the process.
+    This function starts to read each row group instead. Arrow then first creates a reader for each column, and raises
+    an error for invalid metadata. The error is an `ArrowException` or `OSError`.
     """
     opened = pq.ParquetFile(_Pages(size), metadata=metadata, pre_buffer=False, buffer_size=_PAGE_BUFFER)
     for group in range(metadata.num_row_groups):
@@ -202,7 +213,7 @@ def require_sound_chunks(metadata: pq.FileMetaData, size: int) -> None:
 
 
 def schema_bytes(footer: bytes) -> bytes | None:
-    """Return the start of a footer up to the end of its schema. Return None if the bytes are not a footer.
+    """Return the bytes of a footer from its start to the end of its schema. Return None if the bytes are not a footer.
 
     If two files have the same start, their columns have the same names, order, types and nullability at all levels.
     """
@@ -213,11 +224,11 @@ def schema_bytes(footer: bytes) -> bytes | None:
 
 
 def of_single_pages(end: bytes | memoryview) -> tuple[bytes, int] | None:
-    """Return the end of a file without its page indexes, and the position at which this end must be written.
+    """Return the end of a file without its page indexes, and the position at which the caller must write this end.
 
-    Both `end` and the result contain the bytes from the footer on. Bounds for readers from before 2018 and
-    histograms are removed, too. Return None for a file with several row groups, a column chunk with several data pages,
-    no indexes, or other data after the indexes.
+    Both `end` and the result start at the footer. The function also removes histograms, and bounds for readers from
+    before 2018. The function returns None if the file has several row groups, or if a column chunk has several data
+    pages. It also returns None if there are no indexes, or if other data follows the indexes.
     """
     footer, _ = struct(end, 0)
     chunks = [chunk for group in footer.get(_ROW_GROUPS, []) for chunk in group[_COLUMNS]]

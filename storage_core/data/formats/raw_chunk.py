@@ -1,4 +1,4 @@
-"""Chunks of a raw log, as records and as columns, and the ids that producers gave to records.
+"""Chunks of a raw log, as records and as columns. The module also stores the ids that producers gave to records.
 
 **Chunks.** A chunk is one group commit, stored as one Avro object container (docs/architecture/ingestion.md, "Raw
 log"). The schema is `LogRecord`: `id`, `timestamp_ms`, `table`, `key`, `operation`, `fields` (JSON text, see
@@ -6,21 +6,22 @@ log"). The schema is `LogRecord`: `id`, `timestamp_ms`, `table`, `key`, `operati
 
 | Key | Value |
 |---|---|
-| `tidemark.format` | `1`, or `2` if records have a producer's id, in one more field, `unique_id` |
+| `tidemark.format` | `1`, or `2` if records have a producer's id in the additional field `unique_id` |
 | `tidemark.writer` | the writer's id, a UUID that is never reused |
-| `tidemark.segment_ms` | when the chunk's segment began |
+| `tidemark.segment_ms` | the start time of the chunk's segment |
 | `tidemark.number` | the chunk's number among the writer's chunks, from 1 |
-| `tidemark.first`, `tidemark.last` | the sequence numbers of its records, without gaps |
+| `tidemark.first`, `tidemark.last` | the first and the last sequence number of the chunk's records, without gaps in
+between |
 | `tidemark.xxh3` | xxh3-64 over all other bytes of the file (`avro.with_checksum`) |
 
 A record's id is `<writer>:<sequence number>`, which is never reused. The pair of writer and number is unique, so two
 chunks never have equal bytes. The same chunk has the same bytes in every store.
 
-**Columns.** `decode_columns` decodes a chunk without an object per record. If it cannot decode a chunk, `decode_chunk`
-decodes the chunk and reports the fault.
+**Columns.** `decode_columns` decodes a chunk without one object per record. If `decode_columns` cannot decode a chunk,
+`decode_chunk` decodes the chunk and reports the fault.
 
-**Record ids.** The ids that producers gave to the records of some chunks are stored as an Arrow IPC stream (LZ4), named
-by its content:
+**Record ids.** For some chunks, one object contains the ids that producers gave to the records. The object is an Arrow
+IPC stream (LZ4), and its name depends on its content. It has these columns:
 
 | Column | Content |
 |---|---|
@@ -29,7 +30,7 @@ by its content:
 | `id` | the id |
 
 The metadata `tidemark.ids` is JSON: `{"format":1,"chunks":[[writer, number, segment_ms],…],"tables":[name,…]}`. The
-object can be made again from the chunks. Its key contains its xxh3-64.
+object can be created again from the chunks. Its key contains its xxh3-64.
 
 The functions convert bytes to records or columns and back, without I/O.
 """
@@ -138,7 +139,7 @@ class RawChunk:
 
     @property
     def has_ids(self) -> bool:
-        """Whether a producer gave an id to any of the records."""
+        """True if a producer gave an id to at least one of the records."""
         return any(each.unique_id is not None for each in self.records)
 
 
@@ -180,9 +181,10 @@ def encode_chunk(chunk: RawChunk) -> bytes:
 
 
 def decode_chunk(data: bytes, where: str) -> RawChunk:
-    """Return the chunk in `data`. `where` is its key, for errors.
+    """Return the chunk in `data`. `where` is the key of the chunk, for error messages.
 
-    Before anything is expanded in memory, the limits are checked: 64 MiB, 128 MiB expanded, a million records.
+    The function checks the limits before it expands the data in memory. The limits are 64 MiB, 128 MiB after expansion,
+    and a million records.
 
     Raises:
         Corrupt: The bytes differ from what was written, or exceed the bounds.
@@ -192,7 +194,7 @@ def decode_chunk(data: bytes, where: str) -> RawChunk:
 
 
 def decode_behind(head: ChunkHead, data: bytes, where: str) -> RawChunk:
-    """Return the same chunk as `decode_chunk`, if its head has already been read."""
+    """Return the same chunk as `decode_chunk`. Use this function if the head of the chunk was already read."""
     records = read_records(data, where, head.container)
     for sequence, record in enumerate(records, head.first):
         if record["id"] != record_id(head.key.writer, sequence):
@@ -202,7 +204,7 @@ def decode_behind(head: ChunkHead, data: bytes, where: str) -> RawChunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChunkHead:
-    """The identity of a chunk: its key, the sequence numbers of its records, and the container that contains them."""
+    """The identity of a chunk: its key, the sequence numbers of its records, and the container of the records."""
 
     key: ChunkKey
     first: int
@@ -211,7 +213,10 @@ class ChunkHead:
 
 
 def read_head(data: bytes, where: str) -> ChunkHead:
-    """Return the head of the chunk in `data` after a check of its checksum. Raises the errors of `decode_chunk`."""
+    """Return the head of the chunk in `data`, after the checksum of the chunk was verified.
+
+    Raises the errors of `decode_chunk`.
+    """
     if len(data) > MAX_CHUNK_BYTES:
         raise Corrupt(f"{where}: expected at most {MAX_CHUNK_BYTES} bytes, found {len(data)}", key=where)
     found = inspect(data, where)
@@ -246,7 +251,7 @@ def _avro(record: LogRecord, identity: str) -> dict[str, Any]:
         "key": record.key,
         "operation": record.operation,
         "fields": record.fields,
-        "unique_id": record.unique_id,  # a schema without this field leaves it out
+        "unique_id": record.unique_id,  # a schema without this field omits the value
     }
 
 
@@ -308,13 +313,13 @@ RECORD_COLUMNS = pa.schema(
         pa.field("fields", pa.string(), nullable=False),
     ]
 )
-"""The columns of records as text. `raw_log.read` makes rows from `fields`, which `formats.raw_fields` reads."""
+"""The columns of records as text. `raw_log.read` uses `formats.raw_fields` to convert `fields` to rows."""
 
 _UNIQUE = "unique_id"
 _COLUMNS = RECORD_COLUMNS.append(pa.field(_UNIQUE, pa.string()))
 
 FEW = 5_000
-"""For fewer records, setting up the column reader takes longer than reading them one by one."""
+"""For fewer records than this, it is faster to read them one by one than to set up the column reader."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -322,7 +327,7 @@ class RawColumns:
     """The records of one group commit, in order, with the columns `RECORD_COLUMNS`.
 
     `first` is the sequence number of the first record. `unique_ids` contains the producers' ids, with null for records
-    without an id. It is None if no record has an id.
+    without an id. `unique_ids` is None if no record has an id.
     """
 
     key: ChunkKey
@@ -337,7 +342,10 @@ class RawColumns:
 
 
 def decode_columns(data: bytes, where: str) -> RawColumns:
-    """Return the chunk in `data` as columns. `where` is its key, for errors. Raises the errors of `decode_chunk`."""
+    """Return the chunk in `data` as columns.
+
+    `where` is the key of the chunk, for error messages. Raises the errors of `decode_chunk`.
+    """
     head = read_head(data, where)
     found = _columns(data, head, where) if head.container.records >= FEW and head.last <= MAX_NUMBER else None
     if found is None:

@@ -1,4 +1,4 @@
-"""The fields of raw log records as JSON text that preserves all types, made from values or from columns.
+"""The fields of raw log records as JSON text. The text preserves all types, and is made from values or from columns.
 
 The raw log does not contain the schemas of tables, so the text of a value must contain its type
 (docs/architecture/ingestion.md, "Records"). A value that JSON supports is written as JSON. Any other value is an object
@@ -13,17 +13,17 @@ with one member. The name of the member is a tag:
 | decimal | `{"$decimal": "1.50"}` | | map | `{"$map": [[key, value], …]}` |
 
 A date or time in a tag has exactly this form. A fraction has six digits and is absent if it is zero. Nanoseconds of
-Arrow are written with nine digits. `decode_fields` refuses them, because no column keeps them.
+Arrow are written with nine digits. `decode_fields` refuses such a time, because no column keeps nanoseconds.
 
 If a producer wrote a number with point or exponent in JSON, the number keeps its digits (`Digits`). The type of the
-column determines whether the number is a float or a decimal. If a name in a producer's object starts with `$`, one more
-`$` is put in front.
+column determines whether the number is a float or a decimal. If a name in a producer's object starts with `$`, the text
+contains one more `$` before this name.
 
-Because the fields are text, every Avro reader can read a chunk. A union of Avro types would be recursive, so the file
-would control how deeply a decoder in C recurses.
+Because the fields are text, every Avro reader can read a chunk. A union of Avro types would be recursive. A file could
+then make a decoder in C recurse to any depth.
 
-`encode_fields` returns the text of one row. `encode_rows` makes the same texts column by column, without an object per
-row. It uses `encode_value` for types without a faster method.
+`encode_fields` returns the text of one row. `encode_rows` creates the same texts column by column, without one object
+per row. For types without a faster method, it calls `encode_value`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ _PAIR = 2
 
 @dataclass(frozen=True, slots=True)
 class Digits:
-    """A finite number with point or exponent, as the text in JSON. A float would not keep all digits of the text."""
+    """A finite number with point or exponent, stored as its JSON text.
+
+    A float would not keep all digits of the text.
+    """
 
     text: str
 
@@ -294,7 +297,7 @@ _DECODE = json.JSONDecoder(object_pairs_hook=_restored, parse_float=_digits, par
 # Texts of columns.
 
 ROWS_AT_ONCE = 65_536
-"""The number of rows that have their texts in memory twice."""
+"""The number of rows that are converted in one step. During this step, the texts of these rows are in memory twice."""
 
 NOT_IN_PYTHON = (ValueError, ArithmeticError, LookupError, pa.ArrowException)
 """Arrow's errors for values that Python cannot represent: a date that is too late, invalid text, an unknown zone."""
@@ -354,7 +357,7 @@ def _one_by_one(column: pa.Array) -> pa.StringArray:
 
 
 def _instants(column: pa.Array) -> pa.StringArray:
-    """Return the times as `isoformat` writes them: without a fraction if it is zero."""
+    """Return the times in the form of `isoformat`, which omits a fraction of zero."""
     local = column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()).cast(pa.timestamp("us"))
     text = pc.utf8_replace_slice(local.cast(pa.string()), _SPACE, _SPACE + 1, "T")
     whole = pc.equal(local, pc.floor_temporal(local, unit="second"))
@@ -365,7 +368,7 @@ def _instants(column: pa.Array) -> pa.StringArray:
 
 
 def _among_years(column: pa.Array) -> bool:
-    """Return whether Python can hold all these times in every zone."""
+    """Return whether Python can represent all these times in every zone."""
     first, last = (pa.scalar(each).cast(column.type) for each in _YEARS)
     return not _any(pc.or_(pc.less(column, first), pc.greater(column, last)))
 

@@ -4,7 +4,8 @@ A **region manifest** is the protobuf message `RegionManifest`. `region_manifest
 fields and their meaning.
 
 A **generation manifest** is the generation's `_manifest.json`, which a flush, a distributor or a sort writes ("Memtable
-and generations"). It is one JSON object with sorted keys, and with the xxh3-64 of all other fields under `xxh3`.
+and generations"). The manifest is one JSON object with sorted keys. Its field `xxh3` contains the xxh3-64 of all other
+fields.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from storage_core.data.formats.json_document import JsonRecord, json_digest, num
 
 @dataclass(frozen=True, slots=True)
 class Copies:
-    """Copies of a generation's `_manifest.json` and `bloom_filter.bin`. A missing copy is empty.
+    """Copies of a generation's `_manifest.json` and `bloom_filter.bin`. If there is no copy, the field is empty.
 
-    The copies are not verified. A reader must verify a copy in the same way as the object.
+    The copies are not verified. A reader must verify a copy in the same way as the original object.
     """
 
     manifest: bytes = b""
@@ -37,7 +38,7 @@ class Copies:
 
     @property
     def nbytes(self) -> int:
-        """The size of both, in bytes."""
+        """The size of both copies, in bytes."""
         return len(self.manifest) + len(self.bloom_filter)
 
 
@@ -64,7 +65,7 @@ class FlushedGeneration:
 
     @property
     def first(self) -> int:
-        """The number of the first generation that has its records in this generation."""
+        """The number of the first generation whose records this generation contains."""
         return self.sorted_from or self.generation
 
 
@@ -142,7 +143,7 @@ def _body(manifest: RegionManifest, *, with_copies: bool = False) -> bytes:
 
 
 def decode_region(data: bytes, where: str) -> RegionManifest:
-    """Return the manifest in `data`. `where` is its key, for errors.
+    """Return the manifest in `data`. `where` is the key of the manifest, for error messages.
 
     Raises:
         Corrupt: The bytes are not a manifest, lack a required field (region id, version, epoch, generation), or do not
@@ -195,10 +196,10 @@ def decode_region(data: bytes, where: str) -> RegionManifest:
 
 FORMAT_VERSION = 1
 DATA_FORMAT_VERSION = 2
-"""The format with a data file.
+"""The format of a generation with a data file.
 
-Older releases read records from WAL entries only. They refuse this format, and so do not treat such a generation as
-empty.
+Older releases read records from WAL entries only. Older releases refuse this format, so they do not treat such a
+generation as empty.
 """
 SORTED_FORMAT_VERSION = 3
 """The format of a sorted generation. Its data file consists of chunks, and it replaces several generations."""
@@ -211,15 +212,21 @@ INDEX_FILE = "key_index.arrow"
 RECORDS_FILE = "records.arrow"
 
 MANIFEST_COPY_BYTES = 2**13
-"""The maximum size of a copied manifest, in bytes. It is enough for 1,000 WAL entries or 30 chunks."""
+"""The maximum size of a manifest that is copied, in bytes. This size is enough for 1,000 WAL entries or 30 chunks."""
 
 FILTER_COPY_RECORDS = 2**15
-"""The Bloom filter of a generation with at most this many records is copied. The filter then has 64 KiB."""
+"""The maximum number of records of a generation whose Bloom filter is copied.
+
+A filter for this number of records has 64 KiB.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationSegment:
-    """A segment of an index over the rows of a generation. It is a bundle with this id, size, footer and xxh3-64.
+    """A segment of an index over the rows of a generation.
+
+    The segment is stored as a bundle. The fields contain the id, the size, the footer offset and the xxh3-64 of this
+    bundle.
 
     `definition` is the fingerprint of the index definition with which the segment was built. `rows` is the number of
     rows that the segment covers. `order` is a text that identifies the order of these rows.
@@ -258,7 +265,7 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
-    """One immutable generation: the WAL entries that it consists of, in order, and the properties of its keys.
+    """One immutable generation. It contains its WAL entries in order, and the properties of its keys.
 
     A sorted generation has one record per key, ascending by key, in `chunks`.
 
@@ -354,7 +361,10 @@ def encode_generation(generation: Generation) -> bytes:
 
 
 def decode_generation(data: bytes, where: str) -> Generation:
-    """Return the generation in `data`. `where` is its key, for errors. Raises `Corrupt` and `Unsupported`."""
+    """Return the generation in `data`.
+
+    `where` is the key of the manifest, for error messages. Raises `Corrupt` and `Unsupported`.
+    """
     try:
         body: dict[str, Any] = json.loads(data)
         digest = body.pop("xxh3")
@@ -396,7 +406,8 @@ def _generation_of(body: Mapping[str, Any]) -> Generation:
             FlushedGeneration(generation=number(each["generation"]), path=text(each["path"]))
             for each in body.get("replaces", ())
         ),
-        # A segment without an id is in the generation's directory. Early 0.1 wrote it, and it only saved work.
+        # Early 0.1 wrote segments without an id into the generation's directory. Such a segment only saved work, so
+        # readers ignore it.
         segments=tuple(_read_segment(each) for each in body.get("segments", ()) if "id" in each),
     )
 

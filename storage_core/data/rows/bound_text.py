@@ -1,13 +1,15 @@
 """The text form of a bound, as the log stores it, and the conversion back.
 
-The converted values have the order of the column: numbers are compared as numbers, texts as texts.
+The converted values have the same order as the values of the column. Numbers are compared as numbers, and texts as
+texts.
 
 | Type | Text | | Type | Text |
 |---|---|---|---|---|
 | boolean | `true`, `false` | | date | `2015-05-17` |
 | integers | decimal digits | | timestamp | `2015-05-17T10:05:03.000000Z`, no `Z` without a zone |
-| floats | shortest that reads back; `NaN`, `Infinity` | | string | cut at 32 code points, a cut maximum rounded up |
-| decimal | plain digits with its scale | | binary, lists, structs, maps | none |
+| floats | the shortest text that gives the same float, or `NaN`, `Infinity` | | string | cut at 32 code points, and a
+cut maximum is rounded up |
+| decimal | plain digits with the scale of the type | | binary, lists, structs, maps | none |
 """
 
 from __future__ import annotations
@@ -60,9 +62,11 @@ def upper(bound: pa.Scalar, truncate_at: int) -> str | None:
 
 
 def next_after_prefix(prefix: str) -> str | None:
-    """Return the smallest text of at most this length that is greater than every text with the prefix.
+    """Return the smallest text that is greater than every text with the prefix.
 
-    Return None if no such text exists. The order by code points equals the order by UTF-8 bytes. Surrogates are not
+    The result is at most as long as the prefix.
+
+    Return None if there is no such text. The order by code points equals the order by UTF-8 bytes. Surrogates are not
     characters, so the next code point skips them.
     """
     kept = prefix.rstrip(chr(_LAST_CODE_POINT))
@@ -85,7 +89,7 @@ def text_of_bound(bound: pa.Scalar) -> str | None:
         return _calendar_text(bound)
     try:
         value = bound.as_py()
-    except UnicodeDecodeError:  # Only splits older than the check have it. A split without a bound is never pruned.
+    except UnicodeDecodeError:  # Only splits older than the check have such text. It never prunes a split.
         return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"
@@ -128,12 +132,12 @@ def bound_of_text(text: str, type_: pa.DataType) -> Value:
 
 
 def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return many bounds of one column as values that compare exactly. Null means that a bound is unknown.
+    """Return many bounds of one column as values that can be compared exactly. Null means that a bound is unknown.
 
     A bound is unknown if its text is null or is not a value of the type. For a type without bounds, every bound is
-    unknown. Unlike `bound_of_text`, this function raises no error for an invalid text, because a split without a bound
-    can still be read. Integers become int64, and floats become float64. Decimals become wide enough for every text.
-    Timestamps become microseconds with the column's zone.
+    unknown. Unlike `bound_of_text`, this function raises no error for an invalid text. A split without a bound can
+    still be read. Integers become int64, and floats become float64. Decimals become a type that is wide enough for
+    every text. Timestamps become microseconds with the column's zone.
     """
     if pa.types.is_timestamp(type_):
         texts = _as_instants(texts, type_)
@@ -148,7 +152,10 @@ def decode_column(texts: pa.Array, type_: pa.DataType) -> pa.Array:
 
 
 def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return the texts, with each date as its midnight. The column contained dates when such a text was written."""
+    """Return the texts.
+
+    A text that is only a date gets the time midnight. Such a text was written when the column still contained dates.
+    """
     import pyarrow.compute as pc  # imported here because opening a table does not need it
 
     is_date = pc.equal(pc.utf8_length(texts), _DATE_LENGTH)
@@ -161,7 +168,7 @@ def _as_instants(texts: pa.Array, type_: pa.DataType) -> pa.Array:
 def _decoded_types(type_: pa.DataType) -> tuple[pa.DataType, ...]:
     """Return the types to which a column's texts can be converted, with the fastest type first.
 
-    The last type holds every value of the column.
+    The last type can represent every value of the column.
     """
     kinds = pa.types
     if kinds.is_integer(type_):

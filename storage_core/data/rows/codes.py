@@ -1,14 +1,16 @@
 """The total order of values, expressed as integer codes of rows and as sortable keys of values.
 
-In this order numbers compare numerically. -0.0 equals 0.0, and NaN is greatest and equal to itself. Strings and binary
-values compare by bytes (UTF-8, not UTF-16), false is less than true, and dates and timestamps compare as instants.
+In this order numbers compare numerically. -0.0 equals 0.0. NaN is the greatest value and equals itself. Strings and
+binary values compare by bytes (UTF-8, not UTF-16), false is less than true, and dates and timestamps compare as
+instants.
 
 **Codes** (`codes`, `coding`) are one integer per row. Null is last in both directions, unless `nulls_before` is used
-(lessons 62, 63, 68, 69). For strings and decimals, the distinct values are ranked. For dictionary columns, the
-dictionaries are ranked. So the rows are processed only as integers.
+(lessons 62, 63, 68, 69). For strings and decimals, only the distinct values are ranked. For dictionary columns, the
+dictionaries are ranked. So the work per row uses only integers.
 
-**Keys** (`sortable`) are one value per row that a single machine comparison can compare. Booleans, integers, floats,
-dates and timestamps become int64. Decimals and strings do not change, because Arrow compares them in this order.
+**Keys** (`sortable`) are one value per row. Two keys can be compared with a single machine comparison. Booleans,
+integers, floats, dates and timestamps become int64. Decimals and strings do not change, because Arrow compares them in
+this order.
 """
 
 from __future__ import annotations
@@ -33,9 +35,9 @@ _WORD = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Codes:
-    """One code per row. Codes have the order of the values. `null_code`, the greatest code, stands for null.
+    """One code per row. Codes are ordered like the values. `null_code` is the greatest code and means null.
 
-    Equal values have equal codes. Codes need not be dense.
+    Equal values have equal codes. There may be gaps between codes.
     """
 
     values: Unsigned
@@ -64,15 +66,15 @@ class Coding:
 
 
 def codes(column: pa.ChunkedArray, *, descending: bool = False) -> Codes:
-    """Return the codes of all rows of `coding`."""
+    """Return the codes of all rows of a column, as `coding` computes them."""
     return coding(column, descending=descending).whole()
 
 
 def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
     """Return the codes of a column in the total order. With `descending`, the order is reversed except for nulls.
 
-    Dictionary columns are not decoded. The result does not depend on unused, repeated or null dictionary values, nor on
-    the number of dictionaries. Raises `InvalidInput` for lists, structs and maps, which have no order.
+    Dictionary columns are not decoded. Unused, repeated or null dictionary values do not change the result. The number
+    of dictionaries does not change it either. Raises `InvalidInput` for lists, structs and maps, which have no order.
     """
     if pa.types.is_dictionary(column.type):
         return _dictionary_coding(column, descending=descending)
@@ -82,7 +84,10 @@ def coding(column: pa.ChunkedArray, *, descending: bool = False) -> Coding:
 
 
 def nulls_before(column: Coding) -> Coding:
-    """Return the same codes, except that null has the smallest code. `null_code` is then the code of a value."""
+    """Return the same codes, except that null has the smallest code.
+
+    In the result, `null_code` is the code of a value and not of null.
+    """
 
     def make() -> Iterator[Unsigned]:
         for part in column.make():
@@ -92,7 +97,7 @@ def nulls_before(column: Coding) -> Coding:
 
 
 def ordered_bits(column: pa.ChunkedArray) -> Unsigned:
-    """Return a 64-bit key per row of a fixed-width column. Unsigned comparison of keys orders them like the values.
+    """Return a 64-bit key per row of a fixed-width column. As unsigned numbers, the keys are ordered like the values.
 
     Equal values have equal bits, including both zeros and all NaNs. The key of a null is undefined. Accepts floats of
     any width, integers, booleans, dates and times.
@@ -112,7 +117,7 @@ def null_mask(column: pa.ChunkedArray) -> Mask | None:
 
 
 def is_blob_or_text(type_: pa.DataType) -> bool:
-    """Return whether values are bytes: strings and binary in any of Arrow's layouts."""
+    """Return whether the values of a type are strings or binary values, in any of Arrow's layouts."""
     kinds = pa.types
     texts = (kinds.is_string, kinds.is_large_string, kinds.is_string_view)
     blobs = (kinds.is_binary, kinds.is_large_binary, kinds.is_binary_view, kinds.is_fixed_size_binary)
@@ -143,7 +148,10 @@ def _filled(column: pa.ChunkedArray) -> npt.NDArray[np.generic]:
 
 
 def _is_ranked(type_: pa.DataType) -> bool:
-    """Return whether values are ranked through their distinct values, because they do not fit 64 bits."""
+    """Return whether values are ranked by their distinct values.
+
+    This is necessary if values do not fit into 64 bits.
+    """
     return is_blob_or_text(type_) or bool(pa.types.is_decimal(type_))
 
 
@@ -168,7 +176,7 @@ def _fixed_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
 
 
 def _ends(chunk: pa.ChunkedArray) -> list[int]:
-    """Return the least and the greatest of the values' ordered bits. Empty if all values are null."""
+    """Return the smallest and the greatest result of `ordered_bits`. The list is empty if all values are null."""
     bits, nulls = ordered_bits(chunk), null_mask(chunk)
     present = bits if nulls is None else bits[~nulls]
     return [int(present.min()), int(present.max())] if len(present) else []
@@ -205,7 +213,10 @@ def _dictionary_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
 
 
 def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[int]]:
-    """Return all dictionaries one after the other, and the start of each. A repeated dictionary is included once."""
+    """Return all dictionaries in one array, and the start of each dictionary.
+
+    A repeated dictionary is included once.
+    """
     distinct: list[pa.Array] = []
     offsets: list[int] = []
     length = 0
@@ -240,7 +251,7 @@ def _rank_values(values: pa.Array, *, descending: bool) -> Codes:
 
 # Sortable keys.
 
-# Above the key of infinity. All NaN are one value, with any bits.
+# This key is above the key of infinity. All NaN are the same value, regardless of their bits.
 NAN_KEY = 2**63 - 1
 _GREATEST = 2**64 - 1
 _LEADING_BYTES = 8
@@ -266,7 +277,10 @@ def sortable(values: pa.Array) -> pa.Array:
 
 
 def bound_keys(texts: pa.Array, type_: pa.DataType) -> pa.Array:
-    """Return the keys of a column's bounds in the text form of the log. A key is null if the bound is unknown."""
+    """Return the keys of a column's bounds.
+
+    `texts` has the text form of the log. A key is null if the bound is unknown.
+    """
     return sortable(decode_column(texts, type_))
 
 
@@ -278,7 +292,9 @@ def has_leading_keys(type_: pa.DataType) -> bool:
 
 
 def leading_keys(values: pa.Array) -> Unsigned:
-    """Return an unsigned word per value, in ascending order of the values. The word of a text is its first eight bytes.
+    """Return an unsigned word per value.
+
+    The words are ordered like the values. The word of a text is its first eight bytes.
 
     Different values may have equal words. Null has the greatest word. The word of a number, date or timestamp is
     derived from its `sortable` key.
@@ -296,13 +312,13 @@ def leading_keys(values: pa.Array) -> Unsigned:
 
 
 def unless_false(compared: pa.Array) -> Mask:
-    """Return the result of a comparison of keys, with True where the result is unknown."""
+    """Return the result of a comparison of keys. An unknown result becomes True."""
     mask: Mask = compared.fill_null(fill_value=True).to_numpy(zero_copy_only=False)
     return mask
 
 
 def float_keys(values: npt.NDArray[np.float64]) -> npt.NDArray[np.int64]:
-    """Return the int64 key of each double: its bits, changed so that they compare as the numbers do."""
+    """Return the int64 key of each double. The keys are computed from the bits and are ordered like the doubles."""
     bits = (values + 0.0).view(np.int64)  # -0.0 + 0.0 is 0.0
     keys = bits ^ ((bits >> 63) & np.int64(2**63 - 1))
     keys[np.isnan(values)] = NAN_KEY

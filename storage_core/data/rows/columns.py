@@ -1,14 +1,15 @@
 """The ids, defaults and stored names of changed columns (`docs/spec.md`, "Columns that change").
 
-From the first change of a table's schema on, each column has an id, which is never reused in the table. A column that
-was added later may have a default. The default is the value of the column in older rows.
+After the first change of a table's schema, each column has an id. The table never reuses an id. A column that was added
+later may have a default. The default is the value of the column in older rows.
 
 All splits contain a column under the same stored name. The stored name is the first name of the column, unless another
-column had this name earlier. If the stored name differs from the current name, the field contains the stored name.
+column had this name earlier. If the stored name differs from the current name, the field of the column contains the
+stored name.
 
 The schema stores these entries as metadata of the column's field, both in Spark's JSON and in Arrow. Splits and records
-are never rewritten after such a change. They contain the columns and types that the table had when they were written,
-and `of_earlier` converts them to the current columns of the table.
+are never rewritten after such a change. They contain the columns and types that the table had when they were written.
+`of_earlier` converts them to the current columns of the table.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ COLUMN_ID: Final = "tidemark.id"
 DEFAULT: Final = "tidemark.default"
 STORED_NAME: Final = "tidemark.storedName"
 LAST_COLUMN_ID: Final = "tidemark.lastColumnId"
-"""The setting of a changed table with the greatest id that a column has had so far."""
+"""The setting that contains the greatest column id so far. Only a table with a changed schema has this setting."""
 
 FORMER_NAMES: Final = "tidemark.formerColumns"
-"""The setting of a changed table with the former names of columns, as JSON."""
+"""The setting that contains the former names of columns, as JSON. Only a table with a changed schema has it."""
 
 LONGEST_DEFAULT: Final = 1024
-"""The maximum number of code points in the text of a default, which is part of the schema in every split."""
+"""The maximum number of code points in the text of a default. This text is part of the schema in every split."""
 
 
 def column_id(field: pa.Field) -> int | None:
@@ -65,26 +66,29 @@ def stored_names(schema: pa.Schema, names: Iterable[str]) -> list[str]:
 
 
 def stored_rows(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of a table under the stored names of its columns."""
+    """Return rows of a table with the stored names of its columns."""
     names = {field.name: stored_name(field) for field in schema}
     return rows.rename_columns([names.get(name, name) for name in rows.column_names]) if has_changed(schema) else rows
 
 
 def column_ids(schema: pa.Schema) -> dict[str, int]:
-    """Return the ids of columns by their stored names. Empty for a table that never changed."""
+    """Return the ids of columns by their stored names. The result is empty if the schema of the table never changed."""
     ids = ((stored_name(field), column_id(field)) for field in schema)
     return {name: number for name, number in ids if number is not None}
 
 
 def numbered(schema: pa.Schema) -> pa.Schema:
-    """Return the schema with an id for every column. The columns of a table that never changed are numbered from 1."""
+    """Return the schema with an id for every column.
+
+    If the schema of the table never changed, the columns are numbered from 1.
+    """
     if has_changed(schema):
         return schema
     return pa.schema([with_entries(field, {COLUMN_ID: str(number)}) for number, field in enumerate(schema, 1)])
 
 
 def former_names(configuration: Mapping[str, str]) -> frozenset[str]:
-    """Return the names that a column had, in the table or in splits, and no longer has. Raises `InvalidInput`."""
+    """Return the names that columns of the table or of its splits formerly had. Raises `InvalidInput`."""
     text = configuration.get(FORMER_NAMES)
     return frozenset() if text is None else frozenset(column_names(FORMER_NAMES, json_value(FORMER_NAMES, text)))
 
@@ -96,7 +100,10 @@ def former_setting(names: Iterable[str]) -> dict[str, str]:
 
 
 def with_former(names: Iterable[str], before: pa.Schema, after: pa.Schema) -> frozenset[str]:
-    """Return `names` plus the names that columns lose between the two schemas. Both schemas must have ids."""
+    """Return `names` and the names that a column has in `before` but no longer has in `after`.
+
+    Both schemas must have ids.
+    """
     own, kept = ({(column_id(field), field.name) for field in each} for each in (before, after))
     there, left = ({(column_id(field), stored_name(field)) for field in each} for each in (before, after))
     return frozenset(names) | {name for _, name in (own - kept) | (there - left)}
@@ -124,7 +131,7 @@ def without_metadata(schema: pa.Schema) -> pa.Schema:
 
 
 def default_text(value: object, field: pa.Field) -> str:
-    """Return the text of the default of a column. The value is given as a value of the column's type or as text.
+    """Return the text of the default of a column. `value` is a value of the column's type or a text.
 
     Raises `InvalidInput` for a value that cannot be a default.
     """
@@ -152,7 +159,7 @@ def default_text(value: object, field: pa.Field) -> str:
 
 
 def value_of(text: str, type_: pa.DataType) -> pa.Scalar:
-    """Return a value of a type that has bounds from its text. Raises `ValueError`, or Arrow's error."""
+    """Return the value that the text describes. The type must have bounds. Raises `ValueError`, or Arrow's error."""
     found = decode_column(pa.array([text]), type_).cast(type_)[0]
     if not found.is_valid:
         raise ValueError(f"{quoted(text)} is none")
@@ -165,7 +172,7 @@ def default_of(field: pa.Field) -> str | None:
 
 
 def defaults(field: pa.Field, rows: int) -> pa.Array:
-    """Return this number of values of a column, for rows that are older than the column."""
+    """Return the values of a column for this number of rows that are older than the column."""
     text = default_of(field)
     return pa.nulls(rows, field.type) if text is None else pa.repeat(value_of(text, field.type), rows)
 
@@ -187,7 +194,10 @@ def may_widen(type_: pa.DataType, wider: pa.DataType) -> bool:
 
 
 def is_of_earlier(found: pa.DataType, field: pa.Field) -> bool:
-    """Return whether a file or record of an earlier schema of the table may have this type for the column."""
+    """Return whether a file or record may have the type `found` for this column.
+
+    The file or record has an earlier schema.
+    """
     return column_id(field) is not None and may_widen(found, field.type)
 
 
@@ -227,7 +237,10 @@ def follows(later: pa.Schema, earlier: pa.Schema) -> bool:
 
 
 def as_wide(tables: Sequence[pa.Table], names: Sequence[str]) -> list[pa.Table]:
-    """Return these columns in the widest of their types. The rows may have several schemas of a table."""
+    """Return these columns, converted to the widest of their types.
+
+    The rows may come from several schemas of a table.
+    """
     types: dict[str, pa.DataType] = {}
     for table in tables:
         for name in names:

@@ -1,4 +1,4 @@
-"""The conversion of given rows to exactly the types of a table, with every value unchanged."""
+"""The conversion of rows to exactly the types of a table. The conversion changes no value."""
 
 from __future__ import annotations
 
@@ -54,11 +54,11 @@ def _change(leaf: pa.DataType, wanted: pa.DataType) -> Change | None:
 def conform(table: pa.Table | pa.RecordBatch, schema: pa.Schema) -> pa.Table:
     """Return the same rows with exactly `schema`: its columns, order and types. Every value is unchanged.
 
-    A missing nullable column becomes null. These conversions are exact, and all others are refused:
+    A missing nullable column becomes null. These conversions are exact, and the function refuses all other conversions:
 
-    - other layouts of text, binary and lists, and dictionaries
+    - text, binary values and lists with other layouts, and dictionaries
     - integers and decimals that fit into the target type
-    - integers as floats that represent them exactly
+    - integers to floats that represent the integers exactly
     - timestamps of other units and zones
     - times without a zone or as text (`rows.times`)
 
@@ -128,7 +128,10 @@ def _cast(column: pa.ChunkedArray, field: pa.Field) -> pa.ChunkedArray:
 
 
 def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
-    """Return the first value that Arrow does not cast, as text for a message. Empty if no single value is the cause."""
+    """Return the first value that Arrow does not cast, as text for a message.
+
+    The text is empty if no single value is the cause.
+    """
     if pa.types.is_nested(column.type):
         return ""
     distinct = pc.unique(column)
@@ -144,7 +147,7 @@ def _first_unfit(column: pa.ChunkedArray, type_: pa.DataType) -> str:
 def _decoded(column: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
     """Return the values of a dictionary if its type differs from the target.
 
-    Arrow cannot decode views, so they are cast.
+    Arrow cannot decode a dictionary of views, so the function casts the views.
     """
     if not pa.types.is_dictionary(column.type) or column.type.value_type.equals(target):
         return column

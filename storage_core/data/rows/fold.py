@@ -5,22 +5,23 @@ sets. This table shows the result of two records of the same key:
 
 | then ▸ first ▾ | put | patch | delete | reset |
 |---|---|---|---|---|
-| put | put | put, fields laid over | delete | reset |
+| put | put | put with the fields of the patch | delete | reset |
 | patch | put | patch of both | delete | reset |
-| delete | reset | reset to the given fields | delete | reset |
-| reset | reset | reset, fields laid over | delete | reset |
+| delete | reset | reset to the fields of the patch | delete | reset |
+| reset | reset | reset with the fields of the patch | delete | reset |
 
-A put and a reset set the whole row. Columns that they do not name become null. A patch replaces the value of each
-column that it names. If a patch names a column as `merging(column)`, the patch merges the maps instead. The entries of
-its map then replace or extend the entries of the existing map. A null has no entries. The record itself contains this
-choice, so folding needs no setting of the table. If a map is put or set to null, its older entries are lost.
+A put and a reset set the whole row. A column that such a record does not set becomes null. A patch replaces the value
+of each column in its `_fields`. If `_fields` contains `merging(column)`, the patch merges the maps instead. The entries
+of the patch's map then replace or extend the entries of the existing map. A null map has no entries. The record itself
+states whether it merges, so folding needs no setting of the table. If a record puts a map or sets it to null, the older
+entries of the map are lost.
 
 Folding is associative, so records may be folded in groups of any size. `apply` is a fold in which the base rows are
 puts.
 
 `conformed` converts records of an earlier schema of the table to records of a later schema (`docs/spec.md`, "Columns
-that change"). Unlike splits, records contain the ids of columns, and the names that the columns had when the record was
-written.
+that change"). Unlike splits, records contain the ids of columns. They also contain the names that the columns had when
+the record was written.
 """
 
 from __future__ import annotations
@@ -56,12 +57,14 @@ class Operation(IntEnum):
 
 
 def merging(column: str) -> str:
-    """Return the text in `_fields` for a map column, if a patch merges its entries into the existing map."""
+    """Return the text in `_fields` for a map column. It means that a patch merges its entries into the existing map."""
     return f"merge:{column}"
 
 
 def record_schema(schema: pa.Schema) -> pa.Schema:
-    """Return the schema of records for rows with `schema`: operation and fields first, then the columns, nullable.
+    """Return the schema of records for rows with `schema`.
+
+    It has the operation, the fields, and then the nullable columns.
 
     Raises `InvalidInput` if a column of the table has the name of a record column.
     """
@@ -83,10 +86,10 @@ def puts(rows: pa.Table) -> pa.Table:
 
 
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return one record per key with the combined effect of all records of the key, in ascending order of keys.
+    """Return one record per key, in ascending order of keys. It has the combined effect of all records of the key.
 
-    In the result, only patches contain `_fields`: the columns that the patch replaces or merges, in column order. A
-    delete keeps the values of the last delete.
+    In the result, only patches contain `_fields`. It lists the columns that the patch replaces or merges, in column
+    order. If the result is a delete, it has the values of the last delete.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every
@@ -108,7 +111,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
     arrays: dict[str, pa.Array | pa.ChunkedArray] = {}
     named: list[tuple[str, Mask]] = []
     for name in (each.name for each in columns):
-        # At the end, each value is taken once from its arrival position, which `order` contains.
+        # Each value is taken only once, at the end. `order` contains the arrival position of the value.
         column = records.column(name)
         if name in key:
             arrays[name] = column.take(pa.array(order[groups.starts]))
@@ -116,7 +119,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        # A landed delete has the value of the column that orders the records of its key.
+        # A delete from a landed file has a value in the column that orders the records of its key.
         source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)
         places = order[source]
         merges = given.merges(name)
@@ -136,7 +139,9 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
-    """Return the keys for which these records do not determine the whole row. The records have no other keys.
+    """Return the keys in `wanted` whose whole row is not determined by these records.
+
+    The records contain no other keys.
 
     A put, a reset and a delete determine the whole row. A patch does not.
     """
@@ -151,7 +156,9 @@ def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
 
 
 def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return the base rows with the records applied, ascending by key, with the schema of the base.
+    """Return the base rows after the records were applied.
+
+    The rows are ascending by key and have the schema of the base.
 
     A patch without a base row becomes a put of its fields, with defaults for all other columns. A delete without a base
     row has no effect. If two base rows have the same key, the later row wins.
@@ -174,7 +181,7 @@ def apply(base: pa.Table, folded: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def _with_defaults(records: pa.Table) -> pa.Table:
-    """Return the records. Each patch gets the defaults of the columns that it does not contain."""
+    """Return the records. Each patch gets the defaults of the columns that it does not set."""
     fields = [field for field in records.schema if default_of(field) is not None]
     patches = np.flatnonzero(_operations(records) == Operation.PATCH) if fields else ()
     if not len(patches):
@@ -191,7 +198,7 @@ def _with_defaults(records: pa.Table) -> pa.Table:
 
 
 def _filled(column: pa.ChunkedArray | pa.Array, field: pa.Field, mask: Mask) -> pa.ChunkedArray | pa.Array:
-    """Return the column with the default of its field at the positions in the mask."""
+    """Return the column. At the positions in the mask, its value is the default of the field."""
     return pc.if_else(pa.array(mask), defaults(field, 1)[0], column) if mask.any() else column
 
 
@@ -199,7 +206,7 @@ def _filled(column: pa.ChunkedArray | pa.Array, field: pa.Field, mask: Mask) -> 
 class _Groups:
     """Rows ordered by key, and by arrival within a key.
 
-    `starts` are the positions at which the groups of `rows` rows begin.
+    `starts` contains the position at which each group begins. `rows` is the number of all rows.
     """
 
     starts: Positions
@@ -211,14 +218,16 @@ class _Groups:
         return np.append(self.starts, self.rows)[1:] - 1
 
     def newest(self, chosen: Mask) -> Positions:
-        """Return the last chosen row of each group, or -1 if the group has none."""
+        """Return the last chosen row of each group, or -1 if the group has no chosen row."""
         if chosen.all():
             return self.lasts
         positions = np.where(chosen, np.arange(len(chosen)), _NONE)
         return np.maximum.reduceat(positions, self.starts)
 
     def since(self, oldest: Positions, chosen: Mask, wanted: Mask) -> Positions:
-        """Return the group number of each chosen row in a wanted group, from the group's `oldest` row on.
+        """Return the group number of each chosen row in a wanted group.
+
+        Rows before the group's `oldest` row do not count.
 
         Return -1 for every other row.
         """
@@ -232,7 +241,7 @@ class _Groups:
 
 
 class _Given:
-    """The rows that give a value to each column, read from `_fields` once."""
+    """For each column, the rows that set its value. The class reads `_fields` only once."""
 
     def __init__(self, fields: pa.ChunkedArray, columns: list[pa.Field], operations: npt.NDArray[np.int8]) -> None:
         lists = fields.combine_chunks()
@@ -251,7 +260,7 @@ class _Given:
         self._merging = {name for name in maps if self._names(merging(name)).any()}
 
     def valued(self, name: str) -> Mask:
-        """Return the rows that set the column, because `_fields` lists the column or lists nothing.
+        """Return the rows that set the column. Their `_fields` lists the column or is null.
 
         A delete is never included.
         """
@@ -295,7 +304,10 @@ def _operations(records: pa.Table) -> npt.NDArray[np.int8]:
 
 
 def _with_unions(column: pa.ChunkedArray, ordered: pa.ChunkedArray, groups: Positions, merged: Mask) -> pa.ChunkedArray:
-    """Return the column, followed by one map for each merged group: the union of the values that `groups` selects."""
+    """Return the column and, after it, one map for each merged group.
+
+    The map is the union of the values that `groups` selects.
+    """
     taking = np.flatnonzero(groups != _NONE)
     numbers = (np.cumsum(merged) - 1)[groups[taking]]
     unions = union(ordered.take(pa.array(taking)), numbers, int(np.count_nonzero(merged)))
@@ -305,20 +317,21 @@ def _with_unions(column: pa.ChunkedArray, ordered: pa.ChunkedArray, groups: Posi
 def _fold_operations(operations: npt.NDArray[np.int8], groups: _Groups) -> npt.NDArray[np.int8]:
     """Return the operation of each group.
 
-    It depends on the group's last record that is not a patch, and on any deletion.
+    The operation depends on the group's last record that is not a patch. It also depends on whether a record of the
+    group deletes the row.
     """
     last_whole = groups.newest(operations != Operation.PATCH)
     last = groups.lasts
     emptied = groups.any((operations == Operation.DELETE) | (operations == Operation.RESET))
     folded = np.where(emptied, Operation.RESET, Operation.PUT)
-    # A delete followed by patches has content again. It is a reset, not a delete.
+    # A delete that is followed by patches creates content again. The result is a reset and not a delete.
     folded[(last_whole == last) & (operations[last] == Operation.DELETE)] = Operation.DELETE
     folded[last_whole == _NONE] = Operation.PATCH
     return folded.astype(np.int8)
 
 
 def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]], type_: pa.DataType) -> pa.Array:
-    """Return for each patch the names with a set mask, in column order. Return null for every other record."""
+    """Return, for each patch, the names whose mask is set, in column order. Return null for every other record."""
     matrix = np.array([mask for _, mask in named], np.bool_).reshape(len(named), len(patches)).T
     names = pa.array([name for name, _ in named], pa.string())
     lengths = np.zeros(records + 1, np.int32)
@@ -334,11 +347,13 @@ def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]],
 
 
 def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
-    """Return records of any schema of the table as records of `wanted`, the `record_schema` of a later schema.
+    """Return the records, converted from any schema of the table to `wanted`.
 
-    In a whole row, a column that was added later has its default or null. A patch does not set such a column. If the
-    table never changed its schema, the records are not changed. Raises `CommitConflict` for records of a schema later
-    than `wanted`, in which a column is wider.
+    This is the `record_schema` of a later schema.
+
+    If a record sets the whole row, a column that was added later gets its default or null. A patch does not set such a
+    column. If the table never changed its schema, the records are not changed. Raises `CommitConflict` for records of a
+    later schema than `wanted` if a column is wider in the later schema.
     """
     if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records

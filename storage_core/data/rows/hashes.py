@@ -1,21 +1,21 @@
 """Hash functions that give the same results as other systems: Spark's Murmur3, Iceberg's bucket hash, SipHash.
 
 **`murmur3`** hashes column values exactly as Spark does. The bucket transforms of regions use it. It is the x86 32-bit
-variant with Spark's tail, in which each byte after the last whole word is mixed as a signed word of its own. These
-bytes are hashed:
+variant with Spark's treatment of the tail. Each byte after the last whole word is mixed as a separate signed word.
+These bytes are hashed:
 
 | Type | Hashed as |
 |---|---|
 | int8 … int64, uint8 … uint32 | the 64-bit integer, so that a promotion keeps the hash |
-| float32, float64 | the bits of the float64; -0.0 as 0.0, every NaN as one |
+| float32, float64 | the bits of the float64, with -0.0 as 0.0 and with the same bits for every NaN |
 | bool, date32 | the 32-bit integer: 1 or 0, days since 1970 |
 | timestamp | microseconds since 1970 as a 64-bit integer |
-| decimal | its unscaled value: a 64-bit integer where that fits, else the shortest big-endian two's complement |
+| decimal | its unscaled value, as a 64-bit integer if it fits, else as the shortest big-endian two's complement |
 | string, binary | the bytes, text in UTF-8 |
 
 A null does not change the hash. Spark computes the same hash when integers are cast to long and floats to double. For
-decimals, the hashes agree up to precision 18. Above this precision, Spark hashes bytes for small values, too. Tidemark
-does not, so its hash stays the same when a precision is widened.
+decimals, the hashes agree up to precision 18. Above this precision, Spark hashes the bytes of small values, too.
+Tidemark hashes small values as 64-bit integers, so its hash stays the same when a precision is widened.
 
 **`siphash_2_4`** is SipHash-2-4 with both keys 0, for many messages at once (Aumasson and Bernstein, 2012).
 
@@ -51,13 +51,15 @@ _WORD_BYTES = 4
 _FEW = 32
 """Up to this number of values, each value is hashed individually.
 
-One step over columns takes about as long as hashing this number of words in Python.
+One vectorized step takes about as long as hashing this number of words in Python.
 """
 _PIECE_WORDS = 2**16
 
 
 def murmur3(columns: Sequence[Column]) -> npt.NDArray[np.int32]:
-    """Return one signed hash per row over the columns in order. The hash of each column is the seed of the next column.
+    """Return one signed hash per row, computed from the columns in order.
+
+    The hash of each column is the seed of the next column.
 
     A null does not change the hash, so the hash of a row of nulls is 0. Columns must have equal lengths. Raises
     `InvalidInput` for a type that has no hash: lists, structs, maps.
@@ -136,7 +138,7 @@ def _hash_texts(array: pa.Array, seeds: Hashes) -> Hashes:
 
 
 def text_bytes(array: pa.Array) -> tuple[Bytes, Positions, Positions]:
-    """Return the bytes of texts or binary values, and the start and length of each.
+    """Return the bytes of texts or binary values, and the start and the length of each value.
 
     There must be at least one value.
     """
@@ -179,7 +181,7 @@ def _shortest(halves: npt.NDArray[np.int64]) -> tuple[Bytes, Positions, Position
 
 
 def _sign_bytes(data: Bytes) -> Positions:
-    """Return the number of leading bytes of each big-endian number that only repeat its sign.
+    """Return, for each big-endian number, the number of leading bytes that only repeat its sign.
 
     Java's `BigInteger` omits these bytes.
     """
@@ -194,9 +196,9 @@ def hash_bytes(
 ) -> Hashes:
     """Return the hash of each byte range of `data`.
 
-    One step processes one word position of all rows that have this position. When only a few rows are left, they are
-    hashed individually. The bytes after the last whole word are mixed byte by byte as in Spark, or as in the original
-    murmur3.
+    Each step processes one word position in all rows that are long enough. When only a few rows are left, the function
+    hashes them individually. The bytes after the last whole word are mixed byte by byte as in Spark, or as in the
+    original murmur3.
     """
     hashes = seeds.copy()
     words = lengths // _WORD_BYTES

@@ -7,10 +7,11 @@ Callers give Python objects, Arrow data, data frames of pandas or Polars, or any
   2**64 - 1 as -1.0 in a float column, and reads NumPy's booleans and durations as whole numbers.
 - **DuckDB and Polars**: `reject_lossy_columns` refuses columns if these libraries change the values in their Arrow
   data.
-- **Python values**: `exact_array` converts them. Arrow itself accepts 1.9 for an integer (1), a timestamp for a date,
-  1e300 for a single float (inf), and 1e-77 for a decimal (0). A decimal with an exponent like -999999999 even ends the
-  process, so decimals get their scale before the conversion. One pass over the types of the values determines whether
-  any of these changes is possible. The values are compared one by one only if a change is possible.
+- **Python values**: `exact_array` converts them. Arrow itself accepts values that it then changes. It stores 1.9 as the
+  integer 1, a timestamp as a date, 1e300 as the single float inf, and 1e-77 as the decimal 0. A decimal with an
+  exponent like -999999999 even makes Arrow end the process. Therefore decimals get their scale before the conversion.
+  One pass over the types of the values determines whether any of these changes is possible. The values are compared one
+  by one only if a change is possible.
 - **Data frames**: `collected` converts data frames of pandas and lazy frames of Polars. Neither library is imported,
   because such a frame exists only if the caller has imported its library.
 """
@@ -102,7 +103,7 @@ def _scalar(value: Any) -> object:
 
 
 def _time(value: np.datetime64) -> dt.datetime:
-    """Return the time, computed with Python's whole numbers, because NumPy's numbers overflow silently."""
+    """Return the time. It is computed with Python's integers, because NumPy's integers overflow silently."""
     unit, count = np.datetime_data(value.dtype)
     ticks = int(value.astype(np.int64)) * count
     beyond = "a time is not between the years 1 and 9999. Write one that is"
@@ -191,7 +192,7 @@ def exact_array(values: Sequence[object], type_: pa.DataType, path: str = "") ->
 
 
 class _NumpyFoundError(Exception):
-    """A column has NumPy values, which Arrow does not keep."""
+    """A column has NumPy values, which Arrow does not always store unchanged."""
 
 
 def _array(values: Sequence[object], type_: pa.DataType, path: str) -> pa.Array:
@@ -272,7 +273,7 @@ def _surely_kept(values: Sequence[object], array: pa.Array) -> bool:
     if pa.types.is_timestamp(type_):
         zoned = type_.tz is None and any(getattr(each, "tzinfo", None) is not None for each in values)
         return kinds <= {dt.datetime} and not zoned
-    return True  # for all other types, Arrow accepts only values that it keeps
+    return True  # for all other types, Arrow accepts only values that it stores unchanged
 
 
 def _all_among(kinds: set[type], allowed: tuple[type, ...]) -> bool:
@@ -293,7 +294,7 @@ def _is_same(given: object, kept: Any, type_: pa.DataType) -> bool:
 
 
 def _children(values: Sequence[object], type_: pa.DataType, path: str) -> list[tuple[str, pa.DataType, list[object]]]:
-    """Return the values inside nested values, by name and type.
+    """Return the inner values of nested values, with their name and type.
 
     Values of any other form are omitted, because Arrow refuses them later.
     """
@@ -477,7 +478,7 @@ def read_whole(rows: Rows) -> InMemory:
 
 
 def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
-    """Yield the stream as tables of about `PIECE_BYTES`, at least one.
+    """Yield the stream as tables of about `PIECE_BYTES`. There is at least one table.
 
     Raises `InvalidInput` if the stream breaks off.
     """
@@ -494,7 +495,7 @@ def pieces_of(rows: ArrowStream) -> Iterator[pa.Table]:
 
 
 def reader_of(rows: ArrowStream) -> pa.RecordBatchReader:
-    """Return the stream as a reader of batches. Nothing is read yet, except that a lazy frame is collected.
+    """Return the stream as a reader of batches. The function reads nothing yet, but it collects a lazy frame.
 
     Raises:
         InvalidInput: The rows are not a stream. Or Arrow data does not keep the values of a column of DuckDB, Polars or
@@ -542,14 +543,14 @@ def _joined(reader: pa.RecordBatchReader, batches: Iterable[pa.Table]) -> pa.Tab
 
 
 _LIBRARIES: Final = frozenset({"_duckdb", "duckdb", "polars", "pyarrow", "pandas", "numpy", "deltalake"})
-"""Packages with error texts that are not shown. Error texts of the caller's own code are shown."""
+"""The packages whose error texts are not shown. Error texts of the caller's own code are shown."""
 
 
 def _broken(rows: object, error: Exception) -> TidemarkError:
     """Return the error for a broken stream.
 
-    If the cause is an error of Tidemark, return that error. If the system refused something, return that refusal.
-    Otherwise return `InvalidInput`.
+    If the cause is an error of Tidemark, return that error. If the system refused a request, return the error for this
+    refusal. Otherwise return `InvalidInput`.
     """
     what = f"the stream of Arrow data of a {type(rows).__name__}"
     chain: list[BaseException] = []

@@ -1,6 +1,6 @@
 """Rows by key and by number: packed 64-bit keys, their order, ranges and limits, and row positions.
 
-Keys are packed from the codes of the key columns (`rows.codes`), and compare like the rows.
+A packed key is built from the codes of the key columns (`rows.codes`). Packed keys are ordered like the rows.
 """
 
 from __future__ import annotations
@@ -28,7 +28,9 @@ _CACHED_ROWS = 65_536
 
 
 def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
-    """Return 64-bit keys, most significant first. Their lexicographic order is the order of the columns.
+    """Return 64-bit keys, with the most significant key first.
+
+    Their lexicographic order is the order of the columns' values.
 
     Neighboring columns share a key while their ranges fit into 64 bits. Usually one key is sufficient. A `Coding` is
     computed only when its column is packed, so the codes of only one `Coding` are in memory at a time.
@@ -53,7 +55,10 @@ def pack(columns: Iterable[Codes | Coding], rows: int) -> list[Unsigned]:
 
 
 def sorted_order(keys: Sequence[Unsigned]) -> Positions:
-    """Return the stable order of rows by `keys`, most significant first. Presorted runs cost at most one merge each."""
+    """Return the stable order of rows by `keys`, most significant first.
+
+    Each presorted sequence of rows costs at most one merge.
+    """
     if len(keys) == 1:
         return _order_of_one(keys[0])
     return np.lexsort(tuple(reversed(keys))).astype(np.int64, copy=False)
@@ -70,7 +75,7 @@ def dense_ranks(keys: Sequence[Unsigned]) -> Positions:
 
 
 def rises(keys: Sequence[Unsigned], order: Positions, *, last_unit: int = 1) -> Mask:
-    """Return a mask, in this order, of the rows that differ from the row before. The first row is not included.
+    """Return a mask of the rows whose key differs from the previous row in `order`. The first row is never marked.
 
     Args:
         keys: The keys, most significant first.
@@ -88,7 +93,7 @@ def rises(keys: Sequence[Unsigned], order: Positions, *, last_unit: int = 1) -> 
 
 
 def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Positions) -> Mask:
-    """Return the `rises` of the keys that `pack` returns, as if the last column were missing.
+    """Return the result of `rises` for keys that `pack` returns, as if the last column were missing.
 
     `sizes` contains `null_code + 1` of each column.
     """
@@ -122,7 +127,9 @@ def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Positions]
 
 
 def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Positions, Mask]:
-    """Return the stable order of the rows by key, and a mask of the rows in this order that begin a new key.
+    """Return the stable order of the rows by key.
+
+    Also return a mask that marks, in this order, each row that begins a new key.
 
     The mask includes the first row.
 
@@ -144,14 +151,14 @@ def _ranks_by_counting(key: Unsigned) -> Positions:
 def _order_of_one(key: Unsigned) -> Positions:
     """Return the stable order by one key.
 
-    If a key and a row number fit into one word, words are sorted, which is several times faster.
+    If a key and a row number fit into one word, the function sorts words. This is several times faster.
     """
     rows = len(key)
     row_bits = max(rows - 1, 0).bit_length()
     if not np.any(key[1:] < key[:-1]):
         return np.arange(rows, dtype=np.int64)
     if int(key.max()).bit_length() + row_bits > KEY_BITS:
-        # numpy's stable sort of 64-bit keys is timsort, which finds the presorted runs of merged inputs.
+        # numpy's stable sort of 64-bit keys is timsort. It finds the presorted parts of merged inputs.
         return np.argsort(key, kind="stable").astype(np.int64, copy=False)
     words = key << np.uint64(row_bits) | np.arange(rows, dtype=np.uint64)
     words.sort()
@@ -167,7 +174,7 @@ def _key_column(tables: Sequence[pa.Table], name: str) -> Codes:
         if name not in table.schema.names:
             raise InvalidInput(f"the key column {name!r} is missing. Found {table.schema.names}", column=name)
     coded = codes(_joined([table.column(name) for table in tables], name))
-    # Codes are compared instead of counting nulls, because a dictionary may contain null as a value.
+    # The function compares codes and does not count nulls, because a dictionary may contain null as a value.
     missing = np.flatnonzero(coded.values == coded.null_code)
     if len(missing):
         row = int(missing[0])
@@ -201,7 +208,7 @@ def positions(rows: BitMap) -> Positions:
 
 
 def bitmap_of(rows: Positions) -> BitMap:
-    """Return the bitmap of rows, which may have any order."""
+    """Return the bitmap of these rows. `rows` may have any order."""
     return BitMap(rows.astype(np.uint32))
 
 
@@ -223,8 +230,8 @@ def spans_of(data: Bytes, starts: Positions, length: int) -> Bytes:
 class MapColumn:
     """One chunk of a map column.
 
-    Row `i` has the entries from `starts[i]` to before `ends[i]`. A null map has no entries. `width` is the number of
-    entries per row if all rows have the same keys in the same order, else None.
+    Row `i` has the entries from `starts[i]` up to the entry before `ends[i]`. A null map has no entries. `width` is the
+    number of entries per row if all rows have the same keys in the same order, else None.
     """
 
     keys: pa.Array
@@ -243,7 +250,7 @@ class MapColumn:
         return self.items.take(self._entries(key))
 
     def _entries(self, key: str) -> pa.Array:
-        """Return the entry with the key per row, for rows of any form."""
+        """Return, for each row, the position of the entry with the key. Each row may have different keys."""
         hits = np.flatnonzero(pc.equal(self.keys, key).to_numpy(zero_copy_only=False))
         if not len(hits):
             return pa.nulls(len(self.starts), pa.int64())
@@ -253,7 +260,7 @@ class MapColumn:
 
 
 def map_column(array: pa.MapArray) -> MapColumn:
-    """Return the chunk in a form for lookups. Cost: one pass over its keys."""
+    """Return the chunk in a form in which keys can be looked up. Cost: one pass over its keys."""
     offsets = array.offsets.to_numpy().astype(np.int64)
     starts, ends = offsets[:-1], offsets[1:]
     if array.null_count:
@@ -265,7 +272,7 @@ def _common_width(keys: pa.Array, starts: Positions, ends: Positions) -> int | N
     widths = ends - starts
     if not len(widths) or not widths[0] or (widths != widths[0]).any() or (starts[1:] != ends[:-1]).any():
         return None
-    # Each row has the keys of the row before it if the sequence equals itself shifted by one row.
+    # If the keys are equal to the same keys shifted by one row, all rows have the same keys.
     width = int(widths[0])
     first, last = int(starts[0]), int(ends[-1])
     same = keys.slice(first, last - first - width).equals(keys.slice(first + width, last - first - width))
@@ -301,7 +308,7 @@ def union(maps: pa.ChunkedArray, groups: Positions, count: int) -> pa.Array:
 
 
 def _ends(groups: Positions, count: int, keys: pa.Array) -> Positions:
-    """Return the first and last position of every key of every group, in the order of the first positions."""
+    """Return the first and the last position of each key in each group, ordered by the first position."""
     packed = pack([Codes(groups.astype(np.uint64), count), codes(pa.chunked_array([keys]))], len(keys))
     ranks = dense_ranks(packed)
     order = np.argsort(ranks, kind="stable")
@@ -316,7 +323,10 @@ MAX_KEY_BYTES = 64 * 2**10
 
 
 def beyond_limit(rows: pa.Table, name: str) -> Mask:
-    """Return a mask of the rows with a value above `MAX_KEY_BYTES` in the key column. Text is measured in UTF-8."""
+    """Return a mask of the rows whose value in the key column has more than `MAX_KEY_BYTES` bytes.
+
+    Text is measured in UTF-8.
+    """
     column, kinds = rows.column(name), pa.types
     texts = kinds.is_string(column.type) or kinds.is_large_string(column.type)
     if not texts and not kinds.is_binary(column.type) and not kinds.is_large_binary(column.type):
@@ -353,13 +363,17 @@ _COMPARED_AT_ONCE = 2**20
 _LEAST, _GREATEST = -(2**63), 2**63 - 1
 
 Range = tuple[pa.Array, pa.Array]
-"""The smallest and the greatest values of a column, as keys of `data.rows.codes`. Null stands for unknown."""
+"""The smallest and the greatest values of a column, as keys of `data.rows.codes`.
+
+Null means that the value is unknown.
+"""
 
 
 def with_room(ranges: Sequence[Range], wanted: pa.Table) -> Mask:
     """Return, for each range, False if it certainly contains no row of `wanted`, else True.
 
-    For decimals, the result is whether the range overlaps the span from the least to the greatest value of `wanted`.
+    For decimals, the function only checks whether a range overlaps the range from the smallest to the greatest value of
+    `wanted`.
 
     Args:
         ranges: For each column of `wanted`, the ranges.

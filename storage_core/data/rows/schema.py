@@ -12,7 +12,7 @@
 Only columns can contain embeddings (`rows.vectors`) or be required. Nested fields are always nullable, so that an old
 split can be read with a newer schema. Other types are refused.
 
-The module also contains the replacements of Arrow's extension types, the field ids for Parquet, and the columns of
+The module also contains the types that replace Arrow's extension types, the field ids for Parquet, and the columns of
 change reads. Its last parts are the rules for column names and the dropped columns of a table.
 """
 
@@ -49,7 +49,7 @@ def table_type(type_: pa.DataType) -> pa.DataType:
         return pa.string()
     if kinds.is_large_binary(type_) or kinds.is_binary_view(type_) or kinds.is_fixed_size_binary(type_):
         return pa.binary()
-    if kinds.is_unsigned_integer(type_):  # a 64-bit value that does not fit into a long is refused by the read
+    if kinds.is_unsigned_integer(type_):  # the read refuses a 64-bit value that does not fit into a long
         return {8: pa.int16(), 16: pa.int32()}.get(type_.bit_width, pa.int64())
     if kinds.is_float16(type_):
         return pa.float32()
@@ -114,7 +114,10 @@ def to_schema_string(schema: pa.Schema) -> str:
 
 
 def from_schema_string(text: str) -> pa.Schema:
-    """Return the Arrow schema of a Spark schema JSON, the inverse of `to_schema_string`. Raises `InvalidInput`."""
+    """Return the Arrow schema of a Spark schema JSON.
+
+    This function is the inverse of `to_schema_string`. Raises `InvalidInput`.
+    """
     try:
         return pa.schema(list(_fields_from_spark(_spark_struct(text), "")))
     except RecursionError as error:
@@ -164,7 +167,7 @@ def _metadata_of(field: pa.Field) -> dict[str, Any]:
 
 
 def type_name(type_: pa.DataType) -> str:
-    """Return the name of a type as declarations write it. A nested type has Arrow's name."""
+    """Return the name of a type in the form that declarations use. A nested type has Arrow's name."""
     spark = _to_spark(type_, "column")
     return spark if isinstance(spark, str) else type_text(type_)
 
@@ -257,13 +260,13 @@ _INNER_BITS: Final = 12
 
 
 def inner_ids(column: int) -> Iterator[int]:
-    """Yield the ids of the fields inside a column, in the order of its type's text."""
+    """Yield the ids of the fields inside a column. The order is that of the fields in the text of the column's type."""
     first = _INNER_IDS + (column << _INNER_BITS)
     return iter(range(first, first + (1 << _INNER_BITS)))
 
 
 def inside(type_: pa.DataType) -> list[pa.Field]:
-    """Return the fields inside a type, with their Parquet names. A type that is not nested has none."""
+    """Return the fields inside a type, with their Parquet names. A type that is not nested has no such fields."""
     kinds = pa.types
     if kinds.is_map(type_):
         return [type_.key_field.with_name("key"), type_.item_field.with_name("value")]
@@ -394,7 +397,10 @@ def require_names(names: Sequence[object]) -> None:
 # Dropped columns.
 
 DROPPED: Final = "tidemark.droppedColumns"
-"""The setting for the dropped columns of a table. Its value is a schema string with their stored names."""
+"""The setting that contains the dropped columns of a table.
+
+Its value is a schema string, in which the columns have their stored names.
+"""
 
 
 def dropped_columns(configuration: Mapping[str, str]) -> dict[int, pa.Field]:
@@ -405,7 +411,10 @@ def dropped_columns(configuration: Mapping[str, str]) -> dict[int, pa.Field]:
 
 
 def with_dropped(configuration: Mapping[str, str], before: pa.Schema, after: pa.Schema) -> dict[str, str]:
-    """Return the settings with the columns that are dropped between two schemas. The first schema has ids."""
+    """Return the settings, with the columns that are in `before` and not in `after` as dropped columns.
+
+    `before` has ids.
+    """
     kept = {column_id(field) for field in after}
     lost: dict[int | None, pa.Field] = dict(dropped_columns(configuration).items())
     lost |= {column_id(field): _as_stored(field) for field in before}

@@ -1,7 +1,7 @@
 """The order of rows: the sort schema language, its columns in a table, and the sort itself.
 
-**Sort schemas.** A sort schema contains the columns of the order, with their directions, and columns that only have
-statistics:
+**Sort schemas.** A sort schema contains the columns of the order, with their directions. It may also contain columns
+that only have statistics:
 
     [name=]column|…[|&column…]|timestamp[|tiebreaker]/V2[ nulls first| nulls last]
     column = [+|-]name[__type] | name[__type][+|-] | name[__type][:dense-type]:(+|-)
@@ -14,12 +14,13 @@ in docs/architecture/compaction.md. Tidemark's extensions of the language are th
 the time column's own name (docs/architecture/compaction.md).
 
 **Sorting.** The sort is stable and total, and fast on presorted runs (step 1). Columns become integer codes
-(`rows.codes`). Neighboring codes are packed into 64-bit keys (`rows.keys`), and the keys are sorted stably. If the rows
-consist of presorted runs, as in a compaction, the cost is one merge pass per doubling of the number of runs.
+(`rows.codes`). Neighboring codes are packed into 64-bit keys (`rows.keys`), and the keys are sorted stably. In a
+compaction, for example, the rows consist of presorted parts. Each doubling of the number of parts then costs one more
+merge pass.
 
-**`timeseries_id`.** This column contains one number per series of points. In the sort order, it comes before the
-timestamp and keeps each series together. A series is a metric name, a type and tags. Column names determine which
-columns these are: `metric_name` (text), `metric_type` (a whole number from 0 to 255, or 0 if it is missing), and the
+**`timeseries_id`.** This column contains one number for each series of points. In the sort order, it comes before the
+timestamp and keeps each series together. A metric name, a type and tags together identify a series. Their columns are
+recognized by name: `metric_name` (text), `metric_type` (a whole number from 0 to 255, or 0 if it is missing), and the
 tags. The tags are all other string columns, except the columns of the value and the time. A tag without a value is not
 a part of the series.
 """
@@ -70,7 +71,10 @@ _DEFAULT_TYPES: Mapping[str, ColumnType] = {
 
 @dataclass(frozen=True, slots=True)
 class SortColumn:
-    """One column of a sort schema. `typed_explicitly` is True if the type is written and differs from the default."""
+    """One column of a sort schema.
+
+    `typed_explicitly` is True if the text contains the type and this type differs from the default.
+    """
 
     name: str
     type: ColumnType
@@ -79,7 +83,7 @@ class SortColumn:
 
     @property
     def text(self) -> str:
-        """The canonical form. Defaults for the column's name are left out."""
+        """The canonical form. It omits a type and a direction that are the defaults for the column's name."""
         suffix = "" if self.type == _default_type(self.name) else f"__{_SUFFIX_BY_TYPE[self.type]}"
         direction = "" if self.descending == _default_descending(self.name) else ":-" if self.descending else ":+"
         return f"{self.name}{suffix}{direction}"
@@ -125,7 +129,7 @@ def parse_sort_schema(text: str, time_column: str | None = None) -> SortSchema:
     """Return the parsed schema.
 
     The older form `…|timestamp&column/V2` is accepted, too. Its columns after `&` only have statistics. In the result,
-    the cutoff is before the timestamp and these columns follow it.
+    these columns follow the cutoff, and the cutoff is before the timestamp.
 
     Args:
         text: The sort schema.
@@ -202,7 +206,7 @@ def _split_version(text: str) -> tuple[str, int]:
 
 
 def _with_timestamp(body: str, time_column: str) -> str:
-    """Return the columns with the time column renamed to the language's own name for it."""
+    """Return the columns. The time column gets the name that the language has for it."""
     tokens = re.split(r"([|&])", body)
     names = [_column_name(token) for token in tokens]
     if TIMESTAMP_NAMES.intersection(names):
@@ -329,7 +333,7 @@ TIME_ONLY = "timestamp/V2"
 
 @dataclass(frozen=True, slots=True)
 class OrderColumn:
-    """One compared column, under its name in the table. Nulls are last unless `nulls_first`."""
+    """One column that the order compares, with its name in the table. Nulls are last unless `nulls_first`."""
 
     name: str
     descending: bool
@@ -341,8 +345,8 @@ class SortOrder:
     """The columns that decide the order, most significant first. The position of nulls is independent of the direction.
 
     `statistics` are the columns after the cutoff. Splits have statistics of these columns, but the order does not
-    compare them. `text` is the text in the metadata of splits: the canonical sort schema, `key(a,b)` for the order by
-    primary key, or an empty text if rows have no order. Splits with equal text have the same order.
+    compare them. `text` is the text in the metadata of splits. It is the canonical sort schema, or `key(a,b)` for the
+    order by primary key. It is empty if rows have no order. Splits with equal text have the same order.
     """
 
     columns: tuple[OrderColumn, ...]
@@ -355,7 +359,7 @@ class SortOrder:
         return frozenset((*(each.name for each in self.columns), *self.statistics))
 
     def present(self, names: Collection[str]) -> SortOrder:
-        """Return the order without the columns that are not among `names`.
+        """Return the order with only the columns that are in `names`.
 
         A missing column contains only nulls, so it does not affect the order.
         """
@@ -365,11 +369,12 @@ class SortOrder:
 def bind(config: TableConfig, schema: pa.Schema) -> SortOrder:
     """Return the order of a table with this configuration and schema.
 
-    `timestamp` in a sort schema is the table's time column. It may also be written under its own name. Without a sort
-    schema, the rows are ordered by time, or by primary key in a table without a time column, or not at all.
+    `timestamp` in a sort schema is the table's time column. The sort schema may also contain the time column's own
+    name. Without a sort schema, the rows are ordered by time. In a table without a time column, the rows are ordered by
+    primary key, or not at all.
 
-    The function checks the types that the sort schema contains. The canonical form may omit a type, so call `bind` with
-    the user's text before the canonical form is stored.
+    The function checks the types that the sort schema contains. The canonical form may omit a type. Therefore call
+    `bind` with the user's text before the canonical form is stored.
 
     Raises:
         InvalidInput: The table lacks a column, a type has no order, a type in the sort schema contradicts the table, or
@@ -489,7 +494,7 @@ def sort_indices(table: pa.Table, order: SortOrder) -> npt.NDArray[np.int64]:
 
 
 def is_sorted(table: pa.Table, order: SortOrder) -> bool:
-    """Return whether the rows of `table` are sorted by `order`. The time is linear in the rows."""
+    """Return whether the rows of `table` are sorted by `order`. The time is linear in the number of rows."""
     undecided = np.ones(max(table.num_rows - 1, 0), np.bool_)
     for key in _keys(table, order):
         if np.any(undecided & (key[1:] < key[:-1])):
@@ -529,7 +534,8 @@ _END: Final = b"\xff"
 def with_series(rows: pa.Table, order: SortOrder) -> pa.Table:
     """Return the rows with a computed `timeseries_id` in place of null. If the order lacks this column, change nothing.
 
-    Only a column of type int64 is computed. Raises `InvalidInput` for a metric type outside 0 to 255.
+    The function computes ids only if the column has the type int64. Raises `InvalidInput` for a metric type outside 0
+    to 255.
     """
     at = rows.schema.get_field_index(SERIES)
     if at < 0 or SERIES not in order.described:
@@ -543,7 +549,7 @@ def with_series(rows: pa.Table, order: SortOrder) -> pa.Table:
 
 
 def series_ids(series: Sequence[tuple[str, int, Mapping[str, str]]]) -> npt.NDArray[np.int64]:
-    """Return the id of every series, given as metric name, type and tags."""
+    """Return the id of every series. A series is given as metric name, type and tags."""
     return siphash_2_4([_message(name, type_, tags) for name, type_, tags in series])
 
 
@@ -552,7 +558,7 @@ def _ids(rows: pa.Table) -> pa.Array:
     names = _identifying(rows.schema)
     ranks = dense_ranks(pack([codes(rows.column(name)) for name in names], rows.num_rows))
     _, first = np.unique(ranks, return_index=True)
-    # A table without columns has no rows to list, but its rows are one series.
+    # A table without columns returns no rows here, but its rows are one series.
     distinct = rows.select(names).take(pa.array(first)).to_pylist() if names else [{}]
     return pa.array(series_ids([_series(each) for each in distinct])[ranks])
 

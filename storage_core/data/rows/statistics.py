@@ -4,11 +4,11 @@ r"""Summaries of the values of a column: bounds, a regular expression, and a fin
 (`data.rows.bound_text`), because the log stores them as text (lessons 62, 64 and 66).
 
 **Regular expressions** (`column_regex`). An anchored expression matches every value of a string column
-(docs/architecture/compaction.md, "Split files"). The distinct values become a trie, and an edge of the trie continues
-until the values branch: `prod, production, staging` becomes `^(prod(|uction)|staging)$`. A part that would exceed the
-limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short: `MOST_TRANSITIONS`
-characters of values, and about ten times as many characters of syntax at most. RE2, Java, Rust and Python read this
-syntax in the same way.
+(docs/architecture/compaction.md, "Split files"). The distinct values form a trie, and an edge of the trie ends where
+the values branch. For example, `prod, production, staging` becomes `^(prod(|uction)|staging)$`. A part that would
+exceed the limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short. It has
+at most `MOST_TRANSITIONS` characters of values. Its syntax has at most about ten times this number of characters. RE2,
+Java, Rust and Python read this syntax in the same way.
 
 **Fingerprints** (`fingerprint_of`). A fingerprint identifies a multiset of rows, which a compaction must not change
 (MC-1, MC-2, MC-4). Each cell is hashed with the name of its column. The hashes of a row's cells are summed and mixed,
@@ -70,7 +70,7 @@ class Running:
         self._nulls: dict[str, int] = {}
 
     def add(self, table: pa.Table) -> None:
-        """Count the next rows. Every piece must have the same columns."""
+        """Add the next rows to the statistics. Every piece must have the same columns."""
         for name, column in zip(table.column_names, table.columns, strict=True):
             values, nulls = values_and_nulls(column)
             self._nulls[name] = self._nulls.get(name, 0) + nulls
@@ -128,7 +128,7 @@ def used_values(column: pa.DictionaryArray) -> Mask:
 
 
 def _used(column: pa.DictionaryArray) -> pa.Array:
-    """Return the dictionary values that rows use, each once. Null is included if a row is null."""
+    """Return the dictionary values that rows use, without repetition. Null is included if a row is null."""
     if column.indices.null_count or len(column.dictionary) > len(column):
         return column.dictionary.take(pc.unique(column.indices))
     used = used_values(column)
@@ -158,12 +158,15 @@ MOST_TRANSITIONS: Final = 128
 """The maximum number of characters from values in an expression. The log has one expression per column and split."""
 
 MOST_PER_EDGE: Final = 64
-"""The maximum number of characters without a branch. With this limit, one long value cannot use all characters."""
+"""The maximum number of characters on one edge of the trie.
+
+With this limit, one long value cannot use all characters of the expression.
+"""
 
 MOST_DISTINCT: Final = 4096
-"""The largest number of distinct values. For more values, only the common prefix is used.
+"""The maximum number of distinct values. If there are more values, the expression contains only their common prefix.
 
-More values would not fit into the limits, and this is known without sorting them.
+More values would not fit into the limits, so it is not necessary to sort them.
 """
 
 _ANYTHING: Final = r"[\s\S]+"
@@ -257,7 +260,7 @@ def may_match(expression: str, value: str) -> bool:
 
 
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each column with a value that the column's expression does not match.
+    """Return one sentence for each column that has a value without a match in the column's expression.
 
     RE2 evaluates the expressions, in linear time for every expression.
     """
@@ -288,7 +291,10 @@ def _of_many(least: str, greatest: str) -> str:
 
 
 def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
-    """Return the edges out of each node until no characters are left. Nodes near the root come first."""
+    """Return the outgoing edges of each node, until no characters are left.
+
+    Nodes near the root come first. Nodes near the root come first.
+    """
     opened: _Opened = {}
     waiting = deque([root])
     while waiting:
@@ -304,7 +310,7 @@ def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
 
 
 def _edges(values: Sequence[str], node: _Edge, transitions: int) -> list[_Edge] | None:
-    """Return the edges out of a node. Return None if they have more characters than are left."""
+    """Return the outgoing edges of a node. Return None if the edges have more characters than are left."""
     edges: list[_Edge] = []
     low = node.low + _ends_here(values, node)
     while low < node.high:
@@ -323,7 +329,7 @@ def _edges(values: Sequence[str], node: _Edge, transitions: int) -> list[_Edge] 
 def _edge(values: Sequence[str], within: tuple[int, int], depth: int, most: int) -> _Edge:
     low, high = within
     most = min(most, MOST_PER_EDGE)
-    ahead = slice(depth, depth + most + 1)  # one character more than is kept, to determine whether the label is cut
+    ahead = slice(depth, depth + most + 1)  # one more character, to determine whether the label is cut
     shared = _shared(values[low][ahead], values[high - 1][ahead])
     label = shared[:most]
     return _Edge(label, low, high, depth + len(label), cut=len(label) < len(shared))
@@ -336,12 +342,12 @@ def _shared(a: str, b: str) -> str:
 
 
 def _ends_here(values: Sequence[str], node: _Edge) -> bool:
-    """Return whether the text up to the node is itself a value. Then it is the least value of the node."""
+    """Return whether the text up to the node is itself a value. If so, this text is the smallest value of the node."""
     return len(values[node.low]) == node.depth
 
 
 def _tail(values: Sequence[str], node: _Edge, opened: _Opened) -> str:
-    """Return the expression of the texts after a node."""
+    """Return the expression for the parts of the texts after a node."""
     if node.cut:
         return _ANYTHING
     edges = opened.get(node)
@@ -374,9 +380,9 @@ NO_ROWS = RowFingerprint(0, 0)
 
 
 def fingerprint_of(table: pa.Table) -> RowFingerprint:
-    """Return the fingerprint of the rows, over all columns by name.
+    """Return the fingerprint of the rows. It covers all columns and their names.
 
-    Cost: about 100 bytes of memory for each of 65,536 rows.
+    Cost: about 100 bytes of memory per row, for at most 65,536 rows at a time.
     """
     digest = 0
     for start in range(0, table.num_rows, _BATCH_ROWS):
@@ -386,12 +392,15 @@ def fingerprint_of(table: pa.Table) -> RowFingerprint:
 
 
 def row_hashes(table: pa.Table) -> Unsigned:
-    """Return a 64-bit hash per row, over all columns by name. Equal rows have equal hashes."""
+    """Return a 64-bit hash per row. It covers all columns and their names. Equal rows have equal hashes."""
     return _mix(_row_hashes(table))
 
 
 def cells(column: pa.Array) -> Unsigned:
-    """Return a 64-bit hash per value, and 0 for null. Equal values have equal hashes, also in a dictionary."""
+    """Return a 64-bit hash per value, and 0 for null.
+
+    Equal values have equal hashes, even if one of them is in a dictionary.
+    """
     return _seeded(column, 0)
 
 
@@ -408,7 +417,7 @@ def _row_hashes(table: pa.Table) -> Unsigned:
 
 
 def _cells(column: pa.ChunkedArray, seed: int) -> Unsigned:
-    """Return the hash of every cell with a seed, and 0 for null."""
+    """Return the hash of every cell, computed with the seed. Return 0 for null."""
     parts = [_seeded(chunk, seed) for chunk in column.chunks if len(chunk)]
     return np.concatenate(parts) if parts else np.zeros(0, np.uint64)
 
@@ -470,7 +479,10 @@ def _bytes_hashes(array: pa.Array) -> Unsigned:
 
 
 def _words(data: pa.Buffer | None, offsets: npt.NDArray[np.int64], positions: npt.NDArray[np.int64]) -> Unsigned:
-    """Return eight bytes from each position of the values, aligned or not. Bytes after the last value are zeros."""
+    """Return the eight bytes at each position in the values.
+
+    The positions need not be aligned. Bytes after the last value are zeros.
+    """
     first, last = int(offsets[0]), int(offsets[-1])
     padded = np.zeros(last - first + 8, np.uint8)
     if data is not None:
@@ -501,7 +513,7 @@ def _vector_hashes(numbers: Floats) -> Unsigned:
 
 
 def _sequence_hashes(elements: Unsigned, offsets: npt.NDArray[np.int64]) -> Unsigned:
-    """Return the multilinear hash of each run of elements between offsets.
+    """Return the multilinear hash of each sequence of elements between two offsets.
 
     The hash is the sum of (element + 1) x coefficient, with one coefficient per position.
     """

@@ -179,7 +179,7 @@ def _time(value: Any, type_: pa.DataType) -> object:
 
 
 def _pattern(type_: pa.DataType) -> str:
-    """Return the pattern of valid texts. A date alone means its midnight."""
+    """Return the pattern of valid texts. A text with only a date means midnight."""
     if pa.types.is_date(type_):
         return _DAY
     return f"{_DAY}(?:{_CLOCK}{_ZONE if type_.tz else ''}{'?' if type_.tz else ''})?"
@@ -256,8 +256,8 @@ _DAYS = (-719_162, 2_932_896)
 def beyond(column: pa.ChunkedArray | pa.Array) -> pa.ChunkedArray | pa.Array | None:
     """Return, for each value, whether the value or a value inside of it is outside of the years 1 to 9999.
 
-    Return None if no value is outside of these years. For a null, the result is null, or False in a column of a nested
-    type.
+    Return None if no value is outside of these years. For a null, the result is null. In a column of a nested type, it
+    is False.
     """
     if pa.types.is_nested(column.type):
         wrong = wrong_values(column, _beyond_inside)
@@ -296,7 +296,7 @@ def within_calendar(table: pa.Table) -> pa.Table:
 
 
 def first_beyond(column: pa.Array | pa.ChunkedArray) -> str | None:
-    """Return the first date or timestamp outside of the years 1 to 9999, of any unit and depth, as text.
+    """Return the first date or timestamp outside of the years 1 to 9999 as text. It may have any unit and depth.
 
     Return None if all dates and timestamps are in these years.
     """
@@ -385,5 +385,5 @@ def _is_dated(type_: pa.DataType) -> bool:
 
 
 def row_text(rows: pa.Table, index: int) -> str:
-    """Return a row as JSON for people, even if it contains a time that Python cannot hold."""
+    """Return a row as readable JSON, even if the row contains a time that Python cannot represent."""
     return json.dumps(as_text(rows.slice(index, 1)).to_pylist()[0], default=str, ensure_ascii=False)

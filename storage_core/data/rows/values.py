@@ -1,7 +1,7 @@
 """Checks of the values inside of columns, at any depth: leaves, decimals and validity.
 
-**Leaves.** The leaves of a nested Arrow type are all types inside its lists, structs and maps that are not themselves
-nested, in order. The physical columns of a Parquet file are these leaves, in the same order. `wrong_values` applies a
+**Leaves.** The leaves of a nested Arrow type are the types inside its lists, structs and maps that are not nested. They
+have a fixed order. The physical columns of a Parquet file are these leaves, in the same order. `wrong_values` applies a
 check to the values of a column at any depth.
 
 **Decimals.** A decimal can have more digits than its type allows. Arrow can hold such a decimal, but Parquet returns
@@ -47,7 +47,9 @@ def leaf_types(type_: pa.DataType) -> list[pa.DataType]:
 
 
 def with_changed_leaves(values: pa.Array, changes: Iterator[Change | None]) -> pa.Array:
-    """Return the values with each leaf changed by the next function in `changes`. None does not change the leaf.
+    """Return the values with each leaf changed by the next function in `changes`.
+
+    If the next function is None, the leaf does not change.
 
     Cost: unchanged leaves are not copied.
     """
@@ -194,7 +196,7 @@ def _too_long(values: pa.Array) -> Mask | None:
 
 TYPED_KEYS = "Cast the map, for example to MAP(VARCHAR, VARCHAR)."
 Verdict = dict[tuple[str, str], Mask]
-"""The invalid values, by reason and advice."""
+"""A mask of the invalid values for each pair of reason and advice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +232,7 @@ def validated(rows: pa.Table, first: int = 0) -> pa.Table:
 
 
 def examined(rows: pa.Table) -> tuple[pa.Table, list[Fault]]:
-    """Return the rows and the faults of their values. Without faults, every value can be read.
+    """Return the rows and the faults of their values. If there are no faults, every value can be read.
 
     Raises `InvalidInput` for a column with contradictory buffers, because then no value can be read.
     """
@@ -281,7 +283,7 @@ def has_untyped_keys(type_: pa.DataType) -> bool:
 def _require_typed_keys(schema: pa.Schema) -> None:
     """Raise `InvalidInput` for a map of maps with untyped keys.
 
-    Arrow ends the process when it reads the entries.
+    Arrow ends the process when it reads the entries of such a map.
     """
     for field in schema:
         if any(has_untyped_keys(entries) for entries in _entries(field.type)):
@@ -312,7 +314,7 @@ def is_valid(data: pa.Table | pa.RecordBatch | pa.Array | pa.ChunkedArray) -> bo
 
 
 def with_bytes(rows: pa.Table, faults: Iterable[Fault]) -> pa.Table:
-    """Return the rows with each invalid column as plain bytes, which Python can hold."""
+    """Return the rows, with each invalid column as plain bytes. Python can represent plain bytes."""
     for name in {each.column for each in faults}:
         index = rows.schema.get_field_index(name)
         if is_valid(rows.column(index)):
@@ -408,7 +410,10 @@ def _decoded(array: pa.DictionaryArray) -> pa.Array:
 
 
 def _judged(array: pa.Array, judge: Callable[[pa.Array], Verdict]) -> Verdict:
-    """Return, by reason, a mask of the rows with an invalid value at any depth. `judge` finds the invalid values."""
+    """Return, for each reason, a mask of the rows with an invalid value at any depth.
+
+    `judge` finds the invalid values.
+    """
     below = [*judge(array).items()]
     if pa.types.is_struct(array.type):
         below += [item for child in array.flatten() for item in _judged(child, judge).items()]
@@ -426,7 +431,7 @@ def _judged(array: pa.Array, judge: Callable[[pa.Array], Verdict]) -> Verdict:
 
 
 def _invalid(array: pa.Array) -> Verdict:
-    """Return, by reason, a mask of the values that are not valid for the type.
+    """Return, for each reason, a mask of the values that are not valid for the type.
 
     For a nested type, the result is empty, because the children are checked instead.
     """
@@ -436,7 +441,10 @@ def _invalid(array: pa.Array) -> Verdict:
 
 
 def _doubled(array: pa.Array) -> Verdict:
-    """Return, by reason, the maps that contain a key twice. Arrow allows them, but readers that build a map do not."""
+    """Return a mask of the maps that contain a key twice, with its reason.
+
+    Arrow allows such maps, but readers that build a map do not.
+    """
     if not pa.types.is_map(array.type):
         return {}
     entries, lengths = _flat(array)
@@ -492,7 +500,7 @@ def _is_list(type_: pa.DataType) -> bool:
 
 
 def _flat(array: pa.Array) -> tuple[pa.Array, npt.NDArray[np.int64]]:
-    """Return the list values or map entries of all rows, and their number for each row."""
+    """Return the list values or map entries of all rows, and the number of values or entries in each row."""
     import pyarrow.compute as pc
 
     if pa.types.is_map(array.type):

@@ -1,9 +1,10 @@
 """Vector columns. Their values are embeddings: `d` finite numbers of 32 bits, or null.
 
-The type of embeddings is `pa.list_(pa.float32(), d)` in Arrow, `vector(d)` in a declaration, `FLOAT[d]` in DuckDB, and
-a list of floats in Parquet, which Spark reads as `array<float>`. These types also allow embeddings that contain a null,
-NaN or infinity, and embeddings of zeros. Writers refuse a null, NaN and infinity. They refuse an embedding of zeros if
-an index of the column compares angles. Rows of other writers may contain all of these values.
+The type of embeddings is `pa.list_(pa.float32(), d)` in Arrow, `vector(d)` in a declaration, and `FLOAT[d]` in DuckDB.
+Parquet contains an embedding as a list of floats, which Spark reads as `array<float>`. These types also allow
+embeddings that contain a null, NaN or infinity, and embeddings of zeros. Writers refuse a null, NaN and infinity. They
+refuse an embedding of zeros if an index of the column compares angles. Rows of other writers may contain all of these
+values.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 MOST_DIMENSIONS = 16_384
 
 VECTOR = "tidemark.vector"
-"""The metadata entry of a field in Spark's schema that contains the number of dimensions of its embeddings."""
+"""The metadata entry of a field in Spark's schema. It contains the number of dimensions of the field's embeddings."""
 
 NULL_INSIDE = "a number of the vector is null"
 NOT_FINITE = "a number of the vector is NaN or infinite"
@@ -59,7 +60,7 @@ def dimensions_of(text: str) -> int | None:
 
 
 def type_text(type_: pa.DataType) -> str:
-    """Return the name of a type for people: `vector(3)`, or Arrow's own name for any other type."""
+    """Return a readable name of a type: `vector(3)`, or Arrow's own name for any other type."""
     return f"vector({type_.list_size})" if is_vector(type_) else str(type_)
 
 
@@ -80,7 +81,7 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
 
 
 def column_of(numbers: Floats) -> pa.FixedSizeListArray:
-    """Return the column for which `matrix` returns these numbers."""
+    """Return the column of these numbers. This function is the inverse of `matrix`."""
     return pa.FixedSizeListArray.from_arrays(pa.array(numbers.ravel()), type=vector_type(numbers.shape[1]))
 
 
@@ -95,8 +96,8 @@ def fitting(column: pa.ChunkedArray, dimensions: int) -> Mask:
 def faults(column: pa.ChunkedArray | pa.Array, *, nonzero: bool) -> Iterator[tuple[str, Mask]]:
     """Yield each reason why values of a vector column are invalid, with a mask of these values. Null is valid.
 
-    If `nonzero` is True, an embedding of zeros is invalid. It has no direction, so an index by cosine cannot contain
-    it.
+    If `nonzero` is True, an embedding of zeros is invalid. Such an embedding has no direction, so an index by cosine
+    cannot contain it.
     """
     numbers, valid = matrix(column), np.asarray(column.is_valid(), np.bool_)
     finite = _finite(numbers)
@@ -113,7 +114,10 @@ def faults(column: pa.ChunkedArray | pa.Array, *, nonzero: bool) -> Iterator[tup
 
 
 def vector_of(kind: pa.DataType, dimensions: object, name: str) -> pa.DataType:
-    """Return the vector type of a list column, by the metadata of its field. Raises `InvalidInput`."""
+    """Return the vector type of a list column.
+
+    The metadata of its field contains `dimensions`. Raises `InvalidInput`.
+    """
     if not pa.types.is_list(kind) or kind.value_type != pa.float32():
         raise InvalidInput(f"column {name!r} is a vector and has the type {kind}, expected array<float>", column=name)
     if type(dimensions) is not int or not _is_size(dimensions):
@@ -191,7 +195,7 @@ def require_dimensions(column: pa.ChunkedArray, field: pa.Field) -> None:
 
 
 def with_vector_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of Parquet with embeddings in place of lists, for the vector columns of `schema`.
+    """Return rows of Parquet, with embeddings in place of the lists in the vector columns of `schema`.
 
     Raises Arrow's error for a list of another size.
     """
@@ -213,7 +217,7 @@ def _is_size(dimensions: int) -> bool:
 
 
 def _finite(numbers: Floats) -> Mask:
-    """Return a mask of the rows without NaN and infinity. At most a fixed number of values is checked at a time."""
+    """Return a mask of the rows without NaN and infinity. The function checks a limited number of values at a time."""
     step = max(1, _VALUES_AT_ONCE // numbers.shape[1])
     found = np.zeros(len(numbers), np.bool_)
     for start in range(0, len(numbers), step):

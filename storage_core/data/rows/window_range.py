@@ -14,7 +14,9 @@ NULL_WINDOW = "null"
 
 @dataclass(frozen=True, slots=True)
 class WindowRange:
-    """The windows that start in [start, end), in seconds since the epoch. A bound of None means no bound on that side.
+    """The windows that start in [start, end), in seconds since the epoch.
+
+    If a bound is None, the range has no bound on that side.
 
     With `null_only`, the range contains only the bucket of rows without a time.
     """
@@ -63,7 +65,10 @@ EVERY_WINDOW = WindowRange()
 
 
 def to_argv(windows: WindowRange) -> Sequence[str]:
-    """Return the arguments --window, --from and --to that `window_range` reads as this range."""
+    """Return the command-line arguments for this range: --window, --from and --to.
+
+    `window_range` reads these arguments.
+    """
     if windows.null_only:
         return [f"--window={NULL_WINDOW}"]
     bounds = {"--from": windows.start, "--to": windows.end}
@@ -89,7 +94,7 @@ def window_range(window: str | None, start: str | None = None, end: str | None =
 
 
 def window_name(window: int | None) -> str:
-    """Return the name of a window by its start: a UTC time that `parse_window` reads, or `null`.
+    """Return the name of a window: the UTC time of its start, or `null`. `parse_window` reads such a time.
 
     If the time is outside of the years 1 to 9999, the name contains the seconds.
     """
@@ -105,7 +110,8 @@ def window_name(window: int | None) -> str:
 def parse_window(text: str, where: str = "") -> int:
     """Return the start of a window in seconds since the epoch.
 
-    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`, the option that has the text.
+    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`. This is the option that contains
+    the text.
     """
     try:
         return int(text)

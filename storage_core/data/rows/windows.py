@@ -1,23 +1,25 @@
 """Windows of event time, the rule for late rows, and the values of partition fields.
 
 **Windows** are fixed intervals of event time, aligned with the epoch. A window's name is its start in seconds. All
-divisions round down, even for times before 1970. The duration of a window divides the hour, so each timestamp is in
+divisions round down, even for times before 1970. The hour is a multiple of a window's duration, so each timestamp is in
 exactly one window in any zone. Durations of several whole hours are an extension of Tidemark, and the table must allow
 such durations.
 
-**Late rows** are rows whose event time is older than their arrival minus the table's acceptance window. On every path
-into a table, this is decided before the rows are acknowledged (docs/architecture/ingestion.md). A row whose age equals
-the acceptance window is in time. A row with a time in the future or without a time is never late.
+**Late rows** are rows that arrive after their event time plus the table's acceptance window. Every path into a table
+decides whether rows are late before it acknowledges the rows (docs/architecture/ingestion.md). A row whose age equals
+the acceptance window is not late. A row with a time in the future or without a time is never late.
 
 **Partition values** are computed from rows and written as text. `range_keys` returns the range of column values that a
-text may represent. The transforms and the hash of `bucket` are those of Iceberg. The hash is murmur3 (x86, 32 bits,
-seed 0). The partition value of null is null.
+text may represent. Iceberg defines the transforms and the hash of `bucket`. The hash is murmur3 (x86, 32 bits, seed 0).
+The partition value of null is null.
 
 | Transform | Column types | Value as text |
 |---|---|---|
-| `identity` | integer, decimal, boolean, date, timestamp, string | as bounds; at most 1,024 code points of a string |
+| `identity` | integer, decimal, boolean, date, timestamp, string | in the form of bounds, with at most 1,024 code
+points of a string |
 | `bucket[n]` | the same except boolean | `(hash & 0x7fffffff) % n` |
-| `truncate[w]` | integer, string | the multiple of w at or below; the first w code points, at most 1,024 |
+| `truncate[w]` | integer, string | for a number, the greatest multiple of w that is not above it. For a string, the
+first w code points, at most 1,024 |
 | `year`, `month`, `day` | date, timestamp | `2015`, `2015-05`, `2015-05-17`, in UTC |
 | `hour` | timestamp | `2015-05-17-10`, in UTC |
 """
@@ -55,7 +57,7 @@ _TICKS_PER_SECOND: Mapping[str, int] = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 
 def validate_duration(seconds: int, *, coarse: bool = False) -> int:
     """Return `seconds` if it is a valid window duration. `coarse` also allows 2, 3, 4, 6, 8, 12 and 24 hours.
 
-    Raises `InvalidInput`, which lists the valid durations, for any other value.
+    Raises `InvalidInput` for any other value. The error contains the valid durations.
     """
     if seconds in WINDOW_SECONDS or (coarse and seconds in COARSE_WINDOW_SECONDS):
         return seconds
@@ -73,7 +75,7 @@ def validate_duration(seconds: int, *, coarse: bool = False) -> int:
 
 
 def by_start(window: int | None) -> tuple[bool, int]:
-    """Return the sort key of windows by their start, with the bucket of null timestamps last."""
+    """Return the sort key of a window. It sorts windows by start, with the bucket of null timestamps last."""
     return window is None, window or 0
 
 
@@ -98,7 +100,8 @@ def split_by_window(table: pa.Table, time_column: str, duration: int) -> list[tu
     """Return the rows of each window, ascending by start. The bucket of null timestamps (None) is last.
 
     Rows keep their order inside a window, so windows of sorted rows are sorted. If the rows are already grouped by
-    window, they are sliced, not copied. The result contains no window without rows, so it is empty for an empty table.
+    window, the function slices them and does not copy them. The result contains no window without rows, so it is empty
+    for an empty table.
     """
     if table.num_rows == 0:
         return []
@@ -269,7 +272,8 @@ def by_partition(rows: pa.Table, fields: Sequence[PartitionField]) -> list[tuple
     """Return the rows of each partition. Rows keep their order.
 
     Partitions are in ascending order of their values, with null last. If the rows lack a column, its value is null. For
-    an empty table, the result is empty. If the rows are already grouped by partition, they are sliced, not copied.
+    an empty table, the result is empty. If the rows are already grouped by partition, the function slices them and does
+    not copy them.
     """
     if not rows.num_rows:
         return []
@@ -325,7 +329,8 @@ def buckets(column: pa.Array, count: int) -> pa.Array:
 def _multiples(column: pa.Array, width: int) -> pa.Array:
     values = column.cast(pa.int64()).fill_null(0).to_numpy()
     remainder = np.mod(values, np.int64(width))  # never negative, so the result is rounded down
-    # The lowest multiples do not fit into 64 bits. The values below the lowest fitting multiple share the least number.
+    # The lowest multiples do not fit into 64 bits. All values below the lowest multiple that fits get the smallest
+    # 64-bit number.
     return _like(column, np.where(values < _LEAST + remainder, np.int64(_LEAST), values - remainder))
 
 
@@ -351,7 +356,9 @@ def _texts(field: PartitionField, values: pa.Array) -> list[str | None]:
 
 
 def range_keys(field: PartitionField, texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
-    """Return the keys (`data.rows.codes`) of the smallest and the greatest column value that each text may represent.
+    """Return two keys for each text (`data.rows.codes`).
+
+    They belong to the smallest and the greatest column value that the text may represent.
 
     An unknown key is null. The result is None for buckets, because a bucket may contain values of the whole range.
     """
@@ -383,7 +390,7 @@ def _of_times(texts: pa.Array, unit: str) -> tuple[pa.Array, pa.Array]:
 
 
 def _mapped(texts: pa.Array, make: Callable[[str], object], type_: pa.DataType) -> pa.Array:
-    """Return the result for each text. Each distinct text is converted once."""
+    """Return the result of `make` for each text. Each distinct text is converted once."""
     coded = texts.dictionary_encode()
     found = pa.array([make(text) for text in coded.dictionary.to_pylist()], type_)
     return found.take(coded.indices)

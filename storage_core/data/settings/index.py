@@ -49,7 +49,7 @@ class IndexDefinition:
             raise InvalidInput(f"index {self.name!r} covers no column. Name at least one column")
 
     def require_key(self, primary_key: Sequence[str]) -> None:
-        """Raise `InvalidInput` if this is a primary-key index, and a table with this key cannot have the index."""
+        """Raise `InvalidInput` if this is a primary-key index that a table with this key cannot have."""
         if self.kind != "primary_key":
             return
         if not primary_key:
@@ -144,7 +144,7 @@ class VectorOptions:
 
 
 def beside_kind(index: Mapping[str, object]) -> Mapping[str, object]:
-    """Return the mapping of an index with the options of a vector index moved under `options`.
+    """Return the mapping of an index. The options of a vector index are moved into `options`.
 
     Raises:
         InvalidInput: An option is given twice.

@@ -1,11 +1,12 @@
 """The settings of a table's physical layout: compaction, partitions and regions.
 
-- **Compaction**: `CompactionSettings` is the record of the compaction policy, with its form in
-  `metaData.configuration` (docs/architecture/compaction.md, "Policy").
-- **Partitions**: a declaration lists texts such as `tenant`, `day(ts)` and `bucket[16](user_id)`. `PartitionField` is
-  the parsed form. The transforms are those of Iceberg: `identity`, `bucket[n]`, `truncate[w]`, `year`, `month`, `day`
-  and `hour`. This module does not read the schema. `data.rows.windows` computes the values of a field.
-- **Regions**: `Region`, `RegionSpec` and `RegionField` are records, with the form of specs in
+- **Compaction**: `CompactionSettings` contains the settings of the compaction policy. It converts them to and from
+  their form in `metaData.configuration` (docs/architecture/compaction.md, "Policy").
+- **Partitions**: a declaration contains a list of texts such as `tenant`, `day(ts)` and `bucket[16](user_id)`.
+  `PartitionField` is the parsed form of such a text. The transforms are those of Iceberg: `identity`, `bucket[n]`,
+  `truncate[w]`, `year`, `month`, `day` and `hour`. This module does not read the schema. `data.rows.windows` computes
+  the values of a field.
+- **Regions**: `Region`, `RegionSpec` and `RegionField` are records. The module also contains the form of specs in
   `metaData.configuration` (docs/architecture/ingestion.md, "Regions"). `region.expressions` computes the value of a
   field. `region.spec` checks the sources of a field.
 """
@@ -40,7 +41,10 @@ from storage_core.data.settings.setting import (
 COMPACTION_KEY = "tidemark.compaction"
 
 MOST_GENERATIONS = 999_999
-"""The largest valid value of `generations`. Splits of a sorted run record greater numbers of merges (decision 0015)."""
+"""The largest valid value of `generations`.
+
+Splits of a sorted run contain a greater number of merges (decision 0015).
+"""
 
 MOST_RUN_INPUTS = 256
 """The maximum number of splits that a merge reads. Each input needs an open file and a batch of rows in memory."""
@@ -51,17 +55,17 @@ MOST_COARSE_SECONDS = 366 * 86_400
 
 
 def is_coarse(seconds: int) -> bool:
-    """Return whether windows of this duration may take the splits of shorter windows."""
+    """Return whether windows of this duration may receive the splits of shorter windows."""
     return seconds % 3600 == 0 and 0 < seconds <= MOST_COARSE_SECONDS
 
 
 class Mode(StrEnum):
     """The purpose of a compaction.
 
-    - `POLICY` makes the merges that are worth their cost now.
-    - `FINALIZE` leaves every window with one sorted run, even if the window is not cold.
+    - `POLICY` does the merges that are worth their cost now.
+    - `FINALIZE` merges every window until it has one sorted run, even if the window is not cold.
     - `REWINDOW` merges nothing. A job of this mode rewrites splits of former windows (`compact.rewindow`). A job of
-      `POLICY` does this with splits of cold windows that are joined.
+      `POLICY` also rewrites splits, if cold windows are joined.
     - `RESORT` merges nothing. A job of this mode rewrites splits that have another sort schema.
     """
 
@@ -81,24 +85,24 @@ class CompactionSettings:
     """The conditions under which splits of a window are compacted (`compact.policy`). Durations are in ms.
 
     The merge level of a split is the number of compactions that its rows went through. A split of merge level
-    `generations` is mature. A window is cold `cold_after_ms` after its end. A cold
-    window is finalized when more than `most_files` of its splits are outside its sorted run.
+    `generations` is mature. A window becomes cold when `cold_after_ms` have passed since its end. A cold window is
+    finalized when more than `most_files` of its splits are outside its sorted run.
 
-    - `factor`: this many splits of one window and one merge level become one split
-    - `most_inputs`: the most splits that one compaction reads, from `factor` to 256
+    - `factor`: the number of splits of one window and one merge level that become one split
+    - `most_inputs`: the maximum number of splits that one compaction reads, from `factor` to 256
     - `generations`: a split of this merge level waits until its window is cold. The merge level is the number of
       compactions that its rows went through
-    - `most_files`: a cold window becomes one run when more files than this are outside the run, or more than a
-      tenth of the bytes
-    - `cold_after_ms`: a window is cold this long after its end
-    - `mature_after_ms`: splits older than this are compacted only with other splits older than this. A bucket of null
-      timestamps is cold after this long without a new split
-    - `run_rows`: the most rows that one task of a compaction reads. Each takes about 120 bytes of memory (decision
-      0015)
-    - `coarsen_after_ms`: windows are joined to a longer window this long after the end of the longer one
-    - `coarsen_to`: the duration of the longer windows, in whole hours and a multiple of `window`. Scheduled
+    - `most_files`: the maximum number of files outside the run of a cold window. With more files outside the run, or
+      with more than a tenth of the bytes, the window becomes one run
+    - `cold_after_ms`: the time from the end of a window until the window is cold
+    - `mature_after_ms`: the age above which a split is compacted only with other splits above this age. A bucket of
+      null timestamps is cold if it gets no new split for this time
+    - `run_rows`: the maximum number of rows that one task of a compaction reads. Each row takes about 120 bytes of
+      memory (decision 0015)
+    - `coarsen_after_ms`: the time from the end of a longer window until shorter windows are joined to it
+    - `coarsen_to`: the duration of the longer windows. It is in whole hours and a multiple of `window`. Scheduled
       compactions and `tidemark compact NAME --policy` or `--rewindow` join cold windows (decision 0006)
-    - `start`: windows that begin before this time (UTC) are never compacted, and `debt` lists no `compact` for them
+    - `start`: windows that begin before this time (UTC) are never compacted, and `debt` contains no `compact` for them
     """
 
     factor: int = setting(10, COUNT, least=2)
@@ -152,7 +156,10 @@ class CompactionSettings:
 
 PARTITION_BY_KEY = "tidemark.partitionBy"
 SOURCE_COLUMN = "source_id"
-"""The column that contains the source of a split. If it is a partition field, the value is that of `add.sourceId`."""
+"""The column that contains the source of a split.
+
+If this column is a partition field, `add.sourceId` contains the value of the field.
+"""
 MOST_FIELDS = 4
 """The maximum number of partition fields. A key has at most 1,024 bytes, and each field is a folder in the key."""
 LONGEST_TEXT = 1024
@@ -231,7 +238,7 @@ def partition_field(text: str) -> PartitionField:
 
 
 def _number(digits: str) -> int:
-    """Return the number of a parameter. A number with too many digits is returned as a number that is too large."""
+    """Return the number of a parameter. If the text has too many digits, return a number that is too large."""
     return int(digits) if len(digits) <= _MOST_DIGITS else _MOST_PARAMETER + 1
 
 
@@ -263,7 +270,10 @@ WHOLE_TABLE_SPEC = 1
 """The region spec without fields. Its only region contains every key of the table."""
 
 BY_HAND_SPEC = 0
-"""The spec id of a region that a caller made by name. No spec governs the region, and its value is the name."""
+"""The spec id of a region that a caller created by name.
+
+Such a region belongs to no spec, and its value is its name.
+"""
 
 Value: TypeAlias = bool | int | str | None
 """The value of a region field in its canonical form, as in the name of a region. See `region.spec.canonical`."""
@@ -271,7 +281,7 @@ Value: TypeAlias = bool | int | str | None
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionField:
-    """One value by which rows are divided into regions.
+    """One field of a region spec. The values of the fields determine the region of a row.
 
     Attributes:
         field_id: The id of the field.
@@ -347,7 +357,10 @@ def specs_from_text(text: str) -> tuple[RegionSpec, ...]:
 
 
 def check_specs(specs: tuple[RegionSpec, ...]) -> tuple[RegionSpec, ...]:
-    """Return the specs of a table: at least one, with ascending ids. Raises `InvalidInput`."""
+    """Return the specs of a table.
+
+    There must be at least one spec, and the ids must be ascending. Raises `InvalidInput`.
+    """
     ids = [each.id for each in specs]
     if not ids or ids != sorted(set(ids)):
         raise InvalidInput(f"a table has region specs with ascending ids, the current one last. Found the ids {ids}")

@@ -1,14 +1,15 @@
 """The definition of a setting: its entry, the forms of its values, and the text of a value in the log.
 
 A record declares its settings as fields, such as `factor: int = setting(10, COUNT, least=2)`. The record's docstring
-describes each setting. All code that reads, shows, stores, checks or documents a setting uses its entry, a `Setting`.
+describes each setting. All code that reads, shows, stores, checks or documents a setting uses the entry of the setting,
+which is a `Setting`.
 
 The module has three parts:
 
 - Values of `metaData.configuration`. They are texts, and functions such as `json_value` read them. Errors name the key.
-- The grammar in which people write values: durations, sizes, times, numbers and lists of names. Declarations, commands
-  and `alter` share this grammar. If the name of a function ends in `_text`, the function returns the shortest text that
-  the function for reading accepts.
+- The grammar of the values that users write: durations, sizes, times, numbers and lists of names. Declarations,
+  commands and `alter` share this grammar. A function with a name that ends in `_text` returns the shortest text that
+  the matching function for reading accepts.
 - `Form` and `Setting`, which combine these functions, and the forms themselves, such as `COUNT` and `SECONDS`.
 """
 
@@ -74,12 +75,12 @@ def whole_number(key: str, text: str) -> int:
         raise InvalidInput(f"table configuration {key!r}: expected a whole number, found {text!r}", key=key) from error
 
 
-# The grammar in which people write values.
+# The grammar of the values that users write.
 
 INSTANT_FORMAT: Final = "%Y-%m-%dT%H:%M"
 
 DURATION_PATTERN: Final = r"(?!\d{6,}d)(\d{1,9})(ms|[smhd]?)"
-"""The grammar of durations. A number of days with more than five digits does not fit 64 bits of microseconds."""
+"""The grammar of durations. A number of days with more than five digits does not fit into 64 bits as microseconds."""
 SIZE_PATTERN: Final = r"(\d{1,15})\s*(B|[KMGT]i?B)?"
 
 _DURATION = re.compile(DURATION_PATTERN)
@@ -174,7 +175,7 @@ def instant_text(seconds: int) -> str | int:
 
 
 def parse_whole(given: object) -> int:
-    """Return a whole number, given as a number or as its text. Raises `InvalidInput`."""
+    """Return a whole number. It is given as a number or as its text. Raises `InvalidInput`."""
     if _is_whole(given):
         return given
     if not isinstance(given, str) or not _WHOLE.fullmatch(given.strip()):
@@ -183,7 +184,7 @@ def parse_whole(given: object) -> int:
 
 
 def parse_share(given: object) -> float:
-    """Return a number from 0 to 1, given as a number or as its text. Raises `InvalidInput`."""
+    """Return a number from 0 to 1. It is given as a number or as its text. Raises `InvalidInput`."""
     text = given.strip() if isinstance(given, str) else str(given)
     if isinstance(given, bool) or not _NUMBER.fullmatch(text) or float(text) > 1:
         raise InvalidInput(f"{given!r} is not a number from 0 to 1. Write 0.01 for one percent")
@@ -191,7 +192,7 @@ def parse_share(given: object) -> float:
 
 
 def parse_flag(given: object) -> bool:
-    """Return True or False, also for a text that YAML reads as a boolean. Raises `InvalidInput`."""
+    """Return True or False. The value may also be a text that YAML reads as a boolean. Raises `InvalidInput`."""
     text = given.strip().lower() if isinstance(given, str) else ""
     if isinstance(given, bool) or text in (*_TRUE, *_FALSE):
         return given is True or text in _TRUE
@@ -213,7 +214,7 @@ def parse_names(given: object) -> tuple[str, ...]:
 
 
 def parse_columns(given: object) -> tuple[str, ...]:
-    """Return the names in a list. A text is a single name. Raises `InvalidInput`."""
+    """Return the names in a list. A text counts as a single name. Raises `InvalidInput`."""
     if isinstance(given, str):
         return (given,)
     if not isinstance(given, list | tuple) or not all(isinstance(each, str) for each in given):
@@ -297,7 +298,10 @@ class Form:
 
 
 class Change(StrEnum):
-    """The way in which a setting of an existing table can change. Errors about any other way end with this text."""
+    """The way in which a setting of an existing table can change.
+
+    If somebody tries to change the setting in another way, the error ends with this text.
+    """
 
     ALTER = "is changed by `Table.alter`, `tidemark alter` or the declaration"
     NEVER = "cannot be changed after the table was created. For another value, make a new table"
@@ -355,7 +359,10 @@ class Setting:
             raise error.reworded(f"{self.name}: {error.found}", setting=self.name) from error
 
     def check(self, value: Any) -> None:
-        """Raise `InvalidInput` for a value out of bounds. The message has the name and the form of a declaration."""
+        """Raise `InvalidInput` for a value out of bounds.
+
+        The message contains the name and the value in the form of a declaration.
+        """
         if self.choices and value not in self.choices:
             raise InvalidInput(choice_of(self.name, value, self.choices))
         if self.least is not None and value is not None and value < self.least:

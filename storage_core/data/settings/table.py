@@ -7,7 +7,7 @@ The entries of the fields determine the following: `Table.create`, `Table.alter`
 schema for editors, and pages of the docs. This module does not read columns or storage. The module `definition` checks
 the settings against the columns.
 
-Four settings have a record of their own, with its form in `metaData.configuration`:
+Four settings have a record of their own, which defines its form in `metaData.configuration`:
 
 - `SplitCodec`: the compression of the pages of new splits. Every common reader of Parquet has these codecs.
 - `LateData`: the policy for late rows (docs/architecture/ingestion.md).
@@ -72,7 +72,7 @@ ZSTD_LEVEL: Final = 3
 _THOROUGH_LEVEL: Final = 9
 """The zstd level of `SplitCodec.thorough`.
 
-For pages of a hundred rows, this level saves 5 % of the bytes of the usual level. A merge takes 7 % longer
+For pages of a hundred rows, this level needs 5 % fewer bytes than the usual level. A merge takes 7 % longer
 (docs/architecture/compaction.md).
 """
 _USUAL_LEVELS: Final[Mapping[str, int]] = {"zstd": ZSTD_LEVEL, "gzip": 6}
@@ -83,7 +83,7 @@ _MOST_LEVELS: Final[Mapping[str, int]] = {"zstd": 22, "gzip": 9}
 class SplitCodec:
     """A codec of Parquet pages and its level.
 
-    The level is from 1 to the highest level of the codec. None stands for the default level of the codec.
+    The level is from 1 to the highest level of the codec. None means the default level of the codec.
     """
 
     name: SplitCompression = "zstd"
@@ -131,7 +131,7 @@ class LateData:
     """The policy for rows that arrive later than `acceptance_ms` after their event time.
 
     - `policy`: the treatment of late rows in a table with `late_data`
-    - `acceptance_ms`: a row is late when it arrives more than this long after its event time
+    - `acceptance_ms`: the maximum time from the event time of a row to its arrival. A row that arrives later is late
     """
 
     policy: LatePolicy = setting("quarantine", TEXT, choices=get_args(LatePolicy))
@@ -204,7 +204,7 @@ class Publish:
 
     @property
     def published(self) -> tuple[PublishFormat, ...]:
-        """The formats that a publication writes if its caller names none.
+        """The formats that a publication writes if the caller gives no formats.
 
         These are the declared formats, or Delta if no format is declared.
         """
@@ -329,7 +329,7 @@ class FeedingRawLog:
 
 
 def _given(given: object) -> FeedingRawLog:
-    """Return the raw log of a mapping as people write it, with durations as text such as `24h`."""
+    """Return the raw log of a mapping that a user wrote. Its durations are texts such as `24h`."""
     if isinstance(given, FeedingRawLog) or not isinstance(given, Mapping):
         return given if isinstance(given, FeedingRawLog) else FeedingRawLog.of(given)
     return FeedingRawLog.of(
@@ -366,7 +366,7 @@ def _load(key: str, text: str) -> tuple[FeedingRawLog, ...]:
 
 
 def _lacking(given: object, known: Collection[str]) -> str:
-    """Return the message about a value that is not a raw log."""
+    """Return the error message about a value that is not a raw log."""
     if not isinstance(given, Mapping):
         return f"a raw log is {quoted(given)}. Write a mapping with name, table and stores"
     if lacks := [name for name in ("name", "table", "stores") if name not in given]:
@@ -454,51 +454,52 @@ _MODES: Final = Form(
 class TableConfig:
     """The definition of a table: time column, order, windows, key, indexes, and the settings of its maintenance.
 
-    Each field is an entry of the table of settings. The fields have the order of the entries in the log. Sizes are in
+    Each field is one entry in the table of settings. The fields have the order of the entries in the log. Sizes are in
     bytes. Durations are in the unit that the field's name contains.
 
     The text of `sort_schema` has the canonical form of `data.rows.sort_order`. The texts of `partition_by` have the
     canonical form of `data.settings.layout`. `region_specs` contains every spec that the table has had, with the
     current spec last. `retention_ms` limits the age of rows, and `version_retention_ms` limits the age of versions.
 
-    - `time_column`: the timestamp that windows, late rows and retention go by
-    - `sort_schema`: the order of rows in a split: `visitor|url|timestamp/V2`. `timestamp` is the time column
+    - `time_column`: the timestamp column for windows, late rows and retention
+    - `sort_schema`: the order of rows in a split, such as `visitor|url|timestamp/V2`. `timestamp` is the time column
     - `checkpoint_format`: the format of checkpoints
     - `checkpoint_compression`: the compression of checkpoints in Avro
-    - `window_seconds`: the span of event time whose rows a split contains: `15m`, `1h`. A keyed table may have windows
-      only if its time column is part of the key
-    - `former_windows`: the durations that windows had before
+    - `window_seconds`: the duration of a window, such as `15m` or `1h`. A split contains the rows of one window. A
+      keyed table may have windows only if its time column is part of the key
+    - `former_windows`: the durations that windows had before a change
     - `target_split_bytes`: the target size of new splits
-    - `checkpoint_interval`: a checkpoint follows after this many versions. 0: only its job
-    - `manifest_entries`: the number of splits in a manifest that a checkpoint aims at
-    - `retained_states`: this many of the newest checkpoints stay at any age
+    - `checkpoint_interval`: the number of versions after which a checkpoint is written. 0: only its job
+    - `manifest_entries`: the target for the number of splits in a manifest of a checkpoint
+    - `retained_states`: the number of newest checkpoints that stay regardless of their age
     - `split_compression`: the codec of new splits
     - `split_compression_level`: the level of the codec: 1 to 22 for zstd, 1 to 9 for gzip
-    - `split_metadata`: the form of metadata in new splits, where `packed` makes small splits smaller
-    - `string_cut`: the log keeps this many characters of a string bound
-    - `gc_horizon_ms`: unreferenced objects stay this long
-    - `version_retention_ms`: the age of versions: a version can be read this long after a newer version replaced it
-    - `retention_ms`: the age of rows: a window is dropped this long after its end. Needs a `window`
-    - `idle_after_ms`: a merge takes over a region whose writer was silent for this long
+    - `split_metadata`: the form of metadata in new splits. `packed` makes small splits smaller
+    - `string_cut`: the number of characters of a string bound that the log keeps
+    - `gc_horizon_ms`: the time for which unreferenced objects stay
+    - `version_retention_ms`: the time for which a version can be read after a newer version replaced it
+    - `retention_ms`: the time from the end of a window until the window is dropped. Needs a `window`
+    - `idle_after_ms`: the time without activity of a region's writer after which a merge takes over the region
     - `coarse_window`: allows windows above an hour
-    - `primary_key`: the columns of the key. They make the table a keyed table. If it has windows, the time column must
-      be one of them
-    - `partition_by`: `[tenant, day(ts)]`: columns, or `year`, `month`, `day`, `hour`, `bucket[16]`, `truncate[4]`
-      of one. A keyed table is partitioned by columns of its key
+    - `primary_key`: the columns of the key. These columns make the table a keyed table. If the table has windows, the
+      time column must be one of these columns
+    - `partition_by`: columns or transforms of columns, such as `[tenant, day(ts)]`. The transforms are `year`, `month`,
+      `day`, `hour`, `bucket[16]` and `truncate[4]`. A keyed table is partitioned by columns of its key
     - `bloom_filters`: columns with Parquet Bloom filters, for readers that look for single values
     - `late_data`: what happens to late rows
-    - `max_rejected`: the largest share of rejected rows in a day, from 0 to 1. Above it, `tidemark status` reports
-      that the table is rejecting
+    - `max_rejected`: the largest share of rejected rows in a day, from 0 to 1. If the share is larger,
+      `tidemark status` reports that the table is rejecting
     - `compaction`: when splits are compacted
     - `region_specs`: how keys are divided among writers
     - `regions_by_hand`: writers name their region
-    - `maintained_indexes`: the indexes of which generations have segments
-    - `raw_logs`: `[{name: raw, table: clicks, stores: [s3://here/raw]}]`: reads at `latest` return rows before they
-      are distributed
-    - `publish`: `delta`, `iceberg` or both: a mirror for their readers
-    - `map_columns`: `{attrs: merge}`: patches merge the entries of a map
-    - `indexes`: `[{name: urls, kind: fulltext, columns: [url]}]`. Kinds: `fulltext`, `bitmap`, `vector`,
-      `primary_key`
+    - `maintained_indexes`: the indexes for which generations have segments
+    - `raw_logs`: the raw logs that feed the table, such as `[{name: raw, table: clicks, stores: [s3://here/raw]}]`.
+      Reads at `latest` return rows before they are distributed
+    - `publish`: the mirrors for readers of other formats: `delta`, `iceberg` or both
+    - `map_columns`: the effect of patches on maps, such as `{attrs: merge}`. With `merge`, patches merge the entries of
+      a map
+    - `indexes`: the indexes of the table, such as `[{name: urls, kind: fulltext, columns: [url]}]`. Kinds: `fulltext`,
+      `bitmap`, `vector`, `primary_key`
     """
 
     time_column: str | None = setting(None, TEXT, change=Change.NEVER)
@@ -590,7 +591,7 @@ class TableConfig:
 
     @property
     def partition_columns(self) -> tuple[str, ...]:
-        """The partition fields that are unchanged columns of the table. `metaData` names these."""
+        """The partition fields that are columns of the table without a transform. `metaData` names these."""
         return tuple(each.name for each in self.partition_fields if each.name == each.column)
 
     @property
@@ -600,7 +601,10 @@ class TableConfig:
 
     @property
     def dividing(self) -> tuple[int, bool]:
-        """The settings that determine the regions. A capture of regions under other values is not reused."""
+        """The settings that determine the regions.
+
+        A capture of the regions is not reused if these settings have other values.
+        """
         return self.region_spec.id, self.regions_by_hand
 
     @property
@@ -610,13 +614,16 @@ class TableConfig:
 
     @property
     def other_windows(self) -> tuple[int, ...]:
-        """The window durations that splits may have in addition to the table's own, in seconds."""
+        """The other window durations that splits may have, in seconds.
+
+        The current duration of the table is not included.
+        """
         coarse = self.compaction.coarsen_to
         return self.former_windows if coarse is None else (*self.former_windows, coarse)
 
     @property
     def merged_maps(self) -> tuple[str, ...]:
-        """The sorted names of the map columns with entries that a patch merges."""
+        """The sorted names of the map columns whose entries a patch merges."""
         return tuple(sorted(name for name, mode in self.map_columns.items() if mode == "merge"))
 
     @property
@@ -691,7 +698,10 @@ GROUPS: Final[Mapping[str, str]] = {
 }
 """The description of each group of settings that have a common prefix in their names."""
 LANDING_GROUP: Final = "landing"
-"""The prefix of settings next to the landing location in a declaration. The landing location is not a setting."""
+"""The prefix of the settings that are next to the landing location in a declaration.
+
+The landing location is not a setting.
+"""
 
 
 def _by_name() -> dict[str, Setting]:
@@ -728,7 +738,7 @@ _ELSEWHERE: Final[Mapping[str, str]] = {
 def shown(config: TableConfig) -> dict[str, object]:
     """Return the value of every alterable setting by its name, in the form that `changed` accepts.
 
-    None stands for no value.
+    None means that the setting has no value.
     """
     return {name: each.form.shown(each.of(config)) for name, each in ALTERABLE.items()}
 
@@ -753,7 +763,7 @@ def changed(config: TableConfig, given: Mapping[str, object]) -> TableConfig:
 
 
 def with_values(config: TableConfig, values: Mapping[str, object]) -> TableConfig:
-    """Return the settings with these values, by name. For a part of a record, None is its default."""
+    """Return the settings with these values, by name. For a part of a record, None means the default of this part."""
     wanted = {SETTINGS[name].field: value for name, value in values.items() if not SETTINGS[name].record}
     for record, usual in _RECORDS.items():
         parts = {SETTINGS[name].field: value for name, value in values.items() if SETTINGS[name].record == record}

@@ -43,7 +43,10 @@ if TYPE_CHECKING:
 # A checked SELECT, the data that it reads, and the views that a DuckDB session creates over the data.
 
 BESIDE_BYTES = 512 * 2**20
-"""The memory for threads, heaps and data of functions. A query may use it in addition to its `memory_bytes`."""
+"""The memory for threads, heaps and data of functions.
+
+A query may use this memory in addition to its `memory_bytes`.
+"""
 IDLE_SECONDS = 60
 """The time that a sandbox waits for the next query."""
 
@@ -59,7 +62,7 @@ class TypesDiffer(Exception):  # noqa: N818  # a finding, which the caller takes
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Rows that are produced again during each reading. DuckDB begins one reading per scan."""
+    """Rows that are produced again for each reading. DuckDB begins one reading per scan."""
 
     schema: pa.Schema
     read: Callable[[], Generator[pa.RecordBatch]]
@@ -83,9 +86,12 @@ class Relation:
     views: tuple[str, ...] = ()
     """Statements, in order, that create views over `rows`, `streams`, `files` and earlier views."""
     same_types: tuple[tuple[str, str], ...] = ()
-    """Pairs of views. The first columns of the first view are the columns of the second view."""
+    """Pairs of views.
+
+    In each pair, the first columns of the first view are the same as the columns of the second view.
+    """
     lasting: tuple[str, ...] = ()
-    """Names of those `rows` that never change. A kept session may reuse them."""
+    """The names of the `rows` that never change. A kept session may reuse these rows."""
 
     def bind(self, connection: duckdb.DuckDBPyConnection) -> None:
         """Create the views. Raises `TypesDiffer`."""
@@ -119,7 +125,7 @@ class Query:
     text: str
     relation: Relation
     seconds: float
-    """The time for the whole answer. For a stream, the time to the next batch: see `Result.stream`."""
+    """The time for the whole answer. For a stream, it is the time to the next batch (see `Result.stream`)."""
     memory_bytes: int
     spill_bytes: int
     """The maximum disk space for data that does not fit into memory, in bytes."""
@@ -193,7 +199,7 @@ def receive(source: socket.socket) -> Message:
 
 
 def receive_in_time(source: socket.socket, *, until: float, most: int) -> Message:
-    """Return the next message of an untrusted sender. A message has no files and at most `most` bytes.
+    """Return the next message of an untrusted sender. Such a message has no files and at most `most` bytes.
 
     Args:
         source: The socket.
@@ -240,7 +246,7 @@ def encoded(query: Query) -> bytes:
     """Return a query as bytes.
 
     For rows in memory, the bytes contain only the names, because the rows are sent as files (see `file_of`). For
-    streams, they contain only the schemas, because the rows are requested later by the number of the stream.
+    streams, the bytes contain only the schemas. The sandbox requests the rows later, by the number of the stream.
     """
     relation = query.relation
     read = {
@@ -291,7 +297,7 @@ def encoded_batch(batch: pa.RecordBatch) -> pa.Buffer:
 
 
 def file_of(rows: pa.Table) -> IO[bytes]:
-    """Return an open file without a name that contains the rows as an Arrow stream."""
+    """Return an open file without a name. The file contains the rows as an Arrow stream."""
     if hasattr(os, "memfd_create"):
         file: IO[bytes] = os.fdopen(os.memfd_create("rows"), "wb")
     else:
@@ -317,7 +323,7 @@ def _mapped(file: int) -> pa.Table:
 
 _KEPT_SECONDS = IDLE_SECONDS / 2  # the sandbox may end by itself after twice this time
 _START_SECONDS = 120.0
-_WAKE_SECONDS = 10.0  # the timeout of actions. They are immediate unless the process is stopped.
+_WAKE_SECONDS = 10.0  # the timeout of actions. These actions are immediate unless the process is stopped.
 _PROGRAM: Final = """
 import sys
 _, descriptor, folder, *sys.path = sys.argv
@@ -337,7 +343,7 @@ class OutOfTime(Exception):  # noqa: N818  # a finding, as `TypesDiffer` is
 
 
 class SandboxEnded(Exception):  # noqa: N818  # as above
-    """The process of a query ended without an answer. The text contains how it ended."""
+    """The process of a query ended without an answer. The text of the error states how the process ended."""
 
 
 class Sandbox:
@@ -352,7 +358,7 @@ class Sandbox:
             folder = stack.enter_context(scratch_folder("spill"))
             self._socket, made = socketpair()
             stack.enter_context(self._socket)
-            with made:  # the descriptor may have the number of a standard file if the standard files are closed
+            with made:  # if the standard files are closed, the descriptor may have the number of one of them
                 theirs = fcntl.fcntl(made, fcntl.F_DUPFD_CLOEXEC, 3)
             try:
                 self._process = subprocess.Popen(  # this Python, with the program above
@@ -375,7 +381,10 @@ class Sandbox:
         return time.monotonic() - self._idle_since < _KEPT_SECONDS and self._process.poll() is None
 
     def begin(self, query: Query) -> None:
-        """Send the query, and return when its time begins. Raises `OutOfTime` and `SandboxEnded`, like `receive`."""
+        """Send the query, and return when the time of the query begins.
+
+        Raises `OutOfTime` and `SandboxEnded`, like `receive`.
+        """
         seconds = _WAKE_SECONDS if self.has_begun else _START_SECONDS
         self._socket.settimeout(seconds)
         with ExitStack() as stack:
@@ -486,7 +495,7 @@ def keep(sandbox: Sandbox) -> None:
 
 
 def end_all() -> None:
-    """End all sandboxes at the end of this process, including those of streams that are not read to their end."""
+    """End all sandboxes at the end of this process. Sandboxes with streams that were not read to their end also end."""
     with _Pool.lock:
         living = list(_Pool.living)
     for each in living:

@@ -36,7 +36,7 @@ from storage_core.engine.sandbox.process import (
     send,
 )
 
-# Rows that a query reads as streams. The sandbox requests them, and each reading has a socket of its own.
+# Rows that a query reads as streams. The sandbox requests these rows, and each reading has its own socket.
 #
 # A reading is one pass over the rows of a relation. DuckDB begins one reading for each scan, and may begin a reading
 # again. The calling process produces the rows in one thread per reading. The socket blocks the thread while the sandbox
@@ -50,7 +50,7 @@ HELD_BYTES: Final = 32 * 2**20
 """If the rows of a relation have at most this number of bytes, they are produced once and kept for other readings."""
 
 _PART_BYTES: Final = 4 * 2**20
-"""The approximate bytes of rows per message. A row is not split."""
+"""The approximate number of bytes of rows in a message. A row is not split."""
 
 
 class Feeds:
@@ -61,7 +61,7 @@ class Feeds:
         """The first error while rows were produced. The reading then ended without an `END`."""
         self._made = [_HeldWhileSmall(Rows(each.schema, partial(self._until_closed, each))) for each in rows]
         self._home = HomeProcess()
-        # The lock is reentrant: a thread with the lock may run a garbage collection, and this may call `close`.
+        # The lock is reentrant, because a thread with the lock may run a garbage collection, which may call `close`.
         self._lock = threading.RLock()
         self._open = set[socket]()
         self._is_closed = False
@@ -96,7 +96,7 @@ class Feeds:
         return theirs
 
     def close(self) -> None:
-        """End all readings. In a copy of this process by fork(), leave them to the process that began them."""
+        """End all readings. In a copy of this process by fork(), leave the readings to the process that began them."""
         if not self._home.is_here:
             for each in self._open:
                 each.close()
@@ -184,7 +184,7 @@ def _parts(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _sent(to: socket, kind: Kind, content: bytes | pa.Buffer = b"") -> bool:
-    """Return whether the receiver still existed and took the message."""
+    """Return whether the receiver still existed and received the message."""
     try:
         send(to, kind, content)
     except OSError:
@@ -198,7 +198,9 @@ def _shut_down(ours: socket) -> None:
 
 
 class Result:
-    """The rows of a query, batch by batch. Use `Result` as a context manager, which ends the computation.
+    """The rows of a query, batch by batch.
+
+    Use `Result` as a context manager, so that the computation ends with the block.
 
     Creating an instance runs the query. The constructor and each batch may raise DuckDB's error, `TypesDiffer`,
     `OutOfTime`, `SandboxEnded`, or `Unavailable` if the system cannot start a process. The sandbox is killed after any
@@ -246,7 +248,7 @@ class Result:
         self._is_streamed = True
 
     def close(self) -> None:
-        """Kill the process that makes the rows, unless it has made the last rows."""
+        """Kill the process that produces the rows, unless it has already produced the last rows."""
         sandbox, self._sandbox = self._sandbox, None
         if sandbox is not None:
             sandbox.end()

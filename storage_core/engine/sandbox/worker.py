@@ -81,7 +81,7 @@ class Caller:
                 self._is_waiting = False
 
     def read(self, number: int) -> Generator[pa.RecordBatch]:
-        """Yield the rows of the stream with this number. They arrive on a separate socket.
+        """Yield the rows of the stream with this number. The rows arrive on a separate socket.
 
         Raises:
             EOFError: The rows end too soon, or the query is over.
@@ -108,7 +108,9 @@ _TCP = 0b11
 
 
 def give_up_writing(writable: Path) -> None:
-    """Give up all writing except below `writable`, for this thread and the threads that it starts. Raises `OSError`.
+    """Give up the right to write, except below `writable`.
+
+    The change affects this thread and the threads that it starts. Raises `OSError`.
 
     Call this function before any other thread starts.
     """
@@ -204,8 +206,8 @@ class Sessions:
 def _key(query: Query) -> _Key:
     """Return a key that is equal for queries with the same views and limits.
 
-    For rows in memory, the key contains only their names and numbers, because a session is kept only if its rows always
-    stay the same.
+    For rows in memory, the key contains only their names and their row counts. This is enough, because a session is
+    kept only if its rows never change.
     """
     relation = query.relation
     rows = tuple((name, each.num_rows, each.schema.serialize().to_pybytes()) for name, each in relation.rows.items())

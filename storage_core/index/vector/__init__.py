@@ -1,8 +1,8 @@
 """Vector segments: nearest neighbours of embeddings by l2, cosine or dot.
 
 Compact codes select candidates, and exact embeddings rank the candidates. Only the module `blocks` does I/O: it reads
-ranges of a stored segment. Each segment contains the codebook that made its codes. The codebook was trained on
-the segment's rows.
+ranges of a stored segment. Each segment contains a codebook, which was trained on the segment's rows and produced the
+segment's codes.
 """
 
 from storage_core.index.vector.blocks import KEPT_BYTES, HeldFiles, Parts, Ranged, Span

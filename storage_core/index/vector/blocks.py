@@ -1,9 +1,9 @@
-"""The blocks of an open vector segment: read when they are searched, verified, decoded and cached.
+"""The blocks of an open vector segment. A search reads, verifies, decodes and caches the blocks that it needs.
 
-Rows are identified by their positions in the order of the segment. If all codes fit into memory, they are decoded into
-one array for all rows. Only the parts of the array that were searched are filled and take memory. A search can then
-multiply several adjacent clusters at once instead of single blocks. For a larger segment, the most recently used blocks
-are cached.
+A row is identified by its position in the row order of the segment. If all codes fit into memory, they are decoded into
+one array for all rows. A search fills only the parts of the array that it reads, and only these parts take memory. With
+one array, a search can multiply several adjacent clusters at once instead of single blocks. For a larger segment, the
+most recently used blocks are cached.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from storage_core.split.fetch import NOTHING_FETCHED, Fetched, Pieces
 from storage_core.store.contract import ObjectStore
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
-# Sources of the files of a segment: memory, or an object that is read by ranges.
+# Sources of the files of a segment. A source is either memory, or an object that is read by ranges.
 
 
 GAP_BYTES = 64 * 2**10
 """If the gap between two pieces has at most this many bytes, one request fetches both.
 
-A second request is not faster.
+Two requests would not be faster.
 """
 
 REQUEST_BYTES = 8 * 2**20
@@ -54,7 +54,7 @@ _AT_ONCE = 32
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The bytes from `start` to `end` of a file, and their xxh3-64."""
+    """The bytes from `start` to `end` of a file, and the xxh3-64 of these bytes."""
 
     start: int
     end: int
@@ -66,20 +66,23 @@ class Parts(Protocol):
 
     @property
     def is_ranged(self) -> bool:
-        """Whether each piece is fetched when it is read. If so, reading few and small pieces is better."""
+        """Whether each piece is fetched only when it is read.
+
+        In this case, it is better to read few and small pieces.
+        """
         ...
 
     def whole(self, names: Sequence[str]) -> Mapping[str, memoryview]:
-        """Return these files, verified. Raises `NotFound` and `Corrupt`."""
+        """Return these files after verification. Raises `NotFound` and `Corrupt`."""
         ...
 
     def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
-        """Return spans of a file, ascending. Raises `NotFound` and `Corrupt`."""
+        """Return the bytes of these spans of a file. The spans are ascending. Raises `NotFound` and `Corrupt`."""
         ...
 
 
 class HeldFiles:
-    """Files that are in memory and were verified as a whole."""
+    """Files of a segment in memory. They were verified as a whole."""
 
     is_ranged = False
 
@@ -91,15 +94,17 @@ class HeldFiles:
         return {name: memoryview(self._files[name]) for name in names}
 
     def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
-        """Return spans of a file."""
+        """Return the bytes of these spans of a file."""
         view = memoryview(self._files[name])
         return [view[each.start : each.end] for each in spans]
 
 
 class Ranged:
-    """The files of a bundle that is read by ranges. The directory is read once. Each file and each span is verified.
+    """The files of a bundle.
 
-    The fetched bytes are cached by `cached`.
+    They are read by ranges. The directory of the bundle is read once. Each file and each span is verified.
+
+    `cached` caches the fetched bytes.
 
     Cost:
         One request for the directory and the `ahead` bytes before it, or no request if the directory is cached. Files
@@ -134,14 +139,17 @@ class Ranged:
         return self._expected.where
 
     def whole(self, names: Sequence[str]) -> Mapping[str, memoryview]:
-        """Return these files, each compared with its checksum. Bytes that were fetched ahead are dropped."""
+        """Return these files after a comparison with their checksums.
+
+        The call then drops the bytes that were fetched ahead.
+        """
         parts = sorted((self._directory.part(name) for name in names), key=lambda each: each.offset)
         found = self._fetched([Piece(each.offset, each.offset + each.length, each.xxh3) for each in parts])
         self._ahead = NOTHING_FETCHED
         return {part.name: data for part, data in zip(parts, found, strict=True)}
 
     def read(self, name: str, spans: Sequence[Span]) -> Sequence[memoryview]:
-        """Return spans of a file, each compared with its checksum."""
+        """Return the bytes of these spans of a file, after a comparison with their checksums."""
         offset = self._directory.part(name).offset
         return self._fetched([Piece(offset + each.start, offset + each.end, f"{each.xxh3:016x}") for each in spans])
 
@@ -152,7 +160,7 @@ class Ranged:
         return [memoryview(each) for each in read]
 
     def _identity(self, tail: Data) -> str:
-        """Return the identity of the bundle to which this directory belongs.
+        """Return the identity of the bundle that this directory belongs to.
 
         Empty if the bytes are not a valid directory.
         """
@@ -165,18 +173,20 @@ class Ranged:
 KEPT_BYTES: Final = 256 * 2**20
 
 _GATHERED_BYTES: Final = 2**18
-"""The bytes of codes that are copied together at a time. They stay in the processor's cache."""
+"""The number of bytes of codes in one copied piece. A piece of this size fits into the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""If a search needs fewer than one in this many rows, it copies their codes together. Otherwise it multiplies all
-codes."""
+"""If a search needs fewer than one in this many rows, it copies only the codes of these rows.
+
+Otherwise it multiplies the codes of all rows.
+"""
 
 _Loaded = TypeVar("_Loaded")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Codes:
-    """Codes as integers, with the offset and the norm correction (`leans`) of each row."""
+    """Codes as integers. Each row has an offset and a norm correction (`leans`)."""
 
     offsets: Floats
     leans: Floats
@@ -186,7 +196,7 @@ class _Codes:
 class Blocks:
     """The codes of one segment.
 
-    Safe for threads. The most recently used blocks are cached, up to `kept_bytes` bytes.
+    Safe for threads. The object caches the most recently used blocks, up to `kept_bytes` bytes.
     """
 
     def __init__(
@@ -201,14 +211,17 @@ class Blocks:
         self._width = decoded_size(head.quantization, head.dimensions)
         self._kept = KeptValues(kept_bytes)
         self.is_one_array = head.quantization != "none" and head.rows * (self._width + 8) <= kept_bytes
-        """Whether all rows are decoded into one array. A search of few rows then takes time for these rows only."""
+        """Whether all rows are decoded into one array.
+
+        If it is True, a search of few rows takes time only for these rows.
+        """
         self._filled = np.zeros(len(table), np.bool_)
         self._verified = np.zeros(len(table), np.bool_)
         self._codes: _Codes | None = None
         self._lock = OwnLock()
 
     def places(self, blocks: Positions) -> Positions:
-        """Return the positions of the rows of ascending blocks."""
+        """Return the positions of the rows in these blocks. The blocks are ascending."""
         if len(blocks) == len(self.sizes):
             return np.arange(self._head.rows)
         sizes = self.sizes[blocks]
@@ -248,7 +261,7 @@ class Blocks:
         return codes.offsets[places], codes.leans[places], products[held]
 
     def fine(self, code: Whole, places: Positions) -> tuple[Floats, Floats]:
-        """Return, for ascending positions, the norm corrections of 8-bit codes, and their dot products with a code."""
+        """Return the norm corrections of 8-bit codes at ascending positions, and their dot products with `code`."""
         numbers = np.searchsorted(self.ends, places, side="right")
         blocks = np.unique(numbers)
         inside, size = places - self._starts[numbers], self._head.dimensions
@@ -275,7 +288,10 @@ class Blocks:
         return np.frombuffer(data[: 4 * rows], "<f4"), np.frombuffer(data[4 * rows :], np.int8).reshape(rows, -1)
 
     def _filled_for(self, blocks: Positions) -> _Codes:
-        """Return the codes of all rows. The rows of the given blocks are filled."""
+        """Return the array with the codes of all rows.
+
+        Only the rows of the given blocks and of earlier calls are filled.
+        """
         with self._lock:
             if self._codes is None:
                 rows = self._head.rows
@@ -286,7 +302,7 @@ class Blocks:
             begin, end = int(self._starts[number]), int(self.ends[number])
             own = self._block(data, end - begin)
             codes.offsets[begin:end], codes.leans[begin:end], codes.whole[begin:end] = own.offsets, own.leans, own.whole
-            self._filled[number] = True  # another thread may have filled it with the same values
+            self._filled[number] = True  # another thread may have filled the block with the same values
         return codes
 
     def _runs(self, blocks: Positions) -> list[tuple[int, int]]:
@@ -311,13 +327,13 @@ class Blocks:
         missing = np.array([each for each, value in held.items() if value is None], np.int64)
         for each, data in zip(missing.tolist(), self._read(name, missing), strict=True):
             value = decode(data, int(self.sizes[each]))
-            read = len(data) if self._parts.is_ranged else 0  # other sources keep these bytes anyway
+            read = len(data) if self._parts.is_ranged else 0  # other sources keep these bytes in memory in any case
             self._kept.keep((name, each), value, int(self.sizes[each]) * decoded_bytes + read)
             held[each] = value
         return list(held.values())  # type: ignore[arg-type]  # what is kept under a name was made by its own decoder
 
     def _read(self, name: str, blocks: Positions) -> list[memoryview]:
-        """Return these blocks of a file, read concurrently and verified."""
+        """Return these blocks of a file. The blocks are read concurrently and verified."""
         width = {BLOCKS: row_bytes, SECOND: second_bytes}[name](self._head.quantization, self._head.dimensions)
         starts, ends = (self._starts[blocks] * width).tolist(), (self.ends[blocks] * width).tolist()
         checksums = self._table[name.removesuffix(".bin")][blocks].tolist()

@@ -6,9 +6,9 @@ and verified separately.
 | File | Content |
 |---|---|
 | `head.json` | the properties of the segment: `Head` |
-| `clusters.bin` | a record per block: `BLOCK` |
-| `row_numbers.bin` | the number of each row in the split, unsigned 32 bit |
-| `codebook.bin` | the codebook that made the codes: `Codebook` |
+| `clusters.bin` | one record per block (`BLOCK`) |
+| `row_numbers.bin` | the row number in the split of each row, unsigned 32 bit |
+| `codebook.bin` | the codebook with which the codes were computed (`Codebook`) |
 | `blocks.bin` | for each block, the offsets and norm corrections of its rows, then the codes of its rows |
 | `second.bin` | only for `rotated`: for each block, the norm corrections of its rows, then 8 bits per dimension |
 
@@ -61,17 +61,21 @@ BOOK_ENTRIES = 256
 """The number of vectors in a book. One byte selects one of these vectors."""
 
 ALIKE_ROWS = 10_000
-"""The maximum number of candidates of a search if many rows have the same embedding."""
+"""The maximum number of candidates of a search if many rows share the same embedding."""
 
-# Max, "Quantizing for minimum distortion" (1960). For a normal distribution of deviation 1, the four levels are ±0.4528
-# and ±1.510, and the thresholds between them are 0 and ±0.9816. The levels 3 and 10 have the same proportion.
+# Max, "Quantizing for minimum distortion" (1960). For a normal distribution with deviation 1, the four levels are
+# ±0.4528 and ±1.510. The thresholds between them are 0 and ±0.9816. The integer levels 3 and 10 have the same
+# proportion as 0.4528 and 1.510.
 _THRESHOLD = 0.9816
 _LEVELS = np.array([-10, -3, 3, 10], np.int8)
 _UNPACKED = _LEVELS[(np.arange(256)[:, None] >> np.array([0, 2, 4, 6])) & 3].astype(np.int8).view(np.uint32).ravel()
 
 
 def coarse(vectors: Floats) -> Bytes:
-    """Return codes of 2 bits per dimension. A byte contains four dimensions, the first of them in the lowest bits."""
+    """Return codes of 2 bits per dimension.
+
+    Each byte contains four dimensions. The first dimension is in the lowest bits.
+    """
     rows, dimensions = vectors.shape
     limit = _THRESHOLD * np.sqrt(np.einsum("ij,ij->i", vectors, vectors) / dimensions)[:, None]
     padded = np.zeros((rows, padded_size(dimensions)), np.uint8)
@@ -86,7 +90,10 @@ def coarse(vectors: Floats) -> Bytes:
 
 
 def from_coarse(codes: Bytes) -> Whole:
-    """Return the integers of coarse codes, `padded_size` per row. The numbers beyond the dimensions are undefined."""
+    """Return the integers of coarse codes, `padded_size` per row.
+
+    The numbers after the last dimension are undefined.
+    """
     whole: Whole = np.take(_UNPACKED, codes).view(np.int8)
     return whole
 
@@ -98,7 +105,7 @@ def fine(vectors: Floats) -> Whole:
 
 
 def padded_size(dimensions: int) -> int:
-    """Return the number of integers in a coarse code of this many dimensions."""
+    """Return the number of integers in a coarse code with this number of dimensions."""
     return -(-dimensions // PER_BYTE) * PER_BYTE
 
 
@@ -110,7 +117,7 @@ def lean(vectors: Floats, whole: Whole) -> Floats:
 
 
 def query_code(query: Floats, size: int) -> tuple[Whole, float]:
-    """Return a rotated query as bytes, padded to `size`, and the value of one unit of these bytes."""
+    """Return a rotated query as bytes, padded to `size`, and the scale by which these bytes must be multiplied."""
     greatest = float(np.abs(query).max(initial=0.0)) or 1.0
     whole = np.zeros(size, np.int8)
     whole[: len(query)] = np.rint(query / np.float32(greatest) * GREATEST)
@@ -127,9 +134,10 @@ def dots(query: Whole, whole: Whole) -> Floats:
 
 
 def apart(offsets: Floats, products: Floats) -> Floats:
-    """Return the values by which rows are ranked.
+    """Return the values that determine the ranking of rows by codes.
 
-    If the value does not fit into 32 bits, the row counts as one of the nearest, and its exact embedding decides.
+    If a value does not fit into 32 bits, the row is treated as one of the nearest rows. Its exact embedding then
+    decides.
     """
     found: Floats = offsets - products
     if not np.isfinite(found.sum(dtype=np.float64)):  # the sum is not finite if a number is not finite
@@ -143,11 +151,11 @@ def farthest(values: npt.NDArray[np.floating], most: int) -> float:
 
 
 def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
-    """Return the distance, computed from codes, up to which rows are candidates for the nearest `most` rows.
+    """Return the maximum distance of candidates for the nearest `most` rows. Distances are computed from codes.
 
-    Rows with the same embedding have the same code, and may take all of the first positions. Because codes are inexact,
-    the true nearest row may come after these rows. If fewer than half of the `most` distances differ, equal distances
-    are therefore counted once, and up to `ALIKE_ROWS` rows are considered.
+    Rows with the same embedding have the same code, and can occupy all of the first positions. Because codes are
+    inexact, the true nearest row may come after these rows. If fewer than half of the `most` distances differ, equal
+    distances are therefore counted only once. The search then considers up to `ALIKE_ROWS` rows.
     """
     last = farthest(distances, most)
     if len(distances) <= most or 2 * len(np.unique(distances[distances <= last])) >= most:
@@ -157,12 +165,12 @@ def farthest_candidate(distances: npt.NDArray[np.floating], most: int) -> float:
 
 
 def best_of(values: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the `most` smallest values, and of all values equal to the largest of these values."""
+    """Return the positions of the `most` smallest values. Values equal to the largest of these values are included."""
     return np.arange(len(values)) if len(values) <= most else np.flatnonzero(values <= farthest(values, most))
 
 
 def candidates_of(distances: npt.NDArray[np.floating], most: int) -> npt.NDArray[np.int64]:
-    """Return the positions of the nearest `most` rows by their codes: see `farthest_candidate`."""
+    """Return the positions of the candidates for the nearest `most` rows by code (see `farthest_candidate`)."""
     if len(distances) <= most:
         return np.arange(len(distances))
     return np.flatnonzero(distances <= farthest_candidate(distances, most))
@@ -173,13 +181,17 @@ BLOCKS, SECOND = "blocks.bin", "second.bin"
 FORMAT = 1
 
 FLAT_BYTES = 16 * 2**20
-"""The maximum size of codes, in bytes, that are read as a whole. Reading them takes a few milliseconds and one
-request."""
+"""The maximum size in bytes of codes without clusters.
+
+A search reads these codes completely. Reading all codes takes a few milliseconds and one request."""
 
 BLOCK_ROWS = 8192
 
 BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("second", "<u8")])
-"""A block: its cluster, its number of rows, and the xxh3-64 of its part of `blocks.bin` and of `second.bin` (or 0)."""
+"""The record of a block: its cluster, its number of rows, and two checksums.
+
+These are the xxh3-64 of its parts of `blocks.bin` and of `second.bin` (or 0).
+"""
 
 Table = npt.NDArray[np.void]
 _FLOAT = 4
@@ -188,7 +200,7 @@ _HEADERS_BYTES = 1024  # the headers of the bundle, of `head.json` and of the co
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Head:
-    """The properties of a segment. The split has `of` rows, and the segment contains `rows` of them.
+    """The properties of a segment. The split has `of` rows, and the segment contains `rows` of these rows.
 
     `codebook` is the identity of the codebook that made the codes. `clusters` is the number of clusters of the
     codebook, or 0 for a segment without clusters.
@@ -240,13 +252,13 @@ class Head:
 
 
 def files_of(quantization: Quantization) -> tuple[str, ...]:
-    """Return the names of the files of a segment, in the order in which they are packed."""
+    """Return the names of a segment's files, in the order of the files in the bundle."""
     opening = (HEAD, CLUSTERS, ROWS, CODEBOOK)  # One request fetches these files and the directory.
     return (BLOCKS, SECOND, *opening) if quantization == "rotated" else (BLOCKS, *opening)
 
 
 def code_bytes(quantization: Quantization, dimensions: int) -> int:
-    """Return the bytes of one code. With the quantization `none`, return the bytes of one embedding."""
+    """Return the number of bytes of one code, or of one embedding with the quantization `none`."""
     match quantization:
         case "rotated" | "product":
             return padded_size(dimensions) // PER_BYTE
@@ -259,7 +271,7 @@ def code_bytes(quantization: Quantization, dimensions: int) -> int:
 
 
 def decoded_size(quantization: Quantization, dimensions: int) -> int:
-    """Return the number of integers that a code represents. It is 0 with the quantization `none`."""
+    """Return the number of integers that a code represents, or 0 with the quantization `none`."""
     sizes = {"scalar": dimensions, "none": 0}
     return sizes.get(quantization, padded_size(dimensions))
 
@@ -275,12 +287,12 @@ def second_bytes(quantization: Quantization, dimensions: int) -> int:
 
 
 def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_bytes: int) -> int:
-    """Return the number of clusters for this number of rows, or 0 if their codes take at most `flat_bytes`."""
+    """Return the number of clusters for this number of rows. It is 0 if the codes take at most `flat_bytes`."""
     return 0 if rows * row_bytes(quantization, dimensions) <= flat_bytes else round(3 * math.sqrt(rows))
 
 
 def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
-    """Return the maximum size of the files after the blocks, in bytes, if `build` makes them for this number of rows.
+    """Return the maximum size in bytes of the files after the blocks, for a segment that `build` makes.
 
     `clusters` is the number of clusters, or None if it is unknown.
     """
@@ -292,7 +304,7 @@ def opening_bytes(quantization: Quantization, dimensions: int, rows: int, cluste
 
 
 def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
-    """Return the records of `clusters.bin`, and check that they fit the head. Raises `Corrupt`."""
+    """Return the records of `clusters.bin`, and check that the records match the head. Raises `Corrupt`."""
     if len(data) % BLOCK.itemsize:
         raise not_a_segment(where, f"{CLUSTERS} has {len(data)} bytes, no multiple of {BLOCK.itemsize}")
     table = np.frombuffer(data, BLOCK)
@@ -306,7 +318,10 @@ def table_of(data: bytes | memoryview, head: Head, *, where: str) -> Table:
 
 
 def expected_bytes(head: Head, name: str) -> int | None:
-    """Return the length of a file of a segment with this head, or None if the head does not determine the length."""
+    """Return the length of a file of a segment with this head.
+
+    Return None if the head does not determine the length.
+    """
     match name:
         case "row_numbers.bin":
             return 4 * head.rows
@@ -326,10 +341,11 @@ def not_a_segment(where: str, what: str) -> Corrupt:
 # Random rotation of vectors.
 #
 # A seed gives the same rotation on every machine and in every release. The rotation spreads information that is in few
-# dimensions over all dimensions. One scale then fits all dimensions, and codes of a few bits lose little. Up to
-# `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, it has two steps. Each step
-# puts the dimensions into a random order, divides them into blocks, and rotates each block by a separate matrix. Every
-# number of the result then depends on every dimension, and a vector costs `d · 2 · block` operations instead of d².
+# dimensions over all dimensions. Therefore one scale fits all dimensions, and codes of a few bits lose little
+# information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, it has two
+# steps. Each step changes the dimensions to a random order and divides them into blocks. It rotates each block by a
+# separate matrix. Therefore every number of the result depends on every dimension. A vector costs `d · 2 · block`
+# operations instead of d².
 
 
 _BLOCK = 256
@@ -338,7 +354,10 @@ _PART = 128
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Turn:
-    """One step of a rotation: it reorders the dimensions, then rotates each block of dimensions by a matrix."""
+    """One step of a rotation.
+
+    It changes the order of the dimensions, then rotates each block of dimensions by a matrix.
+    """
 
     order: npt.NDArray[np.int64]
     matrices: tuple[Floats, ...]
@@ -355,12 +374,12 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Rotation:
-    """A rotation of vectors with a fixed number of dimensions. It keeps lengths and angles."""
+    """A rotation of vectors with a fixed number of dimensions. The rotation does not change lengths and angles."""
 
     turns: tuple[Turn, ...]
 
     def __call__(self, vectors: Floats) -> Floats:
-        """Return the rotated vectors. The array has rows by dimensions."""
+        """Return the rotated vectors. `vectors` is an array of rows by dimensions."""
         for turn in self.turns:
             vectors = turn(vectors)
         return vectors
@@ -370,10 +389,10 @@ class Rotation:
 def rotation(dimensions: int, seed: int) -> Rotation:
     """Return the rotation for a seed.
 
-    The time grows with 128² times the number of dimensions, and the memory with 256 times this number.
+    For `d` dimensions, the time grows with `128² · d` and the memory with `256 · d`.
     """
-    # This generator's words are the same in every release of numpy. The distributions that numpy computes from the
-    # words are not.
+    # The raw words of this generator are the same in every release of numpy. The distributions that numpy computes from
+    # these words can change.
     words = np.random.PCG64(seed)
     small = dimensions <= _BLOCK
     parts = np.array_split(np.arange(dimensions), 1 if small else -(-dimensions // _PART))
@@ -387,14 +406,15 @@ def rotation(dimensions: int, seed: int) -> Rotation:
 def _orthogonal(words: np.random.PCG64, size: int) -> Floats:
     """Return a random orthogonal matrix.
 
-    A matrix has several QR decompositions. The one without negative numbers on the diagonal of R is used.
+    A matrix has several QR decompositions. The function uses the decomposition without negative numbers on the diagonal
+    of R.
     """
     q, r = np.linalg.qr(_normal(words, size * size).reshape(size, size))
     return (q * np.where(np.diagonal(r) < 0, -1.0, 1.0)).astype(np.float32)
 
 
 def _normal(words: np.random.PCG64, count: int) -> npt.NDArray[np.float64]:
-    """Return numbers of a normal distribution, by the Box-Muller transform."""
+    """Return normally distributed random numbers, computed by the Box-Muller transform."""
     unit = ((words.random_raw(2 * count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
     return np.sqrt(-2.0 * np.log(unit[:count])) * np.cos(2.0 * np.pi * unit[count:])
 
@@ -448,7 +468,7 @@ class Codebook:
     books: Floats
 
     def placed(self, vectors: Floats) -> Floats:
-        """Return vectors, rows by dimensions, in the space of codes and centroids.
+        """Return the vectors in the space of codes and centroids. `vectors` is an array of rows by dimensions.
 
         The vectors are normalized (for cosine), centered and rotated. With the quantization `none` they are not
         rotated, because there are no codes.
@@ -505,7 +525,7 @@ class Codebook:
 
 def normalized(vectors: Floats) -> Floats:
     """Return the vectors with length 1. A vector of zeros is unchanged."""
-    # The computation has two steps, because the square of a 32-bit number may exceed 32 bits.
+    # The computation first scales the vectors, because the square of a 32-bit number may exceed 32 bits.
     greatest = np.abs(vectors).max(axis=1, keepdims=True, initial=0.0)
     scaled = vectors / np.where(greatest > 0, greatest, 1)
     lengths = np.sqrt(np.einsum("ij,ij->i", scaled, scaled))[:, None]
@@ -513,7 +533,7 @@ def normalized(vectors: Floats) -> Floats:
 
 
 def rounded(centroids: Floats) -> Floats:
-    """Return the centroids in the form in which a codebook stores them: bytes times a power of 2 for each centroid."""
+    """Return the centroids in the precision of a stored codebook: bytes times a power of 2 per centroid."""
     stored = in_bytes(centroids)
     found: Floats = stored["scale"][:, None] * stored["whole"]
     return found
@@ -528,8 +548,8 @@ def in_bytes(centroids: Floats) -> npt.NDArray[np.void]:
     """Return for each centroid the `scale` and the integers `whole` that a codebook stores."""
     greatest = np.abs(centroids).max(axis=1, initial=0.0)
     stored = np.zeros(len(centroids), _centroid(centroids.shape[1]))
-    # If the numbers were rounded before, the greatest number is from 64 to 127, so the centroid gets the same scale
-    # again.
+    # If the numbers are already rounded, the greatest number is from 64 to 127. Therefore the centroid gets the same
+    # scale again.
     stored["scale"] = np.ldexp(np.float32(1), np.frexp(greatest / np.float32(127.5))[1])
     stored["whole"] = np.rint(centroids / stored["scale"][:, None])
     return stored
@@ -586,7 +606,8 @@ def _not_a_codebook(where: str, what: str) -> Corrupt:
     return damaged(where, f"not a codebook of vectors: {shortened(what)}")
 
 
-# Training of a segment, as the log contains it (`details.training`). A reader then need not fetch the segment.
+# The training of a segment as recorded in the log (`details.training`). A reader therefore does not need to fetch the
+# segment for it.
 
 
 TRAINING = "training"
@@ -596,11 +617,13 @@ _WHERE = "a vector segment that was just built"
 
 @dataclass(frozen=True, slots=True)
 class Training:
-    """The training of a segment with `rows` rows into a number of clusters. The number is 0 for a segment without
-    clusters.
+    """The result of training a segment with `rows` rows and `clusters` clusters.
 
-    `imbalance` is the size of the largest cluster divided by that of the smallest, without empty clusters. `error` is
-    the mean squared distance of the sample from its codes. `again` is True if this training replaced a worse training.
+    `clusters` is 0 for a segment without clusters.
+
+    `imbalance` is the size of the largest cluster divided by the size of the smallest cluster that is not empty.
+    `error` is the mean squared distance of the sample's vectors from their codes. `again` is True if this training
+    replaced a worse training.
     """
 
     rows: int
@@ -610,7 +633,7 @@ class Training:
     again: bool = False
 
     def to_object(self) -> dict[str, object]:
-        """Return the JSON object that `of` reads."""
+        """Return the JSON object from which `of` reads the training."""
         return asdict(self)
 
     @staticmethod
@@ -629,7 +652,7 @@ class Training:
 
     @staticmethod
     def in_files(files: Mapping[str, bytes | memoryview]) -> Training:
-        """Return the training from the files of a segment."""
+        """Return the training of a segment, computed from its files."""
         head = Head.from_bytes(files[HEAD], where=_WHERE)
         table = table_of(files[CLUSTERS], head, where=_WHERE)
         sizes = np.bincount(table["cluster"].astype(np.int64), weights=table["rows"])
@@ -640,7 +663,7 @@ class Training:
 
 
 def trained_again(segment: IndexSegment) -> IndexSegment:
-    """Return the segment with the mark that it was trained again."""
+    """Return the segment with a mark in the log action that it was trained again."""
     trained = Training.of(segment)
     again = {} if trained is None else {TRAINING: replace(trained, again=True).to_object()}
     return replace(segment, details={**segment.details, **again})

@@ -1,6 +1,6 @@
 """The search of a vector segment.
 
-A search selects clusters, ranks their rows by codes, and ranks the best of these rows again by finer codes.
+A search selects clusters and ranks their rows by codes. It then ranks the best of these rows again by finer codes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from storage_core.index.vector.layout import (
 )
 from storage_core.index.vector.segment import codebook_of, require_rows
 
-# Distances of the metrics, from exact embeddings. A smaller distance is nearer for every metric.
+# Distances in each metric, computed from exact embeddings. A smaller distance is nearer for every metric.
 #
 # | Metric | Distance |
 # |---|---|
@@ -51,14 +51,16 @@ from storage_core.index.vector.segment import codebook_of, require_rows
 
 Distances = npt.NDArray[np.float64]
 
-_VALUES_AT_ONCE = 2**16  # half a megabyte. It stays in the processor's cache.
+_VALUES_AT_ONCE = 2**16  # half a megabyte. This amount of data fits into the processor's cache.
 
 
 def exact(query: npt.ArrayLike, vectors: Floats, metric: Metric) -> Distances:
-    """Return the distance of each embedding from the query, computed in 64 bits. The array has rows by dimensions.
+    """Return the distance of each embedding from the query, computed in 64 bits.
 
-    Equal embeddings have equal distances at every position. Under cosine, the distance is NaN if the embedding or the
-    query is zero. Memory is a few megabytes in addition to the result.
+    `vectors` is an array of rows by dimensions.
+
+    Equal embeddings have equal distances, regardless of their positions in the array. Under cosine, the distance is NaN
+    if the embedding or the query is zero. Memory is a few megabytes in addition to the result.
     """
     wanted = np.asarray(query, np.float64)
     step = max(1, _VALUES_AT_ONCE // max(1, vectors.shape[1]))
@@ -71,7 +73,8 @@ def _exact(query: Distances, vectors: Distances, metric: Metric) -> Distances:
         case "l2":
             found: Distances = np.sqrt(np.square(vectors - query).sum(axis=1))
         case "cosine":
-            # A matrix product is not used, because a library's order of additions may depend on the position of a row.
+            # No matrix product is used, because in a library the order of additions may depend on the position of a
+            # row.
             lengths = np.sqrt(np.square(vectors).sum(axis=1)) * np.sqrt(np.square(query).sum())
             with np.errstate(invalid="ignore", divide="ignore"):
                 cosines = (vectors * query).sum(axis=1) / lengths
@@ -89,24 +92,26 @@ def _exact(query: Distances, vectors: Distances, metric: Metric) -> Distances:
 LEAST_PROBES = 16
 FILTERED_BYTES = 64 * 2**20
 SHARE, RANGED_SHARE = 3 / 16, 1 / 12
-"""A search reads the nearest clusters until they contain this share of the rows.
+"""A search reads the nearest clusters until the clusters contain this share of the rows.
 
 The smaller share applies to segments that are read by ranges. With a filter, the nearest matching rows are farther away
-and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the number of matching rows in the clusters must
-be at least the greater share of all rows. For larger codes, the clusters must contain the greater share of the matching
-rows.
+and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the greater share of all rows sets a minimum.
+The clusters must contain at least this number of matching rows. For larger codes, the clusters must contain the greater
+share of the matching rows.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
-"""The wanted number of requests of a search, including one per opened segment, and the maximum number of bytes to
-fetch."""
+"""The wanted number of requests of a search, and the maximum number of bytes to fetch.
+
+Each opened segment counts as one request.
+"""
 
 FALLOFF, SPARED = 14.0, 0.15
-"""The parameters for dropping pieces that exceed the wanted number. See `nearness`.
+"""The parameters for dropping pieces if there are more pieces than wanted. See `nearness`.
 
-The excess pieces are dropped if they contain at most the share `SPARED` of the nearness. In data with separate groups,
-few clusters are much nearer than all others, and few pieces contain most of the nearness. In data where all clusters
-are about equally far, such as embeddings of single words, every piece contains some of the nearness.
+The excess pieces are dropped if their share of the total nearness is at most `SPARED`. In data with separate groups,
+few clusters are much nearer than all others, and few pieces contain most of the nearness. In other data, all clusters
+are about equally far, such as in embeddings of single words. Every piece then contains some of the nearness.
 """
 
 LEAST_PIECES = 3
@@ -115,7 +120,9 @@ Rows = npt.NDArray[np.int64]
 
 
 def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
-    """Return the number of clusters that a search reads by default. `held` has their rows, nearest cluster first.
+    """Return the number of clusters that a search reads by default.
+
+    `held` contains the number of rows of each cluster, nearest cluster first.
 
     The clusters together contain the default share of `of` rows.
     """
@@ -125,23 +132,25 @@ def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The wanted number of pieces to fetch from one segment, and the bytes available for them."""
+    """The wanted number of pieces to fetch from one segment, and the maximum number of bytes of these pieces."""
 
     pieces: int
     bytes: int
 
     @staticmethod
     def of_one(segments: int) -> Budget:
-        """Return the budget for each segment of a search over this many segments."""
+        """Return the budget per segment for a search over this number of segments."""
         return Budget(max(LEAST_PIECES, REQUESTS // max(1, segments) - 1), BYTES // max(1, segments))
 
 
 BUDGET_OF_ONE = Budget.of_one(1)
-"""The budget if the search has only one segment."""
+"""The budget of a search with only one segment."""
 
 
 def nearness(away: Distances, nearest: float) -> Distances:
-    """Return a weight for the number of nearest rows in a cluster, relative to the nearest cluster.
+    """Return the nearness of a cluster.
+
+    It estimates the number of nearest rows in the cluster, relative to the nearest cluster.
 
     `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
     squared distances.
@@ -151,10 +160,13 @@ def nearness(away: Distances, nearest: float) -> Distances:
 
 
 def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, pieces: int, most_rows: int) -> Rows:
-    """Return the ascending blocks to fetch: `blocks` and the smallest gaps between them, to get about `pieces` pieces.
+    """Return the blocks to fetch, ascending.
 
-    The gaps add at most half as many rows, or as many rows as there is memory for. If there are still too many pieces,
-    the pieces with the least `near` are dropped. They are kept if they contain more than the share `SPARED` of `near`.
+    They are `blocks` and the smallest gaps between them, to get about `pieces` pieces.
+
+    The gaps add at most half of the number of wanted rows. If more rows fit into memory, the gaps may add this higher
+    number. If there are still too many pieces, the pieces with the least `near` are dropped. If these pieces contain
+    more than the share `SPARED` of `near`, none is dropped.
 
     Args:
         blocks: The blocks that the search wants, ascending.
@@ -183,20 +195,29 @@ def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, piece
 
 
 COARSE = 40
-"""The number of candidates per result row after the coarse codes. With a filter, clusters must contain this number."""
+"""The number of candidates per result row that coarse codes select.
+
+With a filter, the clusters must contain this number of matching rows per result row.
+"""
 
 RANKED_PER_ROW = 4
-"""The number of candidates per result row that exact embeddings rank. A second step leaves at most this many."""
+"""The number of candidates per result row that exact embeddings rank.
+
+After the second step, about this number of candidates remains.
+"""
 
 LEAST_SECOND = 128
-"""From this number of dimensions on, coarse codes are exact enough without fetching finer codes."""
+"""The minimum number of dimensions at which a search by ranges omits finer codes.
+
+Coarse codes are then exact enough.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Query:
-    """A query in three forms: as given, in the space of codes, and as bytes.
+    """A query in three forms: as the caller gave it, in the space of codes, and as bytes.
 
-    One unit of a byte has the value `unit`.
+    The number 1 in the bytes has the value `unit`.
     """
 
     given: Floats
@@ -206,7 +227,7 @@ class _Query:
 
 
 class Reader:
-    """One open segment. Safe for threads. The most recently used blocks are cached, up to `kept_bytes` bytes.
+    """One open segment. Safe for threads. The reader caches the most recently used blocks, up to `kept_bytes` bytes.
 
     Opening reads all files except the blocks. These files are adjacent in the object.
 
@@ -245,7 +266,9 @@ class Reader:
         budget: Budget = BUDGET_OF_ONE,
         note: Callable[[Positions], object] = len,
     ) -> tuple[Positions, Distances]:
-        """Return rows that very probably include the `k` nearest rows to the query, nearest first, and their distances.
+        """Return rows that very probably include the `k` nearest rows to the query.
+
+        Return the distances of these rows too, nearest first.
 
         The distances are distances of the metric, computed from codes. The caller ranks the rows by exact embeddings.
         With the quantization `none`, the distances are exact, and the rows are the k nearest rows of the searched
@@ -374,7 +397,9 @@ class Reader:
         return nearness(away - least, least + of_query)
 
     def _away(self, query: _Query) -> Distances:
-        """Return the distance of each centroid from the query. The unit of the distances is arbitrary.
+        """Return the distance of each centroid from the query.
+
+        The distances are only comparable with each other, because their unit is arbitrary.
 
         The products are computed from bytes, because threads of numpy may wait for each other.
         """
@@ -385,7 +410,7 @@ class Reader:
         return away
 
     def _products(self, query: _Query, leans: Floats, products: Floats) -> Floats:
-        """Return the part of each row's distance that comes from its dot product with the query."""
+        """Return the part of each row's distance that depends on its dot product with the query."""
         times = np.float32(query.unit if self.head.metric == "dot" else 2 * query.unit)
         return times * leans * products
 

@@ -51,8 +51,9 @@ from storage_core.index.vector.layout import (
 
 # Clusters of vectors by Lloyd's k-means, computed with matrix products.
 #
-# Libraries do the same. On a sample of 21 vectors per cluster, the centroids of libraries give the same recall. None of
-# the libraries (faiss, scikit-learn) justifies its megabytes compared to thirty lines over numpy.
+# Common libraries use the same algorithm. On a sample of 21 vectors per cluster, the centroids of these libraries
+# (faiss, scikit-learn) give the same recall. Therefore thirty lines over numpy are better than a dependency of several
+# megabytes.
 
 
 Numbers = npt.NDArray[np.int64]
@@ -64,10 +65,11 @@ _ROUNDS_OF_PARTS = 5
 
 
 def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int, start: Floats | None = None) -> Floats:
-    """Return `count` centroids, or one per vector if there are fewer vectors.
+    """Return `count` centroids, or one centroid per vector if there are fewer vectors.
 
-    The centroids start as the centroids of `start`. If these are too few, further centroids start as vectors drawn from
-    the sample. If a cluster loses all its vectors, it takes the vector that is farthest from its own centroid.
+    The centroids start as the centroids of `start`. If `start` has too few centroids, vectors drawn from the sample are
+    the other initial centroids. If a cluster loses all its vectors, its new centroid is the vector that is farthest
+    from its own centroid.
     """
     count = min(count, len(vectors))
     if not count:
@@ -92,10 +94,10 @@ def k_means(vectors: Floats, count: int, words: np.random.PCG64, *, rounds: int,
 
 
 def divided(vectors: Floats, centroids: Floats, words: np.random.PCG64) -> Floats:
-    """Return the centroids, with each oversized cluster replaced by centroids of its parts.
+    """Return the centroids, but replace the centroid of each oversized cluster by centroids of its parts.
 
-    A cluster is oversized if it has more than `_LARGE` times the mean number of vectors. Such a cluster collects
-    vectors between other clusters. It is near to most queries and contains few of the nearest rows.
+    A cluster is oversized if it has more than `_LARGE` times the mean number of vectors. An oversized cluster collects
+    vectors that lie between other clusters. It is near to most queries, but contains few of the nearest rows.
     """
     numbers = nearest(vectors, centroids)
     sizes, mean = np.bincount(numbers, minlength=len(centroids)), len(vectors) / max(1, len(centroids))
@@ -107,7 +109,10 @@ def divided(vectors: Floats, centroids: Floats, words: np.random.PCG64) -> Float
 
 
 def nearest(vectors: Floats, centroids: Floats) -> Numbers:
-    """Return the number of the nearest centroid of each vector. If several are equally near, return the first."""
+    """Return the number of the nearest centroid of each vector.
+
+    If several centroids are equally near, return the first of these.
+    """
     return _assigned(vectors, centroids)[0]
 
 
@@ -117,10 +122,10 @@ def distances_to(vectors: Floats, centroids: Floats) -> Floats:
 
 
 def in_a_row(centroids: Floats) -> Floats:
-    """Return the centroids in an order where neighbours in space are mostly adjacent.
+    """Return the centroids in a new order, so that neighbours in space are mostly adjacent.
 
-    The nearest of the remaining centroids follows each centroid. The clusters that a search reads are then in
-    few pieces. The time grows with the square of the number of centroids.
+    After each centroid comes the nearest of the remaining centroids. Therefore the clusters that a search reads are in
+    few pieces of the file. The time grows with the square of the number of centroids.
     """
     if len(centroids) <= 2:
         return centroids
@@ -154,7 +159,7 @@ def _assigned(vectors: Floats, centroids: Floats) -> tuple[Numbers, Floats]:
 
 
 def _sums(vectors: Floats, numbers: Numbers, count: int) -> tuple[Floats, Numbers]:
-    """Return for each cluster the sum and the number of its vectors. Sorting is ten times faster than `np.add.at`."""
+    """Return the sum and the number of the vectors of each cluster. Sorting is ten times faster than `np.add.at`."""
     order = np.argsort(numbers, kind="stable")
     sizes = np.bincount(numbers, minlength=count)
     sums = np.zeros((count, vectors.shape[1]), np.float32)
@@ -170,7 +175,7 @@ def _sums(vectors: Floats, numbers: Numbers, count: int) -> tuple[Floats, Number
 def validate(definition: IndexDefinition, schema: pa.Schema) -> None:
     """Raise `InvalidInput` if the index cannot be built over tables of `schema`.
 
-    The index has one column of embeddings.
+    The index must have exactly one column of embeddings.
     """
     options_of(definition)
     if len(definition.columns) != 1:
@@ -200,7 +205,7 @@ _SAMPLE = 16 * BOOK_ENTRIES
 
 
 def train_books(rotated: Floats, words: np.random.PCG64) -> Floats:
-    """Return the trained vectors as an array: books (one per 4 dimensions), entries of a book, numbers of an entry."""
+    """Return the trained vectors as an array: books (one per 4 dimensions), entries per book, numbers per entry."""
     sample = _padded(rotated[:_SAMPLE])
     books = np.zeros((sample.shape[1] // PER_BYTE, BOOK_ENTRIES, PER_BYTE), np.float32)
     for number, book in enumerate(books):
@@ -221,7 +226,7 @@ def to_product(rotated: Floats, books: Floats) -> Bytes:
 
 
 def from_product(codes: Bytes, books: Floats) -> Whole:
-    """Return the entries as integers. All books have the same scale, in which the greatest number is 127."""
+    """Return the entries as integers. All books share one scale, and its largest integer is 127."""
     greatest = float(np.abs(books).max(initial=0.0)) or 1.0
     entries = np.rint(books * (GREATEST / greatest)).astype(np.int8).view(np.uint32).reshape(len(books), -1)
     places: npt.NDArray[np.int64] = codes + np.arange(len(books)) * entries.shape[1]
@@ -237,11 +242,14 @@ def _padded(rotated: Floats) -> Floats:
     return padded
 
 
-# Codes of each quantization in two forms: as stored, and as the integers that they represent.
+# Codes of each quantization in two forms: as stored, and as the integers that the codes represent.
 
 
 def whole_of(codebook: Codebook, placed: Floats) -> tuple[Bytes, Whole]:
-    """Return the codes of placed vectors, and the integers that they represent. Quantization `none` has no codes."""
+    """Return the codes of placed vectors, and the integers that the codes represent.
+
+    Quantization `none` has no codes.
+    """
     match codebook.quantization:
         case "scalar":
             whole = fine(placed)
@@ -270,8 +278,8 @@ _AT_ONCE = 2**20
 def indexable(vectors: pa.ChunkedArray | pa.Array, metric: Metric) -> Mask:
     """Return a mask of the embeddings that an index can contain: not null, finite, and not zero under cosine.
 
-    Tidemark writes no invalid embeddings except nulls. If another writer wrote them, no index and no result contains
-    them.
+    Tidemark writes no invalid embeddings except nulls. Another writer may have written invalid embeddings. No index and
+    no result contains these embeddings.
     """
     held = np.asarray(vectors.is_valid(), np.bool_)
     for _, wrong in faults(vectors, nonzero=metric == "cosine"):
@@ -286,10 +294,13 @@ def build(
     *,
     flat_bytes: int = FLAT_BYTES,
 ) -> dict[str, bytes]:
-    """Return the files of a segment over a column of embeddings, by name. The column has one split's rows in order.
+    """Return the files of a segment over a column of embeddings, by name.
 
-    The same rows and codebook produce the same bytes. A row is identified by its position in the column. Rows that
-    cannot be indexed (`indexable`) are left out. If the codes have at most `flat_bytes` bytes, there are no clusters.
+    The column has the rows of one split in order.
+
+    The same rows and codebook produce the same bytes. A row is identified by its position in the column. The segment
+    omits rows that cannot be indexed (`indexable`). If the codes have at most `flat_bytes` bytes, the segment has no
+    clusters.
 
     Raises:
         InvalidInput: The codebook does not fit the definition or the size of the embeddings.
@@ -345,7 +356,7 @@ class _Encoded:
     def _encode(self, codebook: Codebook, given: Floats, placed: Floats, place: slice) -> None:
         codes, whole = whole_of(codebook, placed)
         factors = np.stack([_offsets(codebook, given, placed), lean(placed, whole)], axis=1)
-        # If a value exceeds 32 bits, all rows get the same distance, and all rows are ranked by their embeddings.
+        # If a value exceeds 32 bits, all rows get the same distance, and exact embeddings then rank all rows.
         self._blocks[place, :8] = _as_bytes(np.nan_to_num(factors))
         self._blocks[place, 8:] = codes
         if self._second.shape[1]:
@@ -383,7 +394,7 @@ def check(
 ) -> None:
     """Raise `Corrupt` with `where` unless these are the files of a segment over a split of `rows` rows.
 
-    `rows` is None if the number is unknown. All blocks are compared with their checksums.
+    `rows` is None if the number is unknown. The function compares all blocks with their checksums.
     """
     options = options_of(definition)
     names = files_of(options.quantization)
@@ -410,7 +421,7 @@ def check(
 
 
 def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook:
-    """Return the codebook of a segment, and check that it made the codes. Raises `Corrupt`."""
+    """Return the codebook of a segment, and check that this codebook produced the codes. Raises `Corrupt`."""
     book = Codebook.from_bytes(data, where=where)
     if identity_of(data) != head.codebook:
         raise not_a_segment(where, f"its codes are of codebook {head.codebook}, it has {identity_of(data)}")
@@ -424,7 +435,7 @@ def codebook_of(data: bytes | memoryview, head: Head, *, where: str) -> Codebook
 
 def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, where: str) -> None:
     """Raise `Corrupt` unless every row number is valid for the split and appears only once."""
-    # The rows are sorted for this. An array over `head.of` is not used, because a forged head may claim any number of
+    # The check sorts the row numbers. It uses no array over `head.of`, because a forged head may contain any number of
     # rows.
     once = np.unique(rows)
     if len(once) != len(rows) or (len(once) and int(once[-1]) >= head.of) or int(sizes.sum()) != len(rows):
@@ -432,7 +443,7 @@ def require_rows(rows: npt.NDArray[np.uint32], sizes: Numbers, head: Head, *, wh
 
 
 def require_block(data: bytes | memoryview, name: str, expected: int, *, where: str) -> None:
-    """Raise `Corrupt` unless the bytes of a block have its checksum."""
+    """Raise `Corrupt` if the bytes of a block do not match its checksum."""
     if xxhash.xxh3_64_intdigest(data) != expected:
         raise not_a_segment(where, f"the checksum of a block of {name} does not match")
 
@@ -450,7 +461,7 @@ def _offsets(codebook: Codebook, given: Floats, placed: Floats) -> Floats:
 
 
 def _pieces(clusters: Numbers) -> list[tuple[int, int, int]]:
-    """Return the blocks of rows that are ordered by cluster, as (cluster, first row, row after the last)."""
+    """Return the blocks of rows as (cluster, first row, row after the last). The rows are ordered by cluster."""
     if not len(clusters):
         return []
     begins = [0, *(np.flatnonzero(np.diff(clusters)) + 1).tolist()]
@@ -462,7 +473,10 @@ def _pieces(clusters: Numbers) -> list[tuple[int, int, int]]:
 
 
 def _columns(rows: Bytes, widths: tuple[int, ...]) -> bytes:
-    """Return the bytes of rows column by column: first columns of the given widths, then the remaining bytes."""
+    """Return the bytes of rows column by column.
+
+    The first columns have the given widths, and the last column has the remaining bytes.
+    """
     ends = np.cumsum(widths).tolist()
     parts = [rows[:, start:end] for start, end in zip([0, *ends], [*ends, rows.shape[1]], strict=True)]
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
@@ -491,10 +505,12 @@ def train(
     flat_bytes: int = FLAT_BYTES,
     start: Codebook | None = None,
 ) -> Codebook:
-    """Return a codebook for `rows` embeddings like those of the sample. The same arguments give the same codebook.
+    """Return a codebook for `rows` embeddings that are similar to those of the sample.
 
-    If the codes have more than `flat_bytes` bytes, there are about 3 √rows clusters. There are more clusters if some
-    clusters are far larger than other clusters.
+    The same arguments give the same codebook.
+
+    If the codes have more than `flat_bytes` bytes, the codebook has about 3 √rows clusters. It has more clusters if
+    some clusters would be far larger than the others.
 
     Args:
         sample: The sample, rows by dimensions, in any order. Each row must be valid for an index (`indexable`).
@@ -532,7 +548,8 @@ def train(
         begin = None if start is None else start.centroids + fresh.turned(start.center - fresh.center)
         drawn = placed[: SAMPLE_PER_CLUSTER * count]
         found = divided(drawn, k_means(drawn, count, words, rounds=ROUNDS, start=begin), words)
-        # The mean of numbers close to the limit of 32 bits may exceed 32 bits. The rows then get no clusters.
+        # If numbers are close to the limit of 32 bits, their mean may exceed this limit. The codebook then has no
+        # clusters.
         fresh = replace(fresh, centroids=rounded(in_a_row(found)) if np.isfinite(found).all() else empty)
     return replace(fresh, error=coding_error(fresh, vectors))
 
@@ -540,10 +557,11 @@ def train(
 def train_on(
     vectors: pa.ChunkedArray | pa.Array, definition: IndexDefinition, seed: int, *, start: Codebook | None = None
 ) -> Codebook:
-    """Return a codebook for a column of embeddings, trained on a sample of them.
+    """Return a codebook for a column of embeddings. It is trained on a sample of these embeddings.
 
-    The same rows and seed give the same codebook. If `start` is given, training continues from it with another sample.
-    A column without valid embeddings gets a codebook that can encode any vector.
+    The same rows, `seed` and `start` give the same codebook. If `start` is given, the training continues from this
+    codebook with another sample. For a column without valid embeddings, the function returns a codebook that can encode
+    any vector.
     """
     metric = options_of(definition).metric
     rows = np.flatnonzero(indexable(vectors, metric))
@@ -556,12 +574,15 @@ def train_on(
 
 
 def sample_rows(rows: int) -> int:
-    """Return the number of rows on which a codebook for this many rows is trained."""
+    """Return the number of sample rows for training a codebook for this number of rows."""
     return min(rows, max(LEAST_SAMPLE, SAMPLE_PER_CLUSTER * round(3 * math.sqrt(rows))))
 
 
 def coding_error(codebook: Codebook, vectors: Floats) -> float:
-    """Return the mean squared distance of vectors from their codes. With `none`, it is the distance from centroids."""
+    """Return the mean squared distance between vectors and their codes.
+
+    With the quantization `none`, it is the distance from the nearest centroid.
+    """
     placed = codebook.placed(vectors)
     if not len(placed):
         return 0.0
@@ -576,9 +597,9 @@ def coding_error(codebook: Codebook, vectors: Floats) -> float:
 
 
 def _center(vectors: Floats) -> Floats:
-    """Return the mean of the vectors. Vectors that are far longer than most vectors are ignored.
+    """Return the mean of the vectors. The function ignores vectors that are far longer than most vectors.
 
-    A single vector of this kind would move the mean far away from all other vectors.
+    Even a single such vector would move the mean far away from all other vectors.
     """
     lengths = np.abs(vectors).max(axis=1)
     usual = vectors[lengths <= _FAR * np.median(lengths)]

@@ -1,4 +1,4 @@
-"""The live splits of a snapshot as sources of a search: their hidden rows, moved rows, and values."""
+"""The live splits of a snapshot as sources of a search: hidden rows, moved rows and values."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ class Locks:
 
 
 class Once(Generic[_Value]):
-    """Values by name. Each value is made once, even if several threads request it at the same time."""
+    """Values by name. Each value is created only once, even if several threads request it concurrently."""
 
     def __init__(self) -> None:
         self._making = Locks()
         self._values: dict[str, _Value] = {}
 
     def __call__(self, name: str, make: Callable[[], _Value]) -> _Value:
-        """Return the value of this name. `make` makes the value if it does not exist."""
+        """Return the value of this name. If the value does not exist, `make` creates it."""
         with self._making(name):
             if name not in self._values:
                 self._values[name] = make()
@@ -87,7 +87,7 @@ class Base:
         kept: Kept,
         hidden: Hidden | None = None,
     ) -> None:
-        """Prepare without reading. `hidden` is shared with the bases of the other indexes of the same search."""
+        """Prepare without reading. The bases of all indexes in one search share `hidden`."""
         self.store, self.snapshot, self.covered, self.cache = store, snapshot, covered, cache
         self._kept, self._first = kept, first_column(snapshot)
         self._nearest = Nearest.of(covered.segments.values())
@@ -108,7 +108,7 @@ class Base:
         return is_near(self.store, next(iter(self.snapshot.splits), ""), self._kept.values)
 
     def hidden(self, split: str) -> BitMap:
-        """Return the rows of a split that cannot be in a result. `Overlay.deleted` runs once per split."""
+        """Return the rows of a split that no result may contain. `Overlay.deleted` is called only once per split."""
         return self._hidden(
             split, lambda: self._overlay.deleted(self.store, self.snapshot, self.snapshot.splits[split])
         )
@@ -146,7 +146,7 @@ class Base:
         return self._kept.values.made(name, Places, found, lambda each: each.size_bytes)
 
     def deleted(self, places: Places) -> BitMap:
-        """Return the rows of a segment that are no longer in a live split, or that are hidden in one."""
+        """Return the rows of a segment that are in no live split, or that are hidden in a live split."""
         found = places.nowhere
         for split in places.splits:
             hidden = self.hidden(split)
@@ -189,7 +189,7 @@ class Base:
         return self.cache.gap(self.store, add, self.covered.definition, self.snapshot.schema, rows=rows)
 
     def low(self, split: str) -> Any:
-        """Return a lower bound of the rows of the split in the order of results: see `order.least`.
+        """Return a lower bound of the split's rows in the order of results (see `order.least`).
 
         Makes no request.
         """
@@ -202,7 +202,9 @@ class Base:
         return cast("tuple[Any]", found)[0]
 
     def between(self, split: str, rows: Sequence[int]) -> Between | None:
-        """Return bounds of the order of some rows, or None if there are no bounds. This costs less than `take`.
+        """Return lower and upper bounds for the order of some rows, or None if there are no bounds.
+
+        These bounds cost less than `take`.
 
         The bounds of a local file are the cached keys of its pages. The bounds of a split that is read by ranges are
         the bounds of its row groups.
@@ -232,7 +234,7 @@ class Base:
         return keys, keys
 
     def take(self, split: str, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        """Return these columns of these rows of a split's file.
+        """Return some columns of some rows of a split's file.
 
         The result has the table's columns in schema order, and the rows in the order of `rows`.
         """
@@ -264,7 +266,10 @@ class Base:
                 self._kept.verified.footers.of(self.store, add)
 
     def _taken(self, add: Add, opened: OpenSplit, places: Positions, columns: Collection[str]) -> pa.Table:
-        """Return rows of a split. If the split is read by ranges, read only the pages that contain their embeddings."""
+        """Return rows of a split.
+
+        If the split is read by ranges, the function reads only the pages with the embeddings of these rows.
+        """
         listed = [each.name for each in opened.schema if each.name in columns and is_vector(each.type)]
         if not opened.is_ranged or not listed:
             return opened.take(places, columns)
@@ -281,8 +286,8 @@ class Base:
 
     @property
     def _ways(self) -> Ways:
-        # Do not store this object in an attribute. It refers to `self`, and only the garbage collector frees such a
-        # cycle. The files of the searchers would stay open until then.
+        # Do not store this object in an attribute, because it refers to `self`. Only the garbage collector frees such a
+        # cycle, so the files of the searchers would stay open longer.
         return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:

@@ -1,8 +1,8 @@
 """Search by several indexes. Each index ranks the rows, and the rankings are fused (docs/architecture/indexes.md).
 
 The first 100 rows come from the fusion of the best 100 rows of each index. The next rows come from the fusion of the
-best 400 rows of each index, without the earlier rows, and so on (`windows`). So a result does not need a ranking of all
-rows.
+best 400 rows of each index, without the earlier rows. Later windows continue in the same way (`windows`). Therefore a
+search does not need to rank all rows.
 """
 
 from __future__ import annotations
@@ -50,26 +50,26 @@ def search(
     offset: object = 0,
     trace: Trace | None = None,
 ) -> pa.Table:
-    """Return the result of `ranking.search` for one index, or the fused result of several indexes.
+    """Return the result of `ranking.search` for one index, or a fused result of several indexes.
 
     `question.fuse` documents the formulas.
 
-    Several indexes are used if both a `query` and a `vector` are given, or if `index` is a list of names. Full-text
-    indexes get the query, and vector indexes get the vector. Without names, the only index of each kind is used.
-    `weights` maps the names of indexes to weights, and the default is 1. A full-text index with the weight 0 only
-    filters. The result then contains only rows that this index finds.
+    A search uses several indexes if both `query` and `vector` are given, or if `index` is a list of names. Full-text
+    indexes get the query, and vector indexes get the vector. If no names are given, the search uses the only index of
+    each kind. `weights` maps the names of indexes to weights. The default weight is 1. A full-text index with the
+    weight 0 only filters. The result then contains only rows that match the query in this index.
 
     The result has the columns of the rows and these columns:
 
     - `score`: the fused score.
     - `distance`: the distance in the first vector index, if a vector is given.
     - `<index>_rank` (from 1) and `<index>_score` for each index that ranks. The indexes are in the order of the given
-      names. Without names, the full-text index comes first.
+      names. If no names are given, the full-text index comes first.
 
-    All of these columns except `score` are null for a row that is not in the window of the index. An index that only
-    filters has no such columns. If another column has the same name, the added column gets the prefix `_`. The rows are
-    in the order of their windows. Within a window, rows are ordered by score. Rows with equal scores are ordered as in
-    a search of one index.
+    If a row is not in the window of an index, the columns of this index are null for the row. An index that only
+    filters has no such columns. If the table has a column with the same name, the added column gets the prefix `_`. The
+    rows of earlier windows come before the rows of later windows. Within a window, rows are ordered by score. Rows with
+    equal scores have the same order as in a search of one index.
 
     Raises:
         InvalidInput: Weights or fusion are invalid. The errors of a search of each index are raised, too.
@@ -119,7 +119,7 @@ def _hits(live: Live, one: IndexQuestion, *, kept: Kept, root: Path) -> list[Hit
 
 @dataclass(frozen=True, slots=True)
 class Names:
-    """Names of the added columns of a result: scores, distance, and the rank and score of each index.
+    """The names of the columns that are added to a result: scores, distance, and the rank and score of each index.
 
     No other column of the result has one of these names.
     """
@@ -145,16 +145,16 @@ class Names:
         return Names(score, distance, [rank for rank, _ in each], [own for _, own in each])
 
     def added(self) -> list[str]:
-        """Return all names in their order in a result."""
+        """Return all names in the order of the result columns."""
         pairs = [name for pair in zip(self.ranks, self.scores, strict=True) for name in pair]
         return [self.score, *([self.distance] if self.distance else []), *pairs]
 
 
 class Answer:
-    """The rows of a result, best first. They are built from windows of each index's ranking."""
+    """The rows of a result, best first. The result is built from windows of the ranking of each index."""
 
     def __init__(self, snapshot: Snapshot, parts: SearchRequest, columns: Sequence[str]) -> None:
-        """Prepare a result without rows. It will have the given `columns` of the rows."""
+        """Prepare a result without rows. The result will have these `columns` of the table."""
         self._parts = parts
         self._columns = list(columns)
         self._name = row_name(snapshot)
@@ -179,7 +179,7 @@ class Answer:
         return found.select([*self._columns, *self._names.added()])
 
     def _ranking(self, number: int, best: Best) -> pa.Table:
-        """Return the ranked rows of an index with scores. The first vector index also has distances."""
+        """Return the ranked rows of an index with scores. For the first vector index, the rows also have distances."""
         score, query = self._names.scores[number], self._parts.ranking[number].question
         rows = best.answer(self._held, score=score)
         if not isinstance(query, VectorQuery):
@@ -188,7 +188,7 @@ class Answer:
         return with_distance(rows, query.metric, score=score, distance=distance)
 
     def _fused(self, rankings: Sequence[pa.Table]) -> pa.Table:
-        """Return every row of the rankings once, best first."""
+        """Return the rows of all rankings without duplicates, best first."""
         numbers = key_codes(rankings, self._name)
         first = np.unique(np.concatenate(numbers), return_index=True)[1]
         rows = pa.concat_tables([each.select(self._held) for each in rankings]).take(pa.array(first))
@@ -209,7 +209,7 @@ class Answer:
 
 
 def _spread(values: pa.ChunkedArray, rows: Positions, count: int) -> pa.ChunkedArray:
-    """Return a column of `count` rows with the given values at `rows` and null elsewhere."""
+    """Return a column of `count` rows. It has the given values at the positions `rows`, and null elsewhere."""
     places = np.full(count, -1, np.int64)
     places[rows] = np.arange(len(rows))
     return values.take(pa.array(places, mask=places < 0))

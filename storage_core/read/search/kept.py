@@ -1,9 +1,10 @@
 """The values that an open table caches between searches, such as open segments.
 
-`Searchers` keeps open full-text searchers. A searcher opens all segments of an index as one tantivy index, and many
-searches use it. A search lists the parts that it needs. A part is a segment, or rows that are indexed during a search.
-The files of a part are copied once, into a folder of this process. A change of the cache therefore cannot damage files
-that are mapped into memory. If a search needs further parts, it copies them, and opens all parts as another searcher.
+`Searchers` keeps open full-text searchers. One searcher opens all segments of an index as one tantivy index. Many
+searches use the same searcher. Each search has a list of the parts that it needs. A part is a segment, or rows that are
+indexed during a search. The files of a part are copied only once, into a folder of this process. Therefore a change in
+the segment cache cannot damage files that are mapped into memory. If a search needs more parts, it copies these parts
+and opens another searcher over all parts.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ from storage_core.store.pieces import KeptValues
 _logger = logging.getLogger(__name__)
 
 KEPT_BYTES: Final = 2 * 2**30
-"""Maximum size in bytes of the copies in the temporary folder per table.
+"""The maximum size in bytes of the copied files per table. The copies are in the temporary folder.
 
-An index of about fifty million lines fits into this limit. The copies of a larger index are not kept.
+An index of about fifty million lines fits into this limit. If an index is larger, its copies are not kept.
 """
 
 FETCHED_BYTES: Final = 2**26
@@ -54,12 +55,15 @@ class Part(Protocol):
 
     @property
     def name(self) -> str:
-        """Text that identifies the content of the files for one definition of the index."""
+        """A text that identifies the content of the files for a given index definition."""
         ...
 
     @property
     def segment_bytes(self) -> int | None:
-        """The size of the segment in bytes if the files come from a segment. None if they were built for a search."""
+        """The size of the segment in bytes if the files come from a segment.
+
+        It is None if the files were built for a search.
+        """
         ...
 
     def directory(self) -> Path:
@@ -69,7 +73,7 @@ class Part(Protocol):
 
 @dataclass(slots=True)
 class _Copies:
-    """Copies of the files of parts, by name, in a folder that is removed with this object."""
+    """Copies of the files of parts, by name. They are in a folder that is removed with this object."""
 
     parts: dict[str, tuple[Path, int]] = field(default_factory=dict)
     closing: ExitStack = field(default_factory=ExitStack)
@@ -100,7 +104,8 @@ class _Copies:
 class Searchers:
     """The most recently used open searchers of the full-text indexes of one table. Threads may share an instance.
 
-    The folder of the copies is removed with this object. If a process is killed, the next process removes the folder.
+    The folder with the copies is removed together with this object. If a process is killed, the next process removes
+    the folder.
     """
 
     def __init__(self, kept_bytes: int = KEPT_BYTES) -> None:
@@ -116,7 +121,7 @@ class Searchers:
 
     @contextmanager
     def searcher(self, definition: IndexDefinition, parts: Sequence[Part], scratch: Path) -> Iterator[Searcher]:
-        """Yield a searcher over the parts, in the same order.
+        """Yield a searcher over the parts. The order of the parts is kept.
 
         `scratch` is a folder. It should be on the same file system as the parts. If the block raises `Corrupt`, all
         cached searchers are dropped.
@@ -189,9 +194,9 @@ class Searchers:
 
 
 def _directories(parts: Sequence[Part]) -> Iterator[Path]:
-    """Yield the directories of the parts in the same order.
+    """Yield the directories of the parts. The order of the parts is kept.
 
-    They are fetched concurrently, but built one after the other.
+    Segments are fetched concurrently, but other parts are built one after the other.
     """
 
     def weight(part: Part) -> int:
@@ -210,7 +215,7 @@ READER_BYTES = 2**30
 
 @dataclass(slots=True)
 class Kept:
-    """Open searchers and vector segments, decoded pages, results of filters, and the ends of the runs of logs.
+    """A cache of open searchers, open vector segments, decoded pages, filter results, and the ends of runs of logs.
 
     All values are immutable and limited in size. The name of a value contains the path and checksum of an object, so
     later versions share the value. Safe for threads.
@@ -224,7 +229,7 @@ class Kept:
     _covered: tuple[Snapshot, dict[str, Coverage]] | None = None
 
     def coverage(self, snapshot: Snapshot, definition: IndexDefinition) -> Coverage:
-        """Return the coverage of the index over the snapshot.
+        """Return the coverage of the snapshot by the index.
 
         Computed once per snapshot and definition. Makes no request.
         """

@@ -1,8 +1,7 @@
-"""All rows that match a query, without scores, and their facets.
+"""All rows that match a query, without scores, and counts of their values (facets).
 
 - `Searched` is the table that a search reads: the base, the unmerged records, and the filter.
-- `Matches` finds all matching rows of each source. The result is exact, regardless of the state of the index and the
-  merge.
+- `Matches` finds all matching rows of each source. The result is exact, regardless of which rows are indexed or merged.
 - `search_facets` counts the matching rows per value of a column that has a bitmap index. If a segment covers the rows,
   the bitmaps of the segment are counted. Otherwise the values of the rows are read. The counts are exact in both cases.
 """
@@ -60,7 +59,7 @@ _Answer = TypeVar("_Answer")
 class Trace:
     """The sources of each index, by index name, in the successful attempt of a search.
 
-    No damage ended this attempt.
+    In this attempt, no damaged object was found.
     """
 
     lives: Mapping[str, Live] = field(default_factory=dict)
@@ -70,9 +69,9 @@ class Trace:
 class Searched:
     """The rows that a search reads: a snapshot and its unmerged records, with a filter and limits.
 
-    Unpacked segments are stored in `cache_dir`. If `cache_dir` is None, unpacked segments exist for one search only.
-    Values that earlier searches left in `kept` are not fetched, opened or decoded again. Some unmerged records come
-    from the `raw` logs.
+    Unpacked segments are stored in `cache_dir`. If `cache_dir` is None, unpacked segments exist only during one search.
+    The search does not fetch, open or decode values again that earlier searches cached in `kept`. Some unmerged records
+    come from the `raw` logs.
     """
 
     store: ObjectStore
@@ -85,7 +84,7 @@ class Searched:
     kept: Kept = field(default_factory=Kept)
 
     def overlay(self) -> Overlay:
-        """Return the unmerged records as an overlay.
+        """Return the unmerged records in the form of an overlay.
 
         Logs have the same runs as in earlier searches. See `take_apart`.
         """
@@ -97,7 +96,7 @@ class Searched:
         return sources(self.store, self.snapshot, covered, overlay=overlay, cache=cached, kept=self.kept)
 
     def row_filter(self, *, is_run: bool = True) -> RowFilter | None:
-        """Return the filter, or None. Its results for rows are cached. See `RowFilter`."""
+        """Return the filter, or None. The results of the filter for rows are cached. See `RowFilter`."""
         if self.filter is None:
             return None
         parts, values = self.kept.verified.bitmaps, self.kept.values
@@ -108,7 +107,7 @@ class Searched:
     def lives(
         self, covered: Sequence[Coverage], overlay: Overlay, cached: SegmentCache, *, is_run: bool = True
     ) -> list[Live]:
-        """Return for each index the rows of the sources that meet the filter.
+        """Return, for each index, the rows of the sources that meet the filter.
 
         Every search and `explain_search` start with this method. Requests: those of `sources`.
         """
@@ -120,7 +119,9 @@ class Searched:
         attempt: Callable[[Sequence[Coverage], SegmentCache], _Answer],
         definitions: Sequence[IndexDefinition],
     ) -> _Answer:
-        """Return the result of `attempt`. If a segment or translation is unusable, repeat the attempt without it.
+        """Call `attempt` and return its result.
+
+        If a segment or translation is unusable, call `attempt` again without it.
 
         `attempt` gets the coverage of each index. A warning is logged for each unusable object.
 
@@ -161,7 +162,10 @@ class Query:
         syntax: object = fulltext.LENIENT,
         what: str = "a count or a facet",
     ) -> Query:
-        """Return the query for one index. Error messages call it `what`. Raises `InvalidInput` and `NotFound`."""
+        """Return the query for one index.
+
+        Error messages use the text `what` for the query. Raises `InvalidInput` and `NotFound`.
+        """
         definition = index_for(snapshot, one_index(index, what), by_vector=False)
         parsed = question(definition, snapshot, SearchQuestion(query=query, syntax=syntax))
         if not isinstance(parsed, fulltext.TextQuery | Predicate):
@@ -173,9 +177,9 @@ class Query:
 
 
 def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) -> _Answer:
-    """Return the result of `of` for the matches. If a segment is unusable, call `of` again without the segment.
+    """Call `of` with the matches, and return its result. If a segment is unusable, call `of` again without the segment.
 
-    Requests: those of `unmerged.take_apart` and of `Matches`. Raises the errors of `search`.
+    Makes the requests of `unmerged.take_apart` and of `Matches`. Raises the errors of `search`.
     """
     overlay = searched.overlay()
 
@@ -189,19 +193,19 @@ def matched(searched: Searched, query: Query, of: Callable[[Matches], _Answer]) 
 
 
 class Matches:
-    """The live rows that match a query and meet the filter, for each of the `sources` that contain them."""
+    """The live rows that match a query and meet the filter. They are grouped by the `sources` that contain them."""
 
     def __init__(
         self, searched: Searched, query: Query, overlay: Overlay, *, covered: Coverage, cached: SegmentCache
     ) -> None:
-        """Read no row yet."""
+        """Prepare the search without reading rows."""
         self.searched, self.overlay, self.covered, self.cached = searched, overlay, covered, cached
         self._query = query
         [self._live] = searched.lives([covered], overlay, cached)
         self.sources = self._live.sources
 
     def rows(self, numbers: Sequence[int] | None = None) -> Iterator[tuple[int, BitMap]]:
-        """Yield the matching rows of the sources with these numbers, or of all sources.
+        """Yield the matching rows of the sources with these numbers, or of all sources if `numbers` is None.
 
         The rows of a source may be yielded in several pieces.
 
@@ -221,7 +225,7 @@ class Matches:
         yield from self._of_live(held)
 
     def number(self) -> int:
-        """Return the number of matching rows. If no row can be hidden, no row is checked individually."""
+        """Return the number of matching rows. If no row can be hidden, the function does not check single rows."""
         parsed = self._query.parsed
         if isinstance(parsed, fulltext.TextQuery) and self._is_whole():
             with self._searcher(range(len(self.sources))) as searcher:
@@ -270,8 +274,8 @@ _HELD_COUNTS: Final = 2**18
 def search_facets(searched: Searched, query: Query, by: object, limit: int) -> pa.Table:
     """Return the `limit` most frequent values of the column `by` among the matching rows: `value`, `count` (int64).
 
-    The most frequent value is first. Equal counts are ordered by value, with null last. Rows with null are counted as
-    well, so all counts add up to the number of rows.
+    The most frequent value is first. Values with equal counts are ordered by value, with null last. Rows with null are
+    also counted, so the sum of all counts is the number of rows.
 
     Raises:
         InvalidInput: The column has no bitmap index. The errors of `search` are raised, too.
@@ -288,7 +292,7 @@ def search_facets(searched: Searched, query: Query, by: object, limit: int) -> p
 def bitmap_index_over(snapshot: Snapshot, by: object) -> tuple[IndexDefinition, str]:
     """Return the first bitmap index over a column, and the name of the column.
 
-    Raises `InvalidInput` without an index.
+    Raises `InvalidInput` if no bitmap index contains the column.
     """
     defined = [each for each in snapshot.config.indexes if each.kind == "bitmap"]
     for definition in defined:
@@ -340,7 +344,10 @@ class _Facets:
         return joined if joined.num_rows < _HELD_COUNTS else _summed(joined)
 
     def _of_split(self, split: str, rows: BitMap) -> Iterator[pa.Table]:
-        """Yield the counts for these rows of a split's file: by segments, then for the rows that no segment covers."""
+        """Yield the counts for these rows of a split's file.
+
+        Counts from segments come first, then counts of uncovered rows.
+        """
         left = rows
         for path in self._covered.answers.get(split, ()):
             segment = self._covered.segments[path]
@@ -354,7 +361,7 @@ class _Facets:
             yield _counted(taken.column(self._column))
 
     def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:
-        """Return the rows of a segment that are among these rows of a split, and their positions in the split."""
+        """Return those rows of a segment that are among the given rows of a split, and their positions in the split."""
         if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
         own, there = self._base.places(segment).within(split)

@@ -1,11 +1,11 @@
 """The order of results, the first rows of an order, and snippets.
 
-- A result is ordered by score. Rows with equal scores are ordered by their values (decision 0022). The order does not
-  depend on the split, the generation or the position of a row, and a compaction does not change pages.
+- A result is ordered by score. Rows with equal scores are ordered by the values of their columns (decision 0022). The
+  order does not depend on the split, the generation or the position of a row, and a compaction does not change pages.
 - `FirstRows` and `Best` keep the first rows of an order, in bounded memory.
-- `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. A window of
-  `GROWTH` times the size adds the next rows, and so on. A longer ranking need not start with the rows of a shorter
-  ranking. The division into pages does not change the rows or their order.
+- `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. A window
+  that is `GROWTH` times as large adds the next rows, and so on. A longer ranking need not start with the rows of a
+  shorter ranking. The size of the pages does not change the rows or their order.
 - `with_snippets` adds snippets to the rows of a search. A row's snippets depend only on the values of this row.
 """
 
@@ -39,18 +39,18 @@ _Item = TypeVar("_Item")
 
 
 class FirstRows:
-    """The first `limit` of the added rows.
+    """A collector of the first `limit` rows of all added rows.
 
     Memory: `2 * limit` rows, and the rows of the last call of `add`.
     """
 
     def __init__(self, schema: pa.Schema, limit: int, order_of: Callable[[pa.Table], Positions]) -> None:
-        """Start without rows. `order_of` returns the positions of rows in their order."""
+        """Start without rows. `order_of` returns the positions of rows in their sort order."""
         self._rows, self._limit, self._order_of = schema.empty_table(), limit, order_of
         self._is_trimmed = True
 
     def add(self, rows: pa.Table) -> None:
-        """Add rows of the schema."""
+        """Add rows with the schema of this object."""
         self._rows, self._is_trimmed = pa.concat_tables([self._rows, rows]), False
         if self._rows.num_rows > 2 * self._limit + _SPARE_ROWS:
             self.rows()
@@ -75,7 +75,7 @@ class FirstRows:
 def in_turns(
     waiting: Sequence[_Item], is_behind: Callable[[_Item], bool], most: Callable[[], int], *, at_once: int = 1
 ) -> Iterator[Sequence[_Item]]:
-    """Yield the items in groups, in the same order, until the next item comes after all wanted rows.
+    """Yield the items in groups, in the same order. Stop if the next item comes after all wanted rows.
 
     The first group has `at_once` items. Each further group has twice as many items, up to `most()`.
     """
@@ -89,7 +89,9 @@ SCORE = "score"
 
 
 def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the columns that order rows with equal scores: the key, or the time column and then all other columns.
+    """Return the columns that order rows with equal scores.
+
+    These are the key, or the time column and all other columns.
 
     If two rows have equal values in all of these columns, the rows are equal, except for -0.0 and 0.0.
     """
@@ -100,10 +102,10 @@ def tie_columns(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def row_name(snapshot: Snapshot) -> tuple[str, ...]:
-    """Return the columns that identify a row in every source: the key, or the split and the row's position in it.
+    """Return the columns that identify a row in every source. These are the key, or the split and the row's position.
 
-    The split and the position are not columns of the schema (`Best.taken`). In a table without a key, all rows are in
-    splits.
+    The split and the position are not columns of the schema (`Best.taken`). In a table without a key, every row is in a
+    split.
     """
     if snapshot.config.primary_key:
         return tuple(snapshot.config.primary_key)
@@ -111,7 +113,7 @@ def row_name(snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def free_name(name: str, taken: Collection[str]) -> str:
-    """Return the name with the prefix `_` repeated until no other column has it."""
+    """Return the name, with the prefix `_` repeated until no other column has this name."""
     while name in taken:
         name = f"_{name}"
     return name
@@ -123,14 +125,14 @@ def first_column(snapshot: Snapshot) -> pa.Field:
 
 
 def least(add: Add, snapshot: Snapshot) -> Any:
-    """Return a lower bound of the first of the `tie_columns` in this split, as `data.rows.codes`, or None."""
+    """Return a lower bound of the first `tie_columns` column in this split, as `data.rows.codes`, or None."""
     first = first_column(snapshot)
     text = (add.minValues or {}).get(stored_name(first))
     return bound_keys(pa.array([text], pa.string()), first.type)[0].as_py()
 
 
 class Best:
-    """The best `limit` of the added rows.
+    """A collector of the best `limit` rows of all added rows.
 
     Memory: `2 * limit` rows, and the rows of the last call of `add`.
     """
@@ -188,7 +190,7 @@ class Best:
         return self._rows.is_full
 
     def excludes(self, score: float, low: Any) -> bool:
-        """Return True if no row with this score and first column >= `low` can be among the best.
+        """Return True if no row with this score and with a first column >= `low` can be among the best rows.
 
         `low=None` matches any value.
         """
@@ -199,7 +201,7 @@ class Best:
         return bool(lowest > score or (lowest == score and reached is not None and reached < low))
 
     def contenders(self, low: Unsigned, high: Unsigned, *, score: float, wanted: int) -> Mask:
-        """Return a mask of the rows that may be among the best. All rows have this score.
+        """Return a mask of the rows that may be among the best rows. All of these rows have the same score.
 
         At most `wanted` rows are needed. The first column of each row is between its `leading_keys` in `low` and
         `high`.
@@ -225,7 +227,7 @@ class Best:
 
 
 def best_first(scores: pa.ChunkedArray, rows: pa.Table, columns: Sequence[str]) -> Positions:
-    """Return the order of the rows: by score, and by these columns for equal scores."""
+    """Return the order of the rows by score. Rows with equal scores are ordered by these columns."""
     coded = [codes(scores, descending=True)]
     if len(np.unique(scores.to_numpy())) < len(scores):
         coded += [codes_of(rows.column(name)) for name in columns]
@@ -292,8 +294,8 @@ def with_snippets(
 ) -> pa.Table:
     """Return the result of `search` with these columns, and a struct with a snippet for each column of the index.
 
-    The name of the struct is `snippets`, with the prefix `_` if another column has this name. A snippet is HTML text,
-    or null if the column has no match (`fulltext.snippets`). The texts are read together with the rows.
+    The name of the struct column is `snippets`, with the prefix `_` if another column has this name. A snippet is HTML
+    text, or null if the column has no match (`fulltext.snippets`). The texts are read together with the rows.
 
     Raises:
         InvalidInput: The index is not a full-text index. The errors of `search` are raised, too.

@@ -1,4 +1,4 @@
-"""Plans of searches for `explain_search`, source by source, and the cost of a search that was run.
+"""Plans of searches for `explain_search` with one part per source, and the cost of a search that was executed.
 
 A search and its plan start with the same objects (`Searched.lives`). So a plan always matches the search.
 """
@@ -24,32 +24,35 @@ from storage_core.read.search.source import Live, Place
 from storage_core.read.search.vectors import most_scored
 
 How = Literal["segment", "indexed", "exact", "left_out"]
-"""The way a source is searched.
+"""The method by which a source is searched.
 
-- `segment`: the segment of the source is searched.
+- `segment`: the search uses the segment of the source.
 - `indexed`: the rows are indexed while they are read.
 - `exact`: the rows are scored by their embeddings.
-- `left_out`: the source is not searched, because the filter and the log exclude it.
+- `left_out`: the source is not searched, because the log shows that no row meets the filter.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourcePlan:
-    """A set of rows that an index numbers together, including deleted rows. `how` is the way of the search.
+    """A set of rows that have consecutive row numbers in an index, including deleted rows.
 
-    `name` is a path or an id within `place`. In the base, it is the path of a split, or the path of a segment over
-    several splits. In a log, it is the id of the region.
+    `how` is the method of the search.
+
+    `name` is a path or an id, depending on `place`. In the base, it is the path of a split, or the path of a segment
+    over several splits. In a log, it is the id of the region.
 
     Fields of a vector index:
 
-    - `exact_up_to`: if a filter leaves at most this many rows, they are scored exactly. None without a filter.
+    - `exact_up_to`: if at most this many rows meet the filter, the search scores them exactly. It is None without a
+      filter.
     - `clusters`: the number of clusters of the segment according to the log. It is 0 for a segment without clusters.
 
     Fields of a vector index that are known after the search was run:
 
     - `matching`: the number of live rows that meet the filter.
     - `probed`: the number of clusters that were searched.
-    - `ranked`: the number of rows that were scored by embeddings of the table, as a sum over all windows.
+    - `ranked`: the number of rows that were scored by embeddings of the table. It is the sum over all windows.
     """
 
     place: Place
@@ -91,7 +94,7 @@ class SourcePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexPlan:
-    """The use of one index by a search.
+    """The part of a search plan for one index.
 
     Attributes:
         index: The name of the index.
@@ -144,7 +147,7 @@ class IndexPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterPlan:
-    """The evaluation of the filter of a search.
+    """The part of a search plan for the filter.
 
     Attributes:
         condition: The filter as SQL.
@@ -170,7 +173,7 @@ class FilterPlan:
     rows_read: int | None = None
 
     def __str__(self) -> str:
-        """Return the evaluation as two lines of text."""
+        """Return this plan part as two lines of text."""
         read = f"its columns {', '.join(self.columns)} are read"
         if self.bitmap_indexes:
             how = "wholly" if self.is_exact else "in part"
@@ -184,7 +187,7 @@ class FilterPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchPlan:
-    """The plan of a search for each index, and the cost if it was run."""
+    """The plan of a search for each index, and the cost of the search if it was executed."""
 
     indexes: Sequence[IndexPlan]
     filter: FilterPlan | None = None
@@ -211,7 +214,7 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """An index of a search, its weight relative to the other indexes, and the requested number of clusters."""
+    """An index of a search, with its weight relative to the other indexes and the requested number of clusters."""
 
     definition: IndexDefinition
     weight: float | None = None
@@ -221,7 +224,7 @@ class Searching:
 def indexes_of(snapshot: Snapshot, given: SearchQuestion) -> list[Searching]:
     """Return the indexes that a search uses.
 
-    Without query and vector, return the named indexes. Raises the errors of `search`.
+    If neither a query nor a vector is given, return the named indexes. Raises the errors of `search`.
     """
     if given.query is None and given.vector is None:
         return [Searching(segments.definition_of(snapshot, name)) for name in names_of(given.index)]
@@ -244,7 +247,7 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
         lives = searched.lives(covered, overlay, cached, is_run=False)
         for live in lives:
             for source in live.sources:
-                source.count()  # a damaged translation raises its error here
+                source.count()  # `count` raises the error of a damaged translation here
         return Trace({each.name: live for each, live in zip(definitions, lives, strict=True)})
 
     return searched.attempted(attempt, definitions)
@@ -253,7 +256,7 @@ def planned(searched: Searched, indexes: Sequence[Searching]) -> Trace:
 def search_plan(
     searched: Searched, indexes: Sequence[Searching], trace: Trace, *, done: Analysis | None = None
 ) -> SearchPlan:
-    """Return the plan of a search, given its trace. `done` is the cost of the search if it was run."""
+    """Return the plan of a search from its trace. If the search was executed, `done` is its cost."""
     condition = next((live.filter for live in trace.lives.values()), None)
     is_run, is_filtered = done is not None, condition is not None or any(each.weight == 0 for each in indexes)
     plans = [_index(searched, each, trace, is_run=is_run, is_filtered=is_filtered) for each in indexes]
@@ -262,7 +265,7 @@ def search_plan(
 
 
 def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
-    """Return the splits that a search would answer from segments, and the splits that it would index during the run.
+    """Return the splits that a search would answer from segments, and the splits that it would index while it runs.
 
     The result has these fields of `IndexPlan`: `index, kind, version, watermark, segments, scanned`. Makes no request.
 

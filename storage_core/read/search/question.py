@@ -1,13 +1,13 @@
 """The request of a search: the indexes, the question to each index, and the method of fusing the rankings.
 
-`request_of` checks the arguments of `Table.search`. It returns the indexes, the weights, and the question to each index
-in the form for the kind of index.
+`request_of` checks the arguments of `Table.search`. It returns the indexes, the weights, and the question to each
+index. The form of a question depends on the kind of index.
 
-`fuse` computes one score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
+`fuse` computes a single score for rows that several indexes ranked (Cormack, Clarke and Büttcher, SIGIR 2009):
 
 - Reciprocal rank fusion (`rrf`) adds `weight / (60 + rank)` for each ranking. The first rank is 1.
-- Linear fusion (`linear`) adds `weight * (score - least) / (most - least)`, with the smallest and greatest score of the
-  ranking. If all scores of a ranking are equal, each score counts as 1.
+- Linear fusion (`linear`) adds `weight * (score - least) / (most - least)`. Here `least` and `most` are the smallest
+  and greatest scores of the ranking. If all scores of a ranking are equal, linear fusion adds the weight.
 
 A ranking that does not contain a row adds nothing to the score of the row.
 
@@ -42,14 +42,14 @@ Fusion = Literal["rrf", "linear"]
 
 RANK_OFFSET: Final = 60
 
-_MOST_WEIGHT: Final = 1e300  # with this limit, sums of weights are finite
+_MOST_WEIGHT: Final = 1e300  # with this limit on weights, sums of weights are finite
 
 _Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """Rows by their numbers, best first. Each row appears once, and the scores are in descending order."""
+    """The row numbers of a ranking, best row first. Each row appears once, and the scores are in descending order."""
 
     rows: Positions
     scores: _Floats
@@ -73,7 +73,7 @@ def fusion_of(given: object) -> Fusion:
 def weights_of(given: object, indexes: Sequence[str]) -> list[float]:
     """Return the weight of each index.
 
-    The default is 1. Raises `InvalidInput` for an unknown index or an invalid weight.
+    The default is 1. Raises `InvalidInput` if an index is unknown or a weight is invalid.
     """
     if given is not None and not isinstance(given, Mapping):
         raise InvalidInput(f"weights are {quoted(given)}. Give a number for the name of an index")
@@ -107,7 +107,7 @@ def _normalised(ranking: Ranking) -> _Floats:
     return np.ones(len(ranking.scores)) if most == least else (ranking.scores - least) / (most - least)
 
 
-_COPIES = 8  # for a text: a character may take four bytes, and its Arrow forms take more
+_COPIES = 8  # the memory for a text: a character may take four bytes, and its Arrow forms take more
 _COMPARISONS: Final = {str(each): each for each in Comparison}
 
 
@@ -115,15 +115,15 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
     """Return the predicate of a query to a bitmap index: a value, a list (any value matches), or columns (all match).
 
     The text form is `404`, `404,500`, a JSON list, or a JSON object with columns. Each column has a value, a list of
-    values, or an object with conditions that must all hold:
+    values, or an object with conditions. All of these conditions must be true:
 
     - `=`, `<>`, `<`, `<=`, `>`, `>=` with a value
     - `in` and `not in` with a list
     - `between` with the smallest and the greatest value
     - `is null` with true or false
 
-    As in SQL, a null meets no condition except `is null`. Values are parsed by the type of the column, and timestamps
-    as ISO 8601. An index over several columns accepts an object only.
+    As in SQL, a null value meets only the condition `is null`. Values are parsed by the type of the column, and
+    timestamps as ISO 8601. An index over several columns accepts only an object.
 
     Raises:
         InvalidInput: A value cannot be parsed or is null, or a column is not in the index.
@@ -140,7 +140,7 @@ def parse_bitmap_query(query: object, definition: IndexDefinition, schema: pa.Sc
 
 
 class _Column:
-    """A column of the index, and the parser for conditions on it."""
+    """A column of the index, and the parser for values in conditions on the column."""
 
     def __init__(self, name: str, definition: IndexDefinition, schema: pa.Schema) -> None:
         if name not in definition.columns:
@@ -195,7 +195,7 @@ class _Column:
 
     def _values(self, listed: Sequence[object]) -> list[Scalar]:
         size = sum(len(each) for each in listed if isinstance(each, str))
-        # If Arrow runs out of memory here, it ends the process.
+        # If Arrow runs out of memory here, Arrow ends the process.
         with require_headroom(f"values to look for in {self._name!r}", size=_COPIES * size):
             return [self._scalar(each) for each in listed]
 
@@ -254,7 +254,10 @@ def _refused(definition: IndexDefinition, reason: str) -> InvalidInput:
 
 
 _MOST_ROWS: Final = 2**56
-"""A number above the rows of any table. The windows of a search are several times larger and must fit into 64 bits."""
+"""A number that is greater than the number of rows of any table.
+
+The windows of a search are several times larger and must fit into 64 bits.
+"""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,7 +289,7 @@ class SearchQuestion:
 
 @dataclass(frozen=True, slots=True)
 class IndexQuestion:
-    """One index of a search, and the question to it."""
+    """One index of a search, and the question to this index."""
 
     definition: IndexDefinition
     question: Question
@@ -296,8 +299,8 @@ class IndexQuestion:
 class SearchRequest:
     """The checked request of a search.
 
-    It has the ranking indexes with their weights, the method of fusion, and the indexes that only filter. Without
-    `weights`, one index is used, and the result has the scores of this index.
+    It contains the indexes that rank, their weights, the method of fusion, and the indexes that only filter. If
+    `weights` is empty, a single index is used, and the result has the scores of this index.
     """
 
     ranking: Sequence[IndexQuestion]
@@ -351,7 +354,10 @@ def index_for(snapshot: Snapshot, index: object, *, by_vector: bool) -> IndexDef
 
 
 def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinition:
-    """Return the definition of the only index of these kinds. Raises `InvalidInput` for no index or several indexes."""
+    """Return the definition of the only index of these kinds.
+
+    Raises `InvalidInput` if there is no such index, or if there are several.
+    """
     fitting = sorted(each.name for each in snapshot.config.indexes if each.kind in kinds)
     if len(fitting) != 1:
         kind = " or ".join(kinds).replace("fulltext", "full-text")
@@ -362,7 +368,7 @@ def only_index(snapshot: Snapshot, kinds: Collection[IndexKind]) -> IndexDefinit
 
 
 def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuestion) -> Question:
-    """Return the question for an index with this definition. Raises `InvalidInput`."""
+    """Return the question for an index with the given definition. Raises `InvalidInput`."""
     query, nprobe, boosts = given.query, given.nprobe, given.boosts
     if query is not None and given.vector is not None:
         raise InvalidInput(
@@ -395,7 +401,7 @@ def question(definition: IndexDefinition, snapshot: Snapshot, given: SearchQuest
 
 
 def one_index(index: object, what: str) -> str | None:
-    """Return the name of the index, or None without a name. Raises `InvalidInput` for several names."""
+    """Return the name of the index, or None if no name is given. Raises `InvalidInput` if several names are given."""
     if index is None:
         return None
     first, *others = names_of(index)
@@ -405,7 +411,7 @@ def one_index(index: object, what: str) -> str | None:
 
 
 def names_of(index: object) -> list[str]:
-    """Return the names in a list of indexes. Raises `InvalidInput` for an empty list or a repeated name."""
+    """Return the names in a list of indexes. Raises `InvalidInput` if the list is empty or repeats a name."""
     given = list(index) if isinstance(index, list | tuple) else [index]
     names = [each for each in given if isinstance(each, str)]
     if not names or len(names) < len(given):
@@ -416,7 +422,9 @@ def names_of(index: object) -> list[str]:
 
 
 def page(limit: object, offset: object = 0) -> tuple[int, int]:
-    """Return the number of wanted rows, and the number of rows to skip. Both have a limit above the size of any table.
+    """Return the number of wanted rows, and the number of rows to skip.
+
+    The limit of both numbers is above the size of any table.
 
     Raises `InvalidInput` if a number is invalid.
     """
@@ -496,7 +504,7 @@ def _request_of_several(snapshot: Snapshot, given: SearchQuestion, fusion: Fusio
 
 
 def _definitions(snapshot: Snapshot, index: object, *, query: object, vector: object) -> Sequence[IndexDefinition]:
-    """Return the named indexes, or one index for each question.
+    """Return the named indexes, or, without names, one index for each question.
 
     Raises an error if an index has no question or a question has no index.
     """

@@ -1,12 +1,13 @@
-"""Searches by one index: ranked by score, or ordered by a column.
+"""Searches by one index. Results are ordered by score or by a column.
 
-A search is exact, regardless of the state of the index and the merge (decision 0022). Rows without a segment are
-indexed during the search, and are searched as if they had a segment. The rows, the scores and the order are therefore
-the same for a complete, incomplete or empty index. Rows with equal scores are ordered by their values (decision 0022).
+A search is exact, regardless of which rows are indexed or merged (decision 0022). Rows without a segment are indexed
+during the search. The search then treats them like rows with a segment. Therefore a complete, an incomplete and an
+empty index give the same rows, scores and order. Rows with equal scores are ordered by the values of their columns
+(decision 0022).
 
-`search_ordered` returns matching rows in the order of a column instead of by score, for example the newest first. The
-log contains bounds of the column for each split. The sources that may contain the first rows are searched first. If all
-rows of a source come after the result, the search does not open its segments or read its rows.
+`search_ordered` returns matching rows in the order of a column instead of the score. For example, the newest rows come
+first. The log contains bounds of the column for each split. The sources that may contain the first rows are searched
+first. If all rows of a source come after the result, the search does not open its segments or read its rows.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Order:
 
 
 def refuse_scores(of_scores: Mapping[str, object]) -> None:
-    """Raise `InvalidInput` if a parameter for scores is given. An ordered search has no scores."""
+    """Raise `InvalidInput` if a parameter for scores is given, because an ordered search has no scores."""
     if given := [name for name, value in of_scores.items() if value is not None]:
         raise InvalidInput(f"order_by returns no scores, and {given[0]} needs scores. Give one of the two")
 
@@ -107,10 +108,10 @@ def search_ordered(
     limit: object = 10,
     offset: object = 0,
 ) -> pa.Table:
-    """Return `limit` matching rows after the first `offset` rows, in the order of a column and without a score.
+    """Return `limit` matching rows after the first `offset` rows. The rows are ordered by a column and have no score.
 
-    Rows with equal values are ordered like rows with equal scores (`order.tie_columns`). Pages of one version therefore
-    do not overlap or miss a row.
+    Rows with equal values have the same order as rows with equal scores (`order.tie_columns`). Therefore pages of one
+    version do not overlap and do not miss a row.
 
     Raises:
         InvalidInput: The column has no order. The errors of `search` are raised, too.
@@ -135,7 +136,10 @@ def search_ordered(
 
 @dataclass(frozen=True, slots=True)
 class _Bounded:
-    """A source, or some of its `rows`. No value comes before the key `bound`. An unknown bound is None."""
+    """A source, or some rows of a source (`rows`).
+
+    In the order of the result, no value comes before the key `bound`. If the bound is unknown, `bound` is None.
+    """
 
     bound: Any
     source: int
@@ -162,12 +166,12 @@ class _First:
         return [*(each for each in each_found if each.bound is None), *ordered]
 
     def bound(self, bounds: Iterable[Any]) -> Any:
-        """Return the first of several bounds, or None if one of them is unknown."""
+        """Return the first of several bounds in this order, or None if one bound is unknown."""
         known = [*bounds]
         return None if not known or None in known else (max if self.descending else min)(known)
 
     def excludes(self, bound: Any) -> bool:
-        """Return True if no row with a value at or after this key can be among the first rows."""
+        """Return True if no row with a value at or after this key can be in the result."""
         if bound is None or not self.rows.is_full:
             return False
         last = sortable(self.rows.last().column(self.by).combine_chunks())[0].as_py()
@@ -190,9 +194,9 @@ class _First:
 
 
 def _add_first(matches: Matches, first: _First) -> None:
-    """Search the sources in the order of their bounds, until the next sources come after the result.
+    """Search the sources in the order of their bounds. Stop if all further sources come after the result.
 
-    The number of sources that are searched concurrently grows.
+    The function searches a growing number of sources concurrently.
     """
     splits = {split for source in matches.sources for split in source.splits}
     bounds = _bounds(matches.searched.snapshot, first, splits)
@@ -206,7 +210,7 @@ def _add_first(matches: Matches, first: _First) -> None:
 
 
 def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
-    """Return for each split a lower bound of its keys in this order. None if the log does not contain a bound."""
+    """Return, for each split, a lower bound of its keys in this order, or None without a bound in the log."""
     kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
     if not any(is_kind(kind) for is_kind in _BOUNDED):
         return dict.fromkeys(splits)
@@ -216,12 +220,13 @@ def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mappi
     return dict(zip(splits, keys.to_pylist(), strict=True))
 
 
-# Bounds of floats ignore NaN, the greatest value. Texts often have the same long prefix, and bounds are truncated.
+# Bounds of floats ignore NaN, the greatest value. Bounds of texts are truncated, and texts often have the same long
+# prefix.
 _BOUNDED = (pa.types.is_integer, pa.types.is_decimal, pa.types.is_date, pa.types.is_timestamp)
 
 
 def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int]) -> Iterator[_Bounded]:
-    """Yield the matching rows of some sources, separated by split."""
+    """Yield the matching rows of some sources. Each piece has the rows of one split."""
     for number, rows in matches.rows(numbers):
         source, own = matches.sources[number], np.array(rows.to_array(), np.uint32)
         if len(source.splits) < 2:
@@ -234,7 +239,8 @@ def _pieces(matches: Matches, bounds: Mapping[str, Any], numbers: Sequence[int])
 def _add(matches: Matches, first: _First, pieces: Iterable[_Bounded]) -> None:
     """Add the rows of some pieces in the order of their bounds.
 
-    The column of the order is read first. Then the other columns are read for the rows that may be wanted.
+    The function first reads the column of the order. Then it reads the other columns for the rows that may be in the
+    result.
     """
 
     def values(piece: _Bounded) -> pa.ChunkedArray:
@@ -255,7 +261,7 @@ _MATCH = 1.0
 class _Scored:
     """The result of an index: the live `hits` of sources, and the positions of the `sources` that may have hits.
 
-    All rows with a score greater than `tied` are among the best. The sources `better` contain these rows. The first
+    All rows with a score greater than `tied` are among the best rows. These rows are in the sources `better`. The first
     `wanted` rows with the score `tied` are among the best as well.
     """
 
@@ -274,25 +280,27 @@ def search(
     most: int,
     trace: Trace | None = None,
 ) -> pa.Table:
-    """Return the best `most` live rows of the table according to one index, with their `score`, best first.
+    """Return the best `most` live rows of the table according to one index.
 
-    Only rows that meet the filter are returned, and the filter does not change scores. If a key has several unmerged
+    The rows have a `score` and are ordered best first.
+
+    The search returns only rows that meet the filter. The filter does not change scores. If a key has several unmerged
     records, the newest record is used.
 
-    Rows are ordered by descending score, then by key. A table without a key uses the time column and then all other
-    columns. The same rows with the same scores therefore produce the same pages, regardless of where the rows are
-    stored.
+    Rows are ordered by descending score, then by key. In a table without a key, the time column and then all other
+    columns replace the key. Therefore the same rows with the same scores always produce the same pages, regardless of
+    where the rows are stored.
 
-    If a `vector` is given, the nearest rows are found. `score` is 1 - distance for cosine, and -distance for l2 and
-    dot. `distance` is the distance of the metric. Both are computed from exact embeddings. `nprobe` clusters of each
-    segment are searched. Candidates are ranked by codes in windows of 10 rows, 40 rows and so on (`windows`).
-    Additional rows of a wider window come after the rows of the narrower window.
+    If a `vector` is given, the search finds the nearest rows. `score` is 1 - distance for cosine, and -distance for l2
+    and dot. `distance` is the distance of the metric. `score` and `distance` are computed from exact embeddings. The
+    search reads `nprobe` clusters of each segment. Codes rank the candidates in windows of 10 rows, 40 rows and so on
+    (`windows`). Additional rows of a wider window come after the rows of the narrower window.
 
-    Full text is scored with BM25 (`fulltext.parse` documents the syntax). The statistics cover all rows of the splits,
-    the whole rows of each unmerged generation, and the rows that other records produce from the base. Deleted or
-    superseded rows stay in the statistics until their split is rewritten or their generation is merged. The search
-    never returns these rows. Decision 0022 limits their effect on scores. Every match of a bitmap index has the score
-    1.0 (`question.parse_bitmap_query`).
+    A search in full text computes scores with BM25 (`fulltext.parse` documents the syntax). The statistics for BM25
+    cover all rows of the splits, and the whole rows of each unmerged generation. They also cover the rows that other
+    records produce from the base. Deleted or replaced rows stay in the statistics until their split is rewritten or
+    their generation is merged. The search never returns deleted or replaced rows. Decision 0022 describes the limit of
+    their effect on scores. Every match of a bitmap index has the score 1.0 (`question.parse_bitmap_query`).
 
     Args:
         searched: The table, the filter and the limits.
@@ -344,7 +352,10 @@ def search(
 
 
 def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kept, root: Path) -> None:
-    """Add the best `most` rows of one index. Other rows with the score of the last row may be added as well."""
+    """Add the best `most` rows of one index.
+
+    The function may also add other rows that have the score of the last row.
+    """
     match one.question:
         case fulltext.TextQuery() as query:
             with kept.searchers.searcher(one.definition, live.sources, root) as searcher:
@@ -357,7 +368,7 @@ def add_best(live: Live, one: IndexQuestion, rows: Best, most: int, *, kept: Kep
 
 
 def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: int) -> pa.Table:
-    """Return the nearest `most` rows with their scores, built from windows."""
+    """Return the nearest `most` rows with their scores. The result is built from windows."""
     name, (score, _) = row_name(snapshot), added_names(snapshot.schema)
     held = [*dict.fromkeys([*names, *name])]
 
@@ -372,14 +383,14 @@ def _nearest(nearest: Nearest, snapshot: Snapshot, names: Sequence[str], most: i
 
 
 def added_names(schema: pa.Schema) -> tuple[str, str]:
-    """Return the names of the score and the distance in results. No other column has these names."""
+    """Return the names of the added columns for the score and the distance. No other column has these names."""
     return free_name(SCORE, schema.names), free_name(DISTANCE, schema.names)
 
 
 def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Searcher) -> _Scored:
     found = query.hits(searcher, most, live=live)
     hits = by_source(found)
-    tied = found[-1].score if len(found) > most else -math.inf  # otherwise all of the hits are among the best
+    tied = found[-1].score if len(found) > most else -math.inf  # otherwise all hits are among the best rows
     better = frozenset(source for source, own in hits.items() if own[0].score > tied)
     return _Scored(
         sources=sorted(hits),
@@ -391,7 +402,7 @@ def _text_matches(live: Live, query: fulltext.TextQuery, most: int, searcher: Se
 
 
 def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
-    """Return the matches of a bitmap index. A source is opened only when its hits are needed."""
+    """Return the matches of a bitmap index. The search opens a source only if its hits are needed."""
 
     def matching(source: int) -> list[Hit]:
         return [Hit(source=source, row=row, score=_MATCH) for row in live.sources[source].matching(condition)]
@@ -404,10 +415,10 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
 
 
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
-    """Read each source that may have some of the best rows. Each source is read once.
+    """Read each source that may have some of the best rows. The function reads each source only once.
 
-    Sources that certainly have such rows are read concurrently. The other sources are read in growing groups, until no
-    more rows are needed.
+    It reads sources that certainly have some of the best rows concurrently. It reads the other sources in groups of
+    increasing size, until no more rows are needed.
     """
 
     def add(sources: Sequence[int]) -> None:
@@ -422,7 +433,8 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 
     add([each for each in matches.sources if each in matches.better])
     others = sorted({*matches.sources} - matches.better, key=turn)
-    # The sources are in the order of their first rows. The search stops at the first source that has only later rows.
+    # The sources are in the order of their first rows. The search stops at the first source in which all rows come
+    # after the result.
     for group in in_turns(
         others, lambda each: best.excludes(matches.tied, found[each].low()), lambda: 1 if best.is_full else _AT_ONCE
     ):
@@ -432,9 +444,9 @@ def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
 def _contending(
     found: Sequence[Source], matches: _Scored, hits: Mapping[int, Sequence[Hit]], best: Best
 ) -> Mapping[int, Sequence[Hit]]:
-    """Return the hits that may be among the best.
+    """Return the hits that may be among the best rows.
 
-    A hit with the last score is dropped if it comes after the last row.
+    A hit with the score `tied` is removed if it comes after the last of the best rows.
     """
     tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:

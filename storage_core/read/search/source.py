@@ -1,8 +1,8 @@
 """The sources of a search, and the filter that keeps hits in live rows.
 
-A `Source` is a set of rows that an index numbers from 0, such as a split or a generation. `Live` keeps the hits that
-are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each segment
-numbers its rows separately. So this filter identifies rows by split and position, or by key.
+A `Source` is a set of rows that an index numbers from 0, for example a split or a generation. `Live` keeps the hits
+that are not deleted and meet the filter. `TextFilter` is a filter that consists of the hits of another index. Each
+segment has its own row numbers. Therefore this filter identifies rows by split and position, or by key.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ from storage_core.read.row_filter import NOTHING_KNOWN, RowFilter
 from storage_core.store.meter import prefetch
 
 Between = tuple[Unsigned, Unsigned]
-"""Two arrays of `leading_keys`: lower and upper bounds of each row in the first of the `tie_columns`."""
+"""Two arrays of `leading_keys`.
+
+They are the lower and upper bounds of each row in the first column of `tie_columns`.
+"""
 
 InSplit = tuple[str, Positions, Positions]
-"""The path of a split, positions in a list of rows, and the row numbers of these rows in the split."""
+"""The path of a split, the positions of some rows in a list, and their row numbers in the split."""
 
 
 Place = Literal["base", "generation", "log", "records"]
@@ -40,7 +43,7 @@ Place = Literal["base", "generation", "log", "records"]
 - `base`: splits of the base.
 - `generation`: one generation.
 - `log`: entries of a log.
-- `records`: rows that result from several records together, or from records applied over the base.
+- `records`: rows that are merged from several records, or from records and the base.
 """
 
 
@@ -49,7 +52,7 @@ class Origin:
     """The location of the rows of a source.
 
     `name` is the path of a split of the base, or of a segment over several splits. `segment` is the path of the segment
-    that covers the rows, or None without a segment.
+    that covers the rows, or None if no segment covers them.
     """
 
     place: Place
@@ -58,11 +61,11 @@ class Origin:
 
 
 class Source(Protocol):
-    """Rows that an index numbers from 0."""
+    """A set of rows that have row numbers from 0 in an index."""
 
     @property
     def origin(self) -> Origin:
-        """The location of the rows, as `explain_search` reports it."""
+        """The location of the rows, in the form that `explain_search` shows."""
         ...
 
     @property
@@ -72,17 +75,17 @@ class Source(Protocol):
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """The paths of the splits of the base that contain the rows. Empty if the rows are not in the base."""
+        """The paths of the splits that contain the rows. It is empty if the rows are not in the base."""
         ...
 
     @property
     def segment_bytes(self) -> int | None:
-        """The size in bytes of the segment that covers the rows. None without a segment."""
+        """The size in bytes of the segment that covers the rows. It is None if no segment covers the rows."""
         ...
 
     @property
     def is_near(self) -> bool:
-        """True if the source is so fast to read that a second thread costs more than it saves."""
+        """True if reading the source is so fast that a second thread costs more time than it saves."""
         ...
 
     def count(self) -> int:
@@ -90,7 +93,7 @@ class Source(Protocol):
         ...
 
     def directory(self) -> Path:
-        """Return the directory with the files of the index over all the rows."""
+        """Return the directory with the files of the index over all rows of this source."""
         ...
 
     def ranged(self) -> Ranged | None:
@@ -98,7 +101,7 @@ class Source(Protocol):
         ...
 
     def matching(self, condition: Predicate) -> BitMap:
-        """Return the rows that meet a condition on columns of the index. The index has bitmaps."""
+        """Return the rows that meet a condition on columns of the index. The index must have bitmaps."""
         ...
 
     def low(self) -> Any:
@@ -106,7 +109,10 @@ class Source(Protocol):
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:
-        """Return bounds of the order of these rows, or None if there are no bounds. This costs less than `take`."""
+        """Return lower and upper bounds for the order of these rows, or None if there are no bounds.
+
+        These bounds cost less than `take`.
+        """
         ...
 
     def in_splits(self, rows: Sequence[int]) -> Iterable[InSplit]:
@@ -114,11 +120,11 @@ class Source(Protocol):
         ...
 
     def deleted(self) -> BitMap:
-        """Return the rows that cannot be in a result, even if the index finds them."""
+        """Return the rows that no result may contain, even if the index finds them."""
         ...
 
     def take(self, rows: Sequence[int], columns: Collection[str]) -> pa.Table:
-        """Return these columns of these rows.
+        """Return some columns of some rows.
 
         The result has the table's columns in schema order, and the rows in the order of `rows`.
         """
@@ -126,10 +132,13 @@ class Source(Protocol):
 
 
 class Unusable(Exception):  # noqa: N818  # never leaves a search
-    """A segment or translation is damaged or no longer exists. The search must read its rows from splits instead."""
+    """A segment or translation is damaged or no longer exists.
+
+    The search must read the rows of the segment from splits instead.
+    """
 
     def __init__(self, path: str, why: object) -> None:
-        """Create the error. `path` is the path of the object, and `why` the error of reading it."""
+        """Create the error. `path` is the path of the object, and `why` is the error that occurred when it was read."""
         super().__init__(str(why))
         self.path = path
 
@@ -163,10 +172,13 @@ def require_within(rows: Sequence[int], count: int, where: str) -> None:
 
 
 class TextFilter:
-    """The rows of some hits, used as a filter. It identifies rows of the base by position, and other rows by key."""
+    """A filter that contains the rows of some hits.
+
+    The filter identifies rows of the base by position, and other rows by key.
+    """
 
     def __init__(self, found: Sequence[Source], hits: Sequence[Hit], key: Sequence[str]) -> None:
-        """Build the filter from hits of these sources, in a table with this key.
+        """Build the filter from hits in these sources. The table has the key `key`.
 
         Requests: those of `Source.in_splits`.
         """
@@ -179,7 +191,10 @@ class TextFilter:
                 self._splits[split] = self._splits.get(split, BitMap()) | bitmap_of(there)
 
     def mask(self, source: Source, rows: Positions) -> Mask:
-        """Return a mask of the rows that this filter contains. The source may be of any index of the same search."""
+        """Return a mask of the rows that this filter contains.
+
+        The source may belong to any index of the same search.
+        """
         mask = np.zeros(len(rows), np.bool_)
         if source.splits:
             for split, own, there in source.in_splits(rows.tolist()):
@@ -203,11 +218,11 @@ _FILTERED_ROWS = 2**18
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """The work of a search by vector on one source. `matching` is the number of live rows that meet the filter.
+    """A count of the work of a vector search on one source. `matching` is the number of live rows that meet the filter.
 
-    `ranked` is the number of rows that were scored by embeddings of the table, as a sum over all windows and queries.
-    If `is_exact` is True, all matching rows were scored. Otherwise only the rows that codes selected were scored.
-    `clusters` is the number of clusters that the last window searched, or None for a segment without clusters.
+    `ranked` is the number of rows that were scored by embeddings of the table. It is the sum over all windows and
+    queries. If `is_exact` is True, all matching rows were scored. Otherwise only the rows that codes selected were
+    scored. `clusters` is the number of clusters that the last window searched, or None for a segment without clusters.
     """
 
     matching: int
@@ -217,25 +232,26 @@ class Looked:
 
 
 class Live:
-    """A filter of hits. It returns the hits that are visible rows and meet the filter, in the same order.
+    """A filter of hits. It returns the hits on visible rows that meet the filter, in the same order.
 
-    Deleted rows are looked up only for sources with hits. Bitmap indexes or earlier searches may decide the filter for
-    a hit. Otherwise the columns of the filter are read for the row of the hit. The cost therefore depends on the number
-    of checked hits, and not on the size of the table. Hits are checked until enough hits meet the filter.
+    Deleted rows are read only for sources with hits. Bitmap indexes or earlier searches may already have the result of
+    the filter for a hit. Otherwise the columns of the filter are read for the row of the hit. The cost therefore
+    depends on the number of checked hits, and not on the size of the table. Hits are checked until enough hits meet the
+    filter.
     """
 
     def __init__(self, found: Sequence[Source], wanted: RowFilter | None, matched: Sequence[TextFilter] = ()) -> None:
-        """Create the filter. A row passes if it meets `wanted` and is in each of `matched`."""
+        """Create the filter. A row passes the filter if it meets `wanted` and is in each of `matched`."""
         self.sources = found
         self.filter = wanted
-        """The filter that the rows have to meet, or None."""
+        """The filter that rows must meet, or None."""
         self._matched = matched
         self._deleted: dict[int, BitMap] = {}
         self._rows: dict[int, BitMap] = {}
         self.looked: dict[int, Looked] = {}
         """The work of searches by vector, by source."""
         self.judged = self.met = 0
-        """The number of rows for which the filter was evaluated, and the number of these rows that meet it."""
+        """The number of rows for which the filter was evaluated, and the number of these rows that meet the filter."""
 
     def among(self, matched: Sequence[TextFilter]) -> Live:
         """Return this filter with the additional condition that a row is in each of `matched`."""
@@ -251,7 +267,7 @@ class Live:
         return self._wanted(live) if live and self.is_filtered else live
 
     def left(self, found: Mapping[int, BitMap]) -> Mapping[int, BitMap]:
-        """Return which of these rows of sources are visible and meet the filter. Raises the errors of `__call__`."""
+        """Return those of these rows that are visible and meet the filter. Raises the errors of `__call__`."""
         deleted = self._deleted_of(found)
         live = {source: rows - deleted[source] for source, rows in found.items() if source in deleted}
         if not self.is_filtered:
@@ -262,7 +278,7 @@ class Live:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether rows have to meet a filter."""
+        """Whether rows must meet a filter."""
         return self.filter is not None or bool(self._matched)
 
     def rows(self, source: int) -> BitMap:
@@ -275,7 +291,7 @@ class Live:
         return self._rows[source]
 
     def excludes(self, source: int) -> bool:
-        """Return whether the filter excludes every row of a source, according to the log."""
+        """Return whether the log shows that no row of a source meets the filter."""
         paths = self.sources[source].splits
         return self.filter is not None and bool(paths) and self.filter.splits.isdisjoint(paths)
 
@@ -313,7 +329,7 @@ class Live:
         return met
 
     def _lasting(self, source: Source) -> RowFilter | None:
-        """Return the filter if its results may be cached for the source, else None.
+        """Return the filter if its results for the source may be cached, else None.
 
         Results may be cached if the source is in splits and no other filter applies.
         """
@@ -330,7 +346,10 @@ class Live:
         return [hit for hit, is_met in zip(hits, met.tolist(), strict=True) if is_met]
 
     def _meeting(self, rows: Mapping[int, Positions]) -> dict[int, Mask]:
-        """Return for each source a mask of these rows that meet the filter and are in all of the matched sets."""
+        """Return, for each source, a mask of these rows.
+
+        It is True for rows that meet the filter and are in all matched sets.
+        """
         met = {source: np.ones(len(own), np.bool_) for source, own in rows.items()}
         for source, own in rows.items():
             for matched in self._matched:

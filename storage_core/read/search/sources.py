@@ -1,8 +1,8 @@
 """The sources of a search: the rows of the base, and the unmerged rows.
 
-A segment is used for its rows of the base, even if these rows have moved since the build. The same builder indexes all
-other rows of the base during the search. These rows are searched as if they had a segment. The same applies to
-generations. A segment or translation that is damaged or no longer exists is treated as missing.
+A segment is used for its rows of the base, even if these rows have moved since the build. The search indexes all other
+rows of the base with the same builder. The search then treats these rows like rows with a segment. The same applies to
+generations. A search treats a damaged segment or translation as missing.
 
 The unmerged sources are the whole rows of generations, the whole rows of logs, and the rows that other records produce.
 """
@@ -48,7 +48,9 @@ from storage_core.write.region import generation_write
 def unmerged_sources(
     store: ObjectStore, covered: Coverage, cache: SegmentCache, overlay: Overlay, *, kept: Kept
 ) -> list[Source]:
-    """Return the sources of unmerged rows: generations by region and number, logs by region, then all other rows.
+    """Return the sources of unmerged rows.
+
+    The order is generations by region and number, logs by region, then other rows.
 
     The index files of logs are cached in `kept`.
     """
@@ -147,7 +149,7 @@ def _run(covered: Coverage, cache: SegmentCache, run: LoggedRows, kept: Kept) ->
 
 
 def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
-    """Return the source for rows that several records produce together, or that records and the base produce."""
+    """Return the source for rows that are merged from several records, or from records and the base."""
 
     def named() -> str:
         sink = pa.BufferOutputStream()
@@ -161,7 +163,7 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
 
 
 def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
-    """Return the rows that meet a condition according to an unpacked bitmap segment. Raises `Corrupt`."""
+    """Return the rows that meet a condition. An unpacked bitmap segment gives the result. Raises `Corrupt`."""
     wanted = {each.column for each in conditions(condition)}
     columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
     return rows_that_meet(condition, columns, count)
@@ -184,7 +186,7 @@ def sources(
     """Return the sources of a search for each index: the base, generations by region and number, logs, then the rest.
 
     Sources of the base without a segment come first, sorted by split. Sources with segments come next, sorted by the
-    path of the segment. Hidden rows are looked up once for all indexes.
+    path of the segment. The hidden rows are read only once for all indexes.
     """
     found, hidden = list[list[Source]](), Hidden()
     for each in covered:
@@ -212,7 +214,7 @@ def _indexed(base: Base) -> Iterator[Source]:
 
 @dataclass(frozen=True, slots=True)
 class _Split:
-    """All rows of a live split, each at its position in the file."""
+    """All rows of a live split. The row number in the index is the position in the file."""
 
     base: Base
     path: str
@@ -274,7 +276,7 @@ class _Split:
         return self.base.gap(self.path)
 
     def _or_gap(self, read: Callable[[IndexSegment], _Found], otherwise: Callable[[], _Found]) -> _Found:
-        """Return the value that `read` reads from the segment. Without a usable segment, return `otherwise()`."""
+        """Return the value that `read` reads from the segment, or `otherwise()` if no segment is usable."""
         if self.segment is not None:
             try:
                 return read(self.segment)
@@ -286,7 +288,7 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment that covers several splits or a part of a split, or the moved rows of a segment.
+    """The rows of a segment that covers several splits or a part of a split, or that has moved rows.
 
     The rows are now in `splits`.
     """
@@ -422,7 +424,10 @@ class _PartOfSplit:
 
 
 WHOLE_SEGMENT_BYTES: Final = 8 * 2**20
-"""The greatest size in bytes of a segment that is fetched whole. This takes one request and one round trip."""
+"""The maximum size in bytes of a segment that is fetched as a whole.
+
+Such a fetch takes one request and one round trip.
+"""
 
 _FORESEEN: Final = 4
 

@@ -1,11 +1,11 @@
-"""The rows that are nearest to a given embedding, and the recall of a vector index.
+"""Search for the rows that are nearest to a given embedding, and measurement of the recall of a vector index.
 
-Each source selects candidates by its codes, and the exact embeddings of the table decide. Rows without a segment are
-scored exactly. If a filter leaves few rows of a source, these rows are scored exactly, too. This reads less data than a
-search of clusters for enough of these rows.
+Each source selects candidates by its codes, and the exact embeddings of the table determine the result. Rows without a
+segment are scored exactly. If only a few rows of a source meet the filter, these rows are scored exactly, too. Exact
+scores of few rows read less data than a search of the clusters that contain enough of these rows.
 
-The recall of a vector index is the share of the true nearest rows that its searches find. The true nearest rows are
-found by scoring all rows exactly.
+The recall of a vector index is the share of the true nearest rows that its searches find. To find the true nearest
+rows, all rows are scored exactly.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
-"""Maximum number or share of rows that a filter leaves in a source for exact scores."""
+"""Limits for exact scores: the maximum number, or the maximum share, of rows of a source that meet the filter."""
 
 FEW_NUMBERS = 2**18
 """Maximum number of values in embeddings that are scored exactly.
 
-Above this number, a search of the codes is cheaper.
+Above this number, a search by codes costs less.
 """
 
 BLOCK_BYTES = 2**26
@@ -58,7 +58,7 @@ _AT_ONCE, _FAR_AT_ONCE = 2, 8
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Found:
-    """Rows of a source with their distances. The distances are exact or computed from codes."""
+    """Rows of a source, with their distances from the query. The distances are exact or computed from codes."""
 
     rows: Positions
     distances: Distances
@@ -69,10 +69,10 @@ _NOTHING = Found(np.zeros(0, np.int64), np.zeros(0, np.float64))
 
 
 class Nearest:
-    """The nearest `most` rows of sources, in growing windows.
+    """A search for the nearest `most` rows of sources, in windows of increasing size.
 
-    A source that is scored exactly is scored once. The candidates of segments are ranked again in each window.
-    `readers` caches open segments by the names of the sources.
+    If a source is scored exactly, it is scored only once. The candidates of segments are ranked again in each window.
+    `readers` caches open segments by the name of the source.
     """
 
     def __init__(self, live: Live, query: VectorQuery, most: int, *, readers: KeptValues) -> None:
@@ -93,7 +93,9 @@ class Nearest:
             best.add(taken, (0.0 - distances).tolist())
 
     def rows(self, window: int) -> list[Found]:
-        """Return for each source the rows among the `most` nearest of a window, and rows as far as the last of these.
+        """Return, for each source, the nearest rows of a window.
+
+        Rows at the same distance as the last row are included.
 
         Cost:
             For each source with a segment, the requests of `Source.directory`. For all other sources, and for the
@@ -165,19 +167,21 @@ class Nearest:
                 budget=vector.Budget.of_one(self._segments),
                 note=note,
             )
-        # If codes cannot determine a distance, the row counts as near until its exact distance is known.
+        # If codes cannot determine the distance of a row, the row is treated as near until its exact distance is known.
         near = np.nan_to_num(distances, nan=-np.inf, posinf=np.inf, neginf=-np.inf)
         return Found(rows, near, is_exact=reader.head.quantization == "none")
 
 
 def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> Found:
-    """Return the `most` nearest of these rows by exact embeddings, and rows with the same distance as the last.
+    """Return the `most` nearest of these rows by exact embeddings.
+
+    Rows with the same distance as the last row are included.
 
     The embeddings are read block by block.
     """
     kept = _NOTHING
     step = block_rows(len(query.vector))
-    rows = np.sort(rows)  # this is the order of the files, unless rows have moved
+    rows = np.sort(rows)  # the rows then have the order of the files, unless rows have moved
     for at in range(0, len(rows), step):
         block = rows[at : at + step]
         column = source.take(block.tolist(), [query.column]).column(query.column)
@@ -189,17 +193,20 @@ def exactly(source: Source, query: VectorQuery, rows: Positions, most: int) -> F
 
 
 def block_rows(dimensions: int) -> int:
-    """Return the number of embeddings with this dimension that are read at once."""
+    """Return the number of embeddings that are read at a time. The embeddings have the given number of dimensions."""
     return max(1, min(_BLOCK_ROWS, BLOCK_BYTES // (4 * dimensions)))
 
 
 def nearest_of(found: Sequence[Found], most: int) -> list[Found]:
-    """Return for each source its rows among the `most` nearest rows, and rows with the same distance as the last."""
+    """Return, for each source, its rows among the `most` nearest rows.
+
+    Rows at the same distance as the last row are included.
+    """
     return _up_to(found, most, vector.farthest)
 
 
 def _candidates_of(found: Sequence[Found], most: int) -> list[Found]:
-    """Return for each source the candidates to rank by exact embeddings."""
+    """Return, for each source, the candidates that exact embeddings will rank."""
     return _up_to(found, most, vector.farthest_candidate)
 
 
@@ -218,7 +225,7 @@ def has_ties(found: Sequence[Found]) -> bool:
 
 
 def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) -> pa.Table:
-    """Return the rows with the score of the metric, and with the distance. The given score is -distance."""
+    """Return the rows with the score of the metric and the distance. In the given rows, the score is -distance."""
     distances = 0.0 - rows.column(score).to_numpy()
     scores = 1.0 - distances if metric == "cosine" else 0.0 - distances
     scored = rows.set_column(rows.column_names.index(score), score, pa.array(scores))
@@ -226,12 +233,15 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
 
 
 def most_scored(rows: int, dimensions: int) -> int:
-    """Return the maximum number of remaining rows for exact scores, for a source with `rows` rows."""
+    """Return the limit for exact scores: the number of rows that meet the filter in a source with `rows` rows."""
     return min(max(FEW_ROWS, int(FEW_SHARE * rows)), FEW_NUMBERS // dimensions)
 
 
 def _usable_if_ranged(ranged: vector.Ranged | None) -> AbstractContextManager[None]:
-    """Return a context that checks data read by ranges. It does nothing for whole files, because these are verified."""
+    """Return a context that handles errors of data that is read by ranges.
+
+    The context does nothing for whole files, because whole files are already verified.
+    """
     return nullcontext() if ranged is None else usable(ranged.where)
 
 
@@ -239,7 +249,7 @@ _Opened = tuple[vector.Reader, vector.Ranged | None]
 
 
 def _reader(source: Source, count: int, readers: KeptValues) -> _Opened:
-    """Return the open segment of a source, and its ranged files if it is read by ranges."""
+    """Return the open segment of a source. If the segment is read by ranges, also return its ranged files."""
 
     def opened() -> tuple[_Opened, int]:
         ranged, held = source.ranged(), 0
@@ -344,7 +354,10 @@ def recall(
 
 @dataclass(frozen=True, slots=True)
 class _Given:
-    """The given queries, or the number of queries to draw. Each query has the settings of `pattern`."""
+    """Queries to measure the recall.
+
+    They are either given, or a given number of queries is drawn. Each query has the settings of `pattern`.
+    """
 
     queries: Sequence[VectorQuery]
     wanted: int
@@ -368,9 +381,9 @@ class _Given:
 
 
 def _drawn(found: Sequence[Source], rows: Sequence[Positions], given: _Given, seed: int) -> list[VectorQuery]:
-    """Return queries made from the embeddings of drawn rows.
+    """Return queries that use the embeddings of randomly drawn rows.
 
-    The rows are drawn from all rows that have an embedding.
+    Only rows with an embedding are drawn.
     """
     ends = np.cumsum([len(each) for each in rows])
     order = np.random.default_rng(seed).permutation(int(ends[-1]) if len(ends) else 0)
@@ -406,7 +419,7 @@ def _nearest_distances(
 
 
 def _vectors(source: Source, rows: Positions, query: VectorQuery) -> Floats:
-    """Return the embeddings of the given rows that have an embedding."""
+    """Return the embeddings of the given rows, without rows that have no embedding."""
     column = source.take(rows.tolist(), [query.column]).column(query.column)
     found: Floats = matrix(column)[np.flatnonzero(vector.indexable(column, query.metric))]
     return found
