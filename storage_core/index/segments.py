@@ -41,7 +41,7 @@ Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """The uncovered rows of a split, ascending, and the splits from which these rows came to the split."""
+    """Rows of a split, ascending, and the splits from which these rows came to the split."""
 
     rows: BitMap
     origins: tuple[str, ...]

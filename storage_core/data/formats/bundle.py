@@ -116,7 +116,7 @@ def pack_bundle(parts: Mapping[str, bytes | memoryview], *, identity: str, prope
     """Return one object that contains `parts` in the given order. The same input gives the same bytes.
 
     Raises `InvalidInput` for an invalid part name. A valid part name contains only letters, digits, `.`, `_` and `-`,
-    and does not start with `.`.
+    and does not start with `.` or `-`.
     """
     entries, offset = [], len(_HEAD)
     for name, data in parts.items():

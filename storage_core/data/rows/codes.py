@@ -215,7 +215,7 @@ def _dictionary_coding(column: pa.ChunkedArray, *, descending: bool) -> Coding:
 def _stacked(dictionaries: Iterable[pa.Array]) -> tuple[pa.Array | None, list[int]]:
     """Return all dictionaries in one array, and the start of each dictionary.
 
-    A repeated dictionary is included once.
+    A dictionary that equals the previous one is not included again.
     """
     distinct: list[pa.Array] = []
     offsets: list[int] = []

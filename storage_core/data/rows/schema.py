@@ -411,9 +411,9 @@ def dropped_columns(configuration: Mapping[str, str]) -> dict[int, pa.Field]:
 
 
 def with_dropped(configuration: Mapping[str, str], before: pa.Schema, after: pa.Schema) -> dict[str, str]:
-    """Return the settings, with the columns that are in `before` and not in `after` as dropped columns.
+    """Return the settings with all dropped columns: the earlier ones, and the columns of `before` that `after` lacks.
 
-    `before` has ids.
+    `before` has ids. A column of `after` is not a dropped column, even if it was dropped earlier.
     """
     kept = {column_id(field) for field in after}
     lost: dict[int | None, pa.Field] = dict(dropped_columns(configuration).items())

@@ -206,7 +206,7 @@ class Sessions:
 def _key(query: Query) -> _Key:
     """Return a key that is equal for queries with the same views and limits.
 
-    For rows in memory, the key contains only their names and their row counts. This is enough, because a session is
+    For rows in memory, the key contains only their names, row counts and schemas. This is enough, because a session is
     kept only if its rows never change.
     """
     relation = query.relation

@@ -1,7 +1,7 @@
 """Unmerged rows for readers (docs/architecture/reads.md, "Consistency").
 
-`find` looks up keys in generations. `capture` reads the unmerged records of all regions at one instant into memory.
-`region_positions` returns read positions for the same instant. Other processes can use these positions later
+`find` looks up keys in generations. `capture` reads the unmerged records of all regions into memory, one region at a
+time. `region_positions` returns the read positions of all regions. Other processes can use these positions later
 (docs/architecture/ingestion.md, "Paged reading"). A read position contains no records. It contains the version of the
 region's manifest with the generations, and the range of later WAL entries. The manifest, the generations and the
 entries are immutable. So a later reader with the same position reads the same records, until the collector deletes
