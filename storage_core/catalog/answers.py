@@ -22,7 +22,10 @@ class Page(Generic[_Row, _Position]):
 
 
 Place = tuple[int | None, str]
-"""The position of a split: its window or time (None if it has none) and its path."""
+"""The position of a split: the start of its window or its time, and its path.
+
+A split without a window or time has None.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +52,7 @@ class CompactionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A live split that may contain a wanted row. As in the log, its bounds are texts by stored column name."""
+    """A live split that may contain a row of the query. Its bounds are strings by stored column name, as in the log."""
 
     split_id: str
     window_start: int | None
@@ -96,7 +99,7 @@ class Refreshed:
     """The outcome of a refresh.
 
     `versions` is the number of versions that were applied one by one. If the whole table was loaded instead, `reason`
-    contains the reason.
+    explains why.
     """
 
     name: str
@@ -109,7 +112,7 @@ class Refreshed:
 
 
 def record(kind: type[_Row], row: Mapping[str, Any], **more: object) -> _Row:
-    """Return a record of this kind. Its fields are the columns of `row` with the same names, and `more`."""
+    """Return a record of this kind. Its fields come from the columns of `row` with the same names, and from `more`."""
     names: tuple[str, ...] = kind.__slots__  # type: ignore[attr-defined]  # every record here has slots
     return kind(**{name: row[name] for name in names if name not in more}, **more)
 
@@ -124,5 +127,5 @@ class NotRefreshed:
 
     @property
     def is_failure(self) -> bool:
-        """Whether a person has to act."""
+        """Whether a person must act on the error."""
         return not isinstance(self.error, NotFound)

@@ -1,8 +1,8 @@
 """The SQL catalog: a cache of transaction logs in a SQL database, for queries over all tables (decision 0035).
 
-All of its content is derived from the logs. For each table, the catalog stores the version of its content. A catalog
-can be created again at any time. No decision depends on the catalog, because a table that is opened through the catalog
-reads its own log.
+All of its content is derived from the logs. For each table, the catalog stores the last version that it applied from
+the log. A catalog can be created again at any time. No decision depends on the catalog. A table that is opened through
+the catalog still reads its own log.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _live(connection: Connection, known: Known, paths: list[str]) -> dict[str, M
 
 
 def _plain(row: Mapping[str, Any], columns: Columns) -> dict[str, Any]:
-    """Return the row with decoded JSON objects, so that two spellings of the same object are equal."""
+    """Return the row with decoded JSON objects. Two spellings of the same object are then equal."""
     plain = {name: value for name, value in row.items() if name != "removed_version"}
     names = columns.names
     for name in _OBJECTS:
@@ -199,15 +199,15 @@ def _differing(what: str, there: Mapping[str, object], wanted: Mapping[str, obje
 
 # The four queries that the catalog answers with its indexes, as statements.
 #
-# All four statements return pages: `after` is the position at which the previous page ended. Each statement enters an
-# index at the start of its page. The cost therefore does not depend on the number of splits. If a split spans a long
+# All four statements return pages: `after` is the position at which the previous page ended. Each statement seeks in an
+# index to the start of its page. The cost therefore does not depend on the number of splits. If a split spans a long
 # time, a query for a range of times may read more rows than it returns (`docs/spec.md`, "SQL catalog").
 
 
 Statement = sa.Select[Any] | sa.CompoundSelect[Any]
 REMOVED: Final = 0
 ADDED: Final = 1
-"""Within a version, removed splits come before added splits."""
+"""The sort order of changes. Within a version, removed splits come before added splits."""
 
 _SCOPE: Final = ("source_id", "partition_id", "schema_ref", "window_seconds")
 _CANDIDATE: Final = (
@@ -222,7 +222,8 @@ def candidates(
     """Return the statement for live splits of a sort schema, ordered by window and path.
 
     If `windowed` is True, the statement returns splits with a window, otherwise splits without a window. The column
-    `beside` shows whether another split has the same scope and window. It is computed only for rows of the page.
+    `beside` shows whether another split has the same scope and window. The database computes this column only for the
+    rows of the page.
     """
     s, other = SPLITS, SPLITS.alias("other")
     of_scope = [s.c.table_id == table_id, s.c.sort_schema == sort_schema, LIVE]
@@ -238,16 +239,17 @@ def candidates(
     same.append(other.c.window_start == s.c.window_start if windowed else other.c.window_start.is_(None))
     same += [other.c[name].is_not_distinct_from(s.c[name]) for name in _SCOPE]
     same += [other.c.split_id != s.c.split_id, other.c.removed_version.is_(None)]
-    # The limit keeps this one lookup per row. No planner turns the lookup into a join of the whole table.
+    # The limit makes the database run this lookup once per row. No planner turns the lookup into a join of the whole
+    # table.
     beside = sa.select(sa.literal_column("1")).where(*same).limit(1).scalar_subquery().label("beside")
     order = (s.c.window_start, s.c.split_id) if windowed else (s.c.split_id,)
     return sa.select(*(s.c[name] for name in _CANDIDATE), beside).where(*of_scope).order_by(*order).limit(limit)
 
 
 def longest(table_id: str) -> sa.Select[Any]:
-    """Return the statement for the longest time span of a split in the table, in microseconds.
+    """Return the statement that queries the longest time span of any split of the table, in microseconds.
 
-    The value never becomes smaller.
+    This value never decreases.
     """
     return sa.select(TABLES.c.longest_time_us).where(TABLES.c.table_id == table_id)
 
@@ -264,8 +266,8 @@ def in_time(
     """Return the statement for live splits that may have rows in a range of times, ordered by time and path.
 
     The times are in microseconds, and the end is excluded. If `timed` is True, the statement returns splits with known
-    times, otherwise splits without known times. No split spans more than `longest_us`. So a split with rows in the
-    range begins at most this time before the range.
+    times, otherwise splits without known times. No split covers more time than `longest_us`. A split with rows in the
+    range therefore begins at most `longest_us` before the range.
     """
     s, (since, until) = SPLITS, times
     wanted = [s.c.table_id == table_id, LIVE]
@@ -287,7 +289,7 @@ def in_time(
 def expired(table_id: str, cutoff_s: int, limit: int) -> Statement:
     """Return the statement for windows that ended at or before `cutoff_s`, and the number of live splits of each.
 
-    Reads only the index.
+    The statement reads only the index.
     """
     s = SPLITS
     by = (s.c.window_end, s.c.window_start)
@@ -299,8 +301,8 @@ def expired(table_id: str, cutoff_s: int, limit: int) -> Statement:
 def changed(table_id: str, after: tuple[int, int, str | None], limit: int) -> Statement:
     """Return the statement for splits added and removed after a version, ordered by version, kind and path.
 
-    `after` is the position at which the previous page ended. If it contains `ADDED` and None, the page starts after the
-    whole version.
+    `after` is the position at which the previous page ended. If `after` contains `ADDED` and None, the page starts
+    after all changes of the version.
     """
     s, (version, kind, path) = SPLITS, after
     gone = _later(s.c.removed_version, version, path if kind == REMOVED else None)
@@ -312,7 +314,7 @@ def changed(table_id: str, after: tuple[int, int, str | None], limit: int) -> St
 
 
 def _later(column: sa.ColumnElement[Any], version: int, path: str | None) -> sa.ColumnElement[bool]:
-    """Return the condition to enter the index directly after the last entry of the previous page."""
+    """Return the condition that skips all index entries up to the end of the previous page."""
     return column > version if path is None else sa.tuple_(column, SPLITS.c.split_id) > sa.tuple_(version, path)
 
 
@@ -337,7 +339,7 @@ def plan_of(connection: Connection, statement: Statement) -> str:
     return "\n".join(str(row[-1]) for row in connection.exec_driver_sql(f"EXPLAIN QUERY PLAN {text}"))
 
 
-# Pruning: the splits of a page that a scan would read, according to the statistics in the catalog.
+# Pruning: the statistics in the catalog determine which splits of a page a scan would read.
 
 
 Times = tuple[dt.datetime | None, dt.datetime | None]
@@ -391,7 +393,7 @@ ChangePlace = tuple[int, int, str | None]
 
 
 class _Step(Protocol):
-    """A statement without the start of its page."""
+    """A function that returns the statement for one page."""
 
     def __call__(self, *, after: Place | None) -> Statement:
         """Return the statement for the page that starts after this position."""
@@ -399,7 +401,7 @@ class _Step(Protocol):
 
 
 class Catalog:
-    """A catalog. Several processes may refresh and query it concurrently. See `open_catalog`."""
+    """A catalog. Several processes may refresh and query the catalog concurrently. See `open_catalog`."""
 
     def __init__(self, database: Database) -> None:
         self.database = database
@@ -422,7 +424,9 @@ class Catalog:
 
     @checked
     def refresh(self, uri: str, *, name: str | None = None) -> Refreshed:
-        """Bring a table to the head of its log, or add it. Idempotent. See `Refresher.refresh`.
+        """Apply the new versions of a table's log to the catalog, or add the table to the catalog.
+
+        Idempotent. See `Refresher.refresh`.
 
         Args:
             uri: Location of the table.
@@ -435,7 +439,9 @@ class Catalog:
 
     @checked
     def rebuild(self, uri: str, *, name: str | None = None) -> Refreshed:
-        """Create the entries of a table again from its log. They replace all entries of the table and of its location.
+        """Create the entries of a table again from its log.
+
+        The new entries replace all entries of the table and of its location.
 
         See `Refresher.rebuild`.
 
@@ -520,7 +526,7 @@ class Catalog:
         after: Place | None = None,
         limit: int = MOST_ROWS,
     ) -> Page[FoundSplit, Place]:
-        """Return live splits that may contain rows that meet a filter in a range of times.
+        """Return the live splits that may contain rows in a time range that match a filter.
 
         A scan of the same version would read exactly these splits.
 
@@ -630,7 +636,7 @@ class Catalog:
 
     @contextmanager
     def explaining(self) -> Iterator[list[str]]:
-        """Yield a list that receives the database's plan of each statement in the block."""
+        """Yield a list. Each statement in the block adds the database's query plan to the list."""
         self._plans = []
         try:
             yield self._plans
@@ -646,7 +652,7 @@ class Catalog:
 
     @contextmanager
     def _asking(self, table: str, limit: int) -> Iterator[tuple[Connection, Known]]:
-        """Yield a connection that sees one state of the database, and the entry of the table."""
+        """Yield a connection and the entry of the table. The connection sees one state of the database."""
         if limit < 1:
             raise InvalidInput(f"a page has at least 1 row, found limit={limit}. Give 1 or more", limit=limit)
         with self.database.read() as connection:

@@ -1,7 +1,7 @@
 """The database of the catalog: its connection, its transactions, and the version of its tables.
 
-The class of an error and the error code of the database determine the class of our error. Only the names in our message
-come from the text of the database.
+The class of our error depends on the class and the error code of the database's error. Our message takes only names
+from the text of the database's error.
 
 `prepare` creates the tables, upgrades older tables, or refuses the database (`docs/spec.md`, "SQL catalog"). Upgrade
 steps are additive: they add tables, columns and indexes, and change nothing else.
@@ -41,9 +41,10 @@ if TYPE_CHECKING:
     from sqlalchemy.exc import SQLAlchemyError
 
 
-# Statements of users. The catalog sends only statements that query rows. It recognizes them by their first word.
+# Statements of users. The catalog sends only statements that query rows. The catalog recognizes these statements by
+# their first word.
 #
-# A read-only transaction is not enough, because PostgreSQL also executes COPY to a file or a program within it.
+# A read-only transaction is not enough, because it does not stop PostgreSQL from executing COPY to a file or a program.
 
 
 ASKING: Final = frozenset({"select", "values", "table", "with", "show", "explain"})
@@ -57,7 +58,10 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 
 
 def require_read_statement(statement: str, place: str) -> None:
-    """Raise `InvalidInput` if a statement does not query rows, or if only a part of it would reach the database."""
+    """Raise `InvalidInput` if a statement does not query rows.
+
+    Raise it also if the database would get only a part of it.
+    """
     if "\0" in statement:  # PostgreSQL's driver would end the statement there
         raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
     if any("\ud800" <= each <= "\udfff" for each in statement):
@@ -79,7 +83,7 @@ def require_read_statement(statement: str, place: str) -> None:
 
 
 def _words(statement: str) -> Iterator[str]:
-    """Yield the first words of a statement in lower case, without comments, parentheses and options."""
+    """Yield the first words of a statement in lower case. Comments, parentheses and options are skipped."""
     at = 0
     while at < len(statement):
         if statement.startswith("/*", at):
@@ -108,9 +112,9 @@ def _comment_end(statement: str, at: int) -> int:
     return len(statement)
 
 
-# PostgreSQL roles for statements of users: roles that can only read.
-# A statement can get back every right that its session ever had, for example with `set_config('role', …)`. So it is not
-# enough to reduce the rights for one statement. The role of the login must not have further rights.
+# PostgreSQL roles for statements of users: roles that can only read. A statement can regain every right that its
+# session had before, for example with `set_config('role', …)`. So it is not enough to reduce the rights for one
+# statement. The login role itself must have no rights over the server.
 
 
 _MORE_THAN_TO_READ: Final = """
@@ -123,11 +127,17 @@ _MORE_THAN_TO_READ: Final = """
             'pg_signal_backend'))
     ORDER BY rolname = session_user DESC, rolsuper DESC, rolname LIMIT 1
 """
-"""Membership in a role counts even if the rights are not inherited, because a member can switch to the role."""
+"""The query for rights beyond reading.
+
+A role counts even if its rights are not inherited, because a member can switch to the role.
+"""
 
 
 def require_reader(connection: Connection, place: str) -> None:
-    """Raise `InvalidInput` if the PostgreSQL session can get rights over the server. The error contains the remedy."""
+    """Raise `InvalidInput` if the PostgreSQL session can get rights over the server.
+
+    The error explains how to fix this.
+    """
     with connection.begin_nested() as whole:
         # The check uses the role of the login, even if a connection pool has set another role for the session.
         connection.exec_driver_sql("SET LOCAL SESSION AUTHORIZATION DEFAULT")
@@ -147,7 +157,7 @@ def require_reader(connection: Connection, place: str) -> None:
 
 ATTEMPTS: Final = 6
 BUSY_SECONDS: Final = 30
-"""The seconds for which SQLite waits for another writer before it reports that the database is busy."""
+"""The number of seconds that SQLite waits for another writer. After this time it reports that the database is busy."""
 
 _SQLITE_BUSY: Final = frozenset({5, 6})
 _SQLITE_NOT_A_DATABASE: Final = 26
@@ -163,7 +173,10 @@ _OF_THE_CONNECTION: Final = frozenset(
 _AGAIN: Final = frozenset({"40001", "40P01", "55P03", "57P01", "57P02", "57P03"})
 _STATEMENT: Final = frozenset({"0A", "22", "25", "42"})
 _OF_THE_CALL: Final = frozenset({"ProgrammingError", "DataError"})
-"""Driver errors about an argument or a result that the driver cannot convert, such as an infinite time."""
+"""Classes of driver errors for an argument or a result that the driver cannot convert.
+
+An example is an infinite time.
+"""
 _BEGIN: Final = "tidemark_begin"
 
 _Made = TypeVar("_Made")
@@ -172,7 +185,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Database:
-    """Transactions on one database. Several processes may use it concurrently."""
+    """Transactions on one database. Several processes may use the database concurrently."""
 
     engine: Engine
     place: str
@@ -285,7 +298,7 @@ class _RetryError(Exception):
 
 
 def open_database(url: str, *, must_exist: bool, clock: Clock, ids: Ids) -> Database:
-    """Return the database at `sqlite:///file` or `postgresql://…`. Reads and creates nothing.
+    """Return the database at `sqlite:///file` or `postgresql://…`. This function does not read or create anything.
 
     Raises:
         InvalidInput: The URL has another form.
@@ -356,7 +369,7 @@ def _as_transactions(engine: Engine) -> None:
 
 @contextmanager
 def _reading(connection: Connection) -> Iterator[None]:
-    """Make the transaction read-only. For SQLite the whole connection is read-only until it is returned."""
+    """Make the transaction read-only. In SQLite, the whole connection is read-only until the end of the block."""
     if connection.dialect.name == "postgresql":  # the options of its connection already do this
         yield
         return
@@ -387,7 +400,7 @@ def _meaning(error: SQLAlchemyError, place: str) -> Exception:
 
 
 def _refused(cause: BaseException | None, place: str) -> TidemarkError:
-    """Return the error for a message of the database about a statement or about the database itself."""
+    """Return our error for a database message about a statement or about the database itself."""
     state, code, text = getattr(cause, "sqlstate", None), _sqlite_code(cause), str(cause)
     if code == _SQLITE_NOT_A_DATABASE:
         return Corrupt(
@@ -437,7 +450,7 @@ _OF_STATEMENTS: Final = (
     (r"too big|too large|out of range|too small|overflow", "a value is too large for its type, or for Python. Cast it"),
     (r"binding|parameter", "the statement has a parameter without a value. Write the value into it"),
 )
-"""The faults of statements in the words of SQLite and of PostgreSQL, and in ours."""
+"""The faults of statements: patterns for the messages of SQLite and PostgreSQL, and our message for each fault."""
 
 _OF_CONNECTIONS: Final = (
     (
@@ -454,11 +467,14 @@ _OF_CONNECTIONS: Final = (
         "the server ended the statement, for example after its time limit",
     ),
 )
-"""The faults of connections in the words of the drivers, and in ours."""
+"""The faults of connections: patterns for the messages of the drivers, and our message for each fault."""
 
 
 def _fault(text: str, known: Sequence[tuple[str, str]]) -> str | None:
-    """Return the known fault with the names from the text of the database, or None."""
+    """Return our message for a known fault, with the names from the database's message.
+
+    Return None for an unknown fault.
+    """
     for pattern, said in known:
         if found := re.search(pattern, text):
             names = {
@@ -488,7 +504,10 @@ FIRST: Final = 1
 
 Step = Callable[[Connection], None]
 STEPS: Mapping[int, Step] = {}
-"""The upgrade step to each version after the first version. `schema` creates a new database at the newest version."""
+"""The upgrade steps.
+
+There is one step to each version after the first version. `schema` creates a new database at the newest version.
+"""
 
 _LOCK: Final = 8_239_611_035_147
 

@@ -27,24 +27,24 @@ from storage_core.log.snapshot import Snapshot
 from storage_core.log.split_columns import FILES_SCHEMA
 from storage_core.maintain.clone import record_of
 
-# Splits as rows of the catalog: conversion between columns of the log and columns of the database.
+# Conversion of splits between columns of the log and columns of the database.
 #
-# Bounds, null counts and expressions are JSON objects with positions of columns as keys. If columns have changed, a
-# position is the id of the column. Otherwise it is the place in the schema, counted from 1. A position never belongs to
-# another column later. Numbers and booleans are JSON values with the spelling of the log. All other values are text.
-# Converting them back loses no information.
+# Bounds, null counts and expressions are JSON objects. Their keys are column positions. If columns have changed, the
+# position of a column is its id. Otherwise the position is the place of the column in the schema, counted from 1. A
+# position never belongs to another column later. Numbers and booleans are JSON values, spelled as in the log. All other
+# values are text. A round trip loses no information.
 
 
 _NUMBER: Final = r"^-?(0|[1-9][0-9]*)(\.[0-9]+)?([eE][-+]?[0-9]+)?$"
 _NOT_PLAIN: Final = "[\\x00-\\x1f\\x7f]"
 _US: Final = 1_000_000
 _FURTHEST_S: Final = 2**62 // _US
-"""For windows beyond this limit in seconds, the time in microseconds is unknown."""
+"""The limit for window times in seconds. For a window beyond this limit, the time in microseconds is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """The current and former columns of a table: for each name in splits, the position and the type."""
+    """The current and former columns of a table. Each column name in the splits has a position and a type."""
 
     positions: Mapping[str, int]
     types: Mapping[str, pa.DataType]
@@ -53,7 +53,7 @@ class Columns:
 
     @staticmethod
     def of(metadata: Metadata, config: TableConfig) -> Columns:
-        """Return the columns of a table with this metadata. Raises `InvalidInput` if it cannot be read."""
+        """Return the columns of a table with this metadata. Raises `InvalidInput` if the metadata cannot be read."""
         schema = numbered(from_schema_string(metadata.schemaString))
         own = [(column_id(each) or 0, each.name, stored_name(each), each.type, False) for each in schema]
         own += [
@@ -76,9 +76,9 @@ class Columns:
 
 
 def split_rows(files: pa.Table, columns: Columns, table_id: str) -> pa.Table:
-    """Return rows of the table `splits` for live splits (`FILES_SCHEMA`).
+    """Return the rows of the database table `splits` for these live splits (`FILES_SCHEMA`).
 
-    The order stays the same, and `removed_version` is omitted.
+    The rows keep the order of the splits and have no `removed_version`.
     """
     files = files.combine_chunks()
     start, seconds = _array(files, "windowStart"), _array(files, "windowSeconds")
@@ -112,7 +112,10 @@ def split_rows(files: pa.Table, columns: Columns, table_id: str) -> pa.Table:
 
 
 def files_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pa.Table:
-    """Return rows of `splits` as live splits for pruning. Values that the catalog lacks are null."""
+    """Return rows of the database table `splits` as live splits for pruning.
+
+    A value that the catalog does not store is null.
+    """
     names = columns.names
     found: dict[str, list[Any]] = {
         "path": [row["split_id"] for row in rows],
@@ -136,7 +139,7 @@ def files_of(rows: Sequence[Mapping[str, Any]], columns: Columns) -> pa.Table:
 
 
 def texts_of(text: str | None, names: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return the values of a JSON object as texts, as in the log. `names` maps positions to column names.
+    """Return the values of a JSON object as strings, as in the log. `names` maps positions to column names.
 
     A position without a name is omitted.
     """
@@ -195,7 +198,7 @@ def _bound(maps: pa.MapArray, name: str, kind: pa.DataType) -> pa.Array:
 
 
 def _objects(maps: pa.MapArray, columns: Columns | None, *, raw: bool | None = None) -> pa.Array:
-    """Return each map as a JSON object. The keys are positions, or without `columns` the keys of the map.
+    """Return each map as a JSON object. The keys are column positions. Without `columns`, they are the keys of the map.
 
     Null stays null. Values are JSON if `raw` is True, and text if it is False. If `raw` is None, the type of the column
     decides.
@@ -253,11 +256,11 @@ _SETTINGS = ("protocol", "schema_string", "configuration")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Known:
-    """A table at the version in the catalog.
+    """The entry of a table in the catalog, at the version of its content.
 
     `head_commit_id` and `head_timestamp_ms` distinguish the version from another version with the same number.
-    `table_id` distinguishes the table from another table at the same location. The catalog has the changes since
-    `first_version`. `protocol`, `schema_string` and `configuration` come from the log.
+    `table_id` distinguishes the table from another table at the same location. The catalog contains the changes of the
+    versions since `first_version`. `protocol`, `schema_string` and `configuration` come from the log.
     """
 
     table_id: str
@@ -289,7 +292,7 @@ class Known:
 
     @property
     def metadata(self) -> Metadata:
-        """The id, the schema and the configuration, as in the log."""
+        """The metadata of the table: its id in the catalog, and the schema and the configuration from the log."""
         return Metadata(id=self.table_id, schemaString=self.schema_string, configuration=json.loads(self.configuration))
 
     @property
@@ -309,7 +312,7 @@ class Known:
 
     @property
     def is_ours(self) -> bool:
-        """Whether every version has a file. A refresh then applies only the files after the head."""
+        """Whether every version has a file. A refresh then reads only the version files after the head."""
         features = json.loads(self.protocol).get("writerFeatures")
         return is_ours(Protocol(writerFeatures=None if features is None else tuple(features)))
 
@@ -325,11 +328,11 @@ class Known:
         return all(getattr(self, name) == getattr(other, name) for name in _SETTINGS)
 
     def row(self) -> dict[str, Any]:
-        """Return the values of the columns of `tables` that every version sets."""
+        """Return values for the columns of `tables` that every version sets."""
         return {name: value for name, value in asdict(self).items() if name not in _SETTINGS}
 
     def settings(self) -> dict[str, Any]:
-        """Return the values of the columns of `tables` that depend on protocol, schema and configuration."""
+        """Return values for the columns of `tables` that depend on protocol, schema and configuration."""
         config = self.config
         return {
             **{name: getattr(self, name) for name in _SETTINGS},
@@ -355,7 +358,7 @@ def catalog_id(snapshot: Snapshot) -> str:
 
 
 def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
-    """Return the error for a URI with another table than the catalog has at `place`."""
+    """Return the error for a URI that contains a different table than its entry in the catalog `place`."""
     return InvalidInput(
         f"{known.uri}: the catalog {place} has the table {known.table_id} here, found {found_id}. If the table was "
         f"replaced on purpose, run: tidemark catalog rebuild {known.uri} --url …",
@@ -364,7 +367,7 @@ def another_table(known: Known, found_id: str, place: str) -> InvalidInput:
 
 
 def canonical_json(value: object) -> str:
-    """Return JSON text that is equal for equal values."""
+    """Return the value as JSON text. Equal values give equal texts."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"))
 
 

@@ -1,12 +1,13 @@
 """Refresh of one table in the catalog: apply the new versions of its log, or load the whole table.
 
 If the log continues from the version in the catalog, only the new versions are read. Otherwise the whole table is
-loaded. Ids distinguish the cases. If a log was set back and continued from an older version, the known version has
-another commit. If a table was moved, another location has its id. A location may also contain another table now.
+loaded. The ids in the log and the catalog distinguish these cases. If a log was reset to an older version and then
+continued, its commit of the known version has another id. If a table was moved, the catalog has its id at another
+location. A location may also contain another table than before.
 
-Every function here works within the given transaction. A version is applied only to the version before it. The first
-statement checks this. If several processes refresh the same table, one process applies a version, and the others find
-the version applied.
+Every function here works within the given transaction. The catalog applies a version only if it has the version
+directly before. The first statement of each transaction checks this. Several processes may refresh the same table. One
+process then applies a version, and the others see that it is applied.
 """
 
 from __future__ import annotations
@@ -65,7 +66,10 @@ from storage_core.maintain.forget_holders import OPERATION as FORGET
 
 @dataclass(slots=True)
 class Changes:
-    """Splits and segments by path: the live ones after the version, and the ones that the version removed."""
+    """The splits and segments that one version changed, by path.
+
+    `added` and `segments` are live after the version. The version removed `closed` and `closed_segments`.
+    """
 
     added: dict[str, Add] = field(default_factory=dict)
     closed: set[str] = field(default_factory=set)
@@ -148,10 +152,11 @@ def insert(connection: Connection, table: sa.Table, rows: pa.Table) -> None:
 def bulk(connection: Connection, splits: int) -> Iterator[None]:
     """Make the inserts in a block fast. `splits` is the number of inserted splits.
 
-    If most splits are new (in PostgreSQL: if all splits are new), indexes are dropped before the block and created
-    after it. A sort is faster than a change of the indexes for each row. Readers of SQLite see the previous state.
-    Readers of PostgreSQL would have to wait, so indexes of PostgreSQL are dropped only for the first rows. PostgreSQL
-    analyzes the table after the block, because its planner would otherwise assume an empty table.
+    If most splits are new, the indexes are dropped before the block and created again after it. In PostgreSQL, all
+    splits must be new. One sort is faster than an index change for each row. In SQLite, readers still see the previous
+    state. In PostgreSQL, readers would have to wait. PostgreSQL therefore drops the indexes only while the table of
+    splits is empty. PostgreSQL analyzes the table after the block, because its planner would otherwise assume an empty
+    table.
     """
     dropped = SPLITS.indexes if splits >= ANEW_ROWS and _is_new(connection, splits) else set()
     for index in dropped:
@@ -164,7 +169,10 @@ def bulk(connection: Connection, splits: int) -> Iterator[None]:
 
 
 def _is_new(connection: Connection, splits: int) -> bool:
-    """Return True if this many splits are most of all splits. In PostgreSQL, True if there are no other splits."""
+    """Return True if the new splits are most of all splits.
+
+    In PostgreSQL, return True only if there are no other splits.
+    """
     if connection.dialect.name == "postgresql":
         return connection.execute(sa.select(SPLITS.c.split_id).limit(1)).first() is None
     others = connection.execute(sa.select(sa.func.sum(TABLES.c.live_splits))).scalar() or 0
@@ -182,7 +190,7 @@ def _copy(connection: Connection, statement: str, rows: pa.Table) -> None:
 
 
 PIECE_ROWS: Final = 10_000
-"""The number of splits that are converted to rows at a time, about 10 MB."""
+"""The number of splits that are converted to rows in one step. They need about 10 MB."""
 _NAMES: Final = 500
 """Maximum number of names in one SQL statement."""
 
@@ -191,7 +199,7 @@ _NOTHING: Final[Row] = MappingProxyType({})
 _WITHOUT_VALUES: Final[Row] = MappingProxyType(
     dict.fromkeys(("min_values", "max_values", "regexes", "partition_values", "min_time_us", "max_time_us"))
 )
-"""Values that are deleted from the row of a removed split, because forgotten rows may have these values."""
+"""Columns that become null in the row of a removed split. Their values may belong to forgotten rows."""
 _NO_TOTALS: Final = {"splits": 0, "rows": 0, "bytes": 0, "longest_time_us": 0}
 
 
@@ -205,8 +213,8 @@ def load(
 ) -> None:
     """Load the snapshot as the content of the table. `files` are its live splits.
 
-    All entries of the table, and of another table at its URI, are removed. `actions` are the actions of the snapshot's
-    version, if this version is retained.
+    First, all entries of the table are removed, and all entries of another table at its URI. `actions` are the actions
+    of the snapshot's version, if this version is retained.
     """
     with bulk(connection, len(snapshot.splits)):
         remove_table(connection, about.table_id, about.uri)
@@ -231,7 +239,10 @@ def _load_splits(connection: Connection, snapshot: Snapshot, files: Iterable[pa.
 
 
 def remove_table(connection: Connection, table_id: str, uri: str) -> None:
-    """Remove a table, and another table at its URI. Without a further table, all rows are deleted at once."""
+    """Remove a table, and another table at its URI.
+
+    If the catalog has no other tables, all rows are deleted without a condition.
+    """
     known = {row.table_id: row.uri for row in connection.execute(sa.select(TABLES.c.table_id, TABLES.c.uri))}
     gone = [each for each, place in known.items() if each == table_id or place == uri]
     for table in OF_A_TABLE if gone else ():
@@ -240,9 +251,9 @@ def remove_table(connection: Connection, table_id: str, uri: str) -> None:
 
 
 def apply(connection: Connection, before: Known, version: int, actions: Sequence[Action]) -> Known | None:
-    """Apply one version to the version before it, and return the new entry.
+    """Apply one version to the table in the catalog, and return the new entry of the table.
 
-    Returns None and changes nothing if the catalog is not at the version before.
+    Returns None and changes nothing if the catalog does not have the version directly before.
 
     Raises:
         Corrupt: The version is not later than the one before it.
@@ -292,7 +303,10 @@ def _step(connection: Connection, before: Known, after: Known) -> bool:
 def _close(
     connection: Connection, name: sa.Column[str], after: Known, closed: Collection[str], *, more: Row = _NOTHING
 ) -> int:
-    """Mark the live rows with these names as removed, and set `more`. Return the number of these rows."""
+    """Mark the live rows with these names as removed, and set their columns in `more`.
+
+    Return the number of these rows.
+    """
     table, ended = name.table, 0
     for several in _batches(sorted(closed)):
         live = (table.c.table_id == after.table_id, name.in_(several), table.c.removed_version.is_(None))
@@ -404,7 +418,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Refresher:
-    """Brings one table of the catalog to the head of `log`."""
+    """Applies the new versions of `log` to one table of the catalog."""
 
     database: Database
     log: TransactionLog
@@ -442,7 +456,9 @@ class Refresher:
         )
 
     def rebuild(self) -> Refreshed:
-        """Create the table again from the log, replace all entries of the table or its URI, and refresh it.
+        """Create the entries of the table again from its log.
+
+        They replace all entries of the table and of its URI. Then refresh the table.
 
         The catalog has changes since the same version as before, or since the oldest retained version. Readers see the
         previous state until the new state is complete.
@@ -467,7 +483,10 @@ class Refresher:
             return next(iter(every_known(connection, wanted)), None)
 
     def _doubt(self, known: Known) -> str:
-        """Return the reason why the log may not continue from the known version. Empty if the log continues from it."""
+        """Return the reason to doubt that the log continues from the known version.
+
+        The text is empty if the log continues from this version.
+        """
         actions = read_version(self.log.store, known.head_version) if known.is_ours else None
         if actions is not None:
             return "" if _is_commit(known, actions) else f"its version {known.head_version} is a different commit now"

@@ -1,7 +1,7 @@
 """The tables of the catalog in SQLAlchemy (`docs/spec.md`, "SQL catalog").
 
-This module defines the newest version of the tables. Changes are additive. Each change is made here and in a step of
-`catalog.database`.
+This module defines the newest version of the tables. Changes are additive. For each change, edit this module and add a
+step to `catalog.database`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from sqlalchemy import BigInteger, Column, Index, Integer, MetaData, PrimaryKeyC
 
 METADATA = MetaData()
 TEXT = Text().with_variant(Text(collation="C"), "postgresql")
-"""Text that is ordered by its bytes, as in Python and SQLite."""
+"""Text that the database sorts by bytes, as Python and SQLite do."""
 
 MARKER = Table(
     "tidemark_catalog",
@@ -144,4 +144,4 @@ REGIONS = Table(
 )
 
 OF_A_TABLE = (SPLITS, SEGMENTS, COMMITS, REGIONS, TABLES)
-"""The database tables that contain rows about tables of Tidemark. The last of them is `TABLES`."""
+"""The database tables with rows about Tidemark tables. `TABLES` is the last of these database tables."""

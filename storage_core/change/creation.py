@@ -1,7 +1,7 @@
 """Creation of a table, and changes of its columns and settings.
 
-A change of columns is a commit of the schema and never rewrites rows (decision 0005). The change is a function of the
-newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
+A change of columns only commits a new schema. Rows are never rewritten (decision 0005). Each change is a function of
+the newest snapshot. If another process commits settings first, the function is applied again to the new snapshot.
 
 The first change of columns gives every column an id, and adds a table feature. Releases without support for changed
 columns refuse a table with this feature.
@@ -76,7 +76,7 @@ ColumnType: TypeAlias = pa.DataType | str
 class ColumnChange:
     """A change of one column: the operation name in the history, and the function that changes the schema.
 
-    `make` gets a schema with ids of columns. `make` returns the same schema if there is nothing to change, and raises
+    `make` gets a schema with column ids. `make` returns the same schema if there is nothing to change, and raises
     `InvalidInput` if the change is not possible.
     """
 
@@ -109,7 +109,7 @@ def add_column(name: str, type_: ColumnType, default: object = None) -> ColumnCh
 
 
 def widen_column(name: str, type_: ColumnType) -> ColumnChange:
-    """Return the change of a column to a wider type. Readers widen earlier values."""
+    """Return the change that gives a column a wider type. Readers convert earlier values to the wider type."""
     wider = _type(type_)
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -155,7 +155,7 @@ def relax_column(name: str) -> ColumnChange:
 
 
 def rename_column(old: str, new: str) -> ColumnChange:
-    """Return the change of a column's name. Existing splits keep the stored name."""
+    """Return the change that renames a column. Existing splits keep the stored name of the column."""
     require_names([new])
 
     def make(snapshot: Snapshot, schema: pa.Schema) -> pa.Schema:
@@ -189,7 +189,10 @@ def drop_column(name: str) -> ColumnChange:
 
 
 def _require_free(snapshot: Snapshot, name: str, change: str) -> None:
-    """Raise `InvalidInput` if the table needs a column of this name. The error explains the use and the remedy."""
+    """Raise `InvalidInput` if the table needs a column of this name.
+
+    The error explains why the table needs the column and how to fix this.
+    """
     config, copy = snapshot.config, "Create a table without it and copy the rows"
     indexes = [each.name for each in config.indexes if name in each.columns]
     landing = snapshot.metadata.configuration.get(LANDING)
@@ -297,9 +300,9 @@ def _nullability(field: pa.Field) -> str:
 
 
 def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange) -> Snapshot:
-    """Commit the change as a version of its own, and return the newest version after it.
+    """Commit the change as a separate version, and return the newest version after it.
 
-    Nothing is committed if the change is already made.
+    Nothing is committed if the table already has the change.
 
     Raises:
         InvalidInput: The table does not allow the change. The error explains the reason and the remedy.
@@ -320,7 +323,7 @@ def change_column(log: TransactionLog, snapshot: Snapshot, change: ColumnChange)
 
 
 def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
-    """Return the snapshot with the change, or None if the change is already made.
+    """Return the snapshot with the change, or None if the snapshot already has the change.
 
     Raises the errors of `change_column`.
     """
@@ -345,11 +348,11 @@ def altered(snapshot: Snapshot, change: ColumnChange) -> Snapshot | None:
 
 @dataclass(frozen=True, slots=True)
 class GrownTable:
-    """A table with the columns that landed files need, before the commit.
+    """The planned version of a table, with the columns that landed files need. It is not committed yet.
 
     - `snapshot`: the planned version with the new schema.
     - `added`, `widened`: the new and the wider columns, each with its type.
-    - `refused`: the fields and columns that the table does not allow to add or widen, each with the reason.
+    - `refused`: the fields that cannot be added and the columns that cannot be widened, each with the reason.
     """
 
     snapshot: Snapshot
@@ -358,12 +361,12 @@ class GrownTable:
     refused: Mapping[str, str]
 
     def without_changes(self, before: Snapshot) -> GrownTable:
-        """Return the result of a run that adds no row, and therefore changes no column of the table `before`."""
+        """Return the result of a run that adds no rows. Such a run changes no column of the table `before`."""
         return GrownTable(before, {}, {}, self.refused)
 
     @property
     def details(self) -> dict[str, object]:
-        """The changed columns and the first refused ones, for the report."""
+        """The changed columns and the first refused columns, for the report."""
         refused = dict(islice(self.refused.items(), MOST_LISTED))
         found = {"columns_added": dict(self.added), "columns_widened": dict(self.widened), "columns_refused": refused}
         return {name: each for name, each in found.items() if each}
@@ -378,10 +381,12 @@ _LONGEST_REASON: Final = 500
 
 
 def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
-    """Return the table with the new fields of landed files as columns, and with wider columns. Nothing is committed.
+    """Return the table with new columns for the new fields of landed files, and with wider columns.
 
-    The fields with the most values become columns, at most `most`. A change that `change_column` refuses is in
-    `refused` with the reason.
+    Nothing is committed.
+
+    At most `most` fields become columns. Fields with more values come first. `refused` contains each change that
+    `change_column` refuses, with the reason.
     """
     added, widened, refused = dict[str, str](), dict[str, str](), dict[str, str]()
     fields = sorted(drift.fields.items(), key=lambda each: (-each[1][0], each[0]))
@@ -400,7 +405,7 @@ def grow(snapshot: Snapshot, drift: Drift, most: int) -> GrownTable:
 
 
 def _new(field: pa.Field, number: int, taken: Collection[str]) -> pa.Field:
-    """Return the new column with its id. The stored name is new in the table."""
+    """Return the new column with its id. No other column of the table has the same stored name."""
     folded, stored = {name.casefold() for name in taken}, str(field.name)
     while stored.casefold() in folded:
         stored = f"{stored}~{number}"
@@ -431,7 +436,7 @@ def create(
 ) -> Snapshot:
     """Create an empty table and return its version 0.
 
-    The caller has checked the columns with `check_new`, before the sort schema became canonical.
+    The caller must have checked the columns with `check_new`. The check comes before the sort schema becomes canonical.
 
     Args:
         log: Transaction log at the location of the table.
@@ -490,7 +495,9 @@ def declare(
 
 
 def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
-    """Return the newest version with the declared columns and settings, without a commit. A dry run plans on it.
+    """Return the newest version with the declared columns and settings, without a commit.
+
+    A dry run uses this version for its plan.
 
     Raises the errors of `declare`, and `NotFound` if the table does not exist.
     """
@@ -509,7 +516,7 @@ def as_declared(log: TransactionLog, declaration: TableDeclaration) -> Snapshot:
 
 
 def _declared_settings(declaration: TableDeclaration, extra: Mapping[str, str], current: Snapshot) -> Mapping[str, str]:
-    """Return the settings of a table that follows its declaration. `extra` are settings outside `TableConfig`."""
+    """Return the settings that the declaration gives to the table. `extra` contains settings outside `TableConfig`."""
     wanted = keeping_windows(keeping_order(declaration.config(), current.config), current.config)
     wanted = keeping_hand_regions(wanted, current.config)
     check_names(current, wanted)
@@ -517,7 +524,7 @@ def _declared_settings(declaration: TableDeclaration, extra: Mapping[str, str], 
 
 
 def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str, object]) -> Snapshot:
-    """Commit the given settings, and return the newest version. `given` has the names of `settings.table`.
+    """Commit the given settings, and return the newest version. `given` uses the setting names of `settings.table`.
 
     Other settings keep their values, even if another process changes settings concurrently. Raises `InvalidInput` if a
     setting cannot be changed, and the errors of `configure`.
@@ -539,8 +546,8 @@ def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str,
 def configure(log: TransactionLog, snapshot: Snapshot, settings: Mapping[str, str]) -> Snapshot:
     """Commit these settings unless the table already has them, and return the newest version.
 
-    Settings of other releases and the regions stay. Raises `CommitConflict` if another process changed the settings
-    first in every attempt.
+    The regions and the settings of other releases do not change. Raises `CommitConflict` if another process changed the
+    settings first in every attempt.
     """
     return _following(log, snapshot, lambda _: settings)
 
@@ -561,9 +568,11 @@ def _following(
 
 
 def _changing(snapshot: Snapshot, settings: Mapping[str, str]) -> list[Action]:
-    """Return the actions that set these settings and remove the segments of dropped indexes. Empty if nothing changes.
+    """Return the actions that set these settings and remove the segments of dropped indexes.
 
-    If no index is left, the translations are removed as well. The table's own regions stay, with their history.
+    The list is empty if nothing changes.
+
+    If no index is left, the translations are removed as well. The table keeps its own regions and their history.
     """
     current = dict(snapshot.metadata.configuration)
     ours = {name for name in current if name == LANDING or TableConfig.owns(name)} - {REGIONS_KEY}

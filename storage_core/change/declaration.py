@@ -52,7 +52,7 @@ from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 from storage_core.write.region.spec import first_specs
 
 _FIRST: Final = ("columns", "time_column", "primary_key", "coarse_window", "window", "indexes")
-"""Fields that the checks of other fields need, in the order of the checks."""
+"""Fields that are checked first because other checks need them, in the order of the checks."""
 _NEEDS: Final = {"retention": "window", "compaction": "window", "maintained_indexes": "indexes"}
 """Settings that cannot be checked if another field is invalid."""
 
@@ -315,7 +315,7 @@ class TableDeclaration(_Settings):
 
     @classmethod
     def _require_timestamps(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
-        """Raise `InvalidInput` unless `times` names columns of timestamps, and not the column of `time_format`."""
+        """Raise `InvalidInput` unless `times` contains only timestamp columns, without the column of `time_format`."""
         require_columns([*landing.times], given["columns"])
         for name in landing.times:
             if not given["columns"][name].type.startswith("timestamp"):
@@ -327,7 +327,7 @@ class TableDeclaration(_Settings):
 
     @classmethod
     def _require_filled_columns(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
-        """Raise `InvalidInput` unless the names of the fields are columns, with all required columns."""
+        """Raise `InvalidInput` unless every field name is a column and every required column is a field name."""
         named = landing.columns if landing.pattern is None else captured_columns(landing.pattern)
         filled = [each for each in named if each != landing.op]
         if filled:
@@ -362,7 +362,9 @@ TABLES: Final = "TIDEMARK_TABLES"
 
 
 def find_declared(name: str, environment: Mapping[str, str] = os.environ) -> tuple[Path, str] | None:
-    """Return the file that declares a table of this name, and the location of the table. None if there is no such file.
+    """Return the file that declares a table of this name, and the location of the table.
+
+    Return None if no file declares the table.
 
     Searches the folder `TIDEMARK_TABLES`, or `tables/` in the working directory. Skips invalid files.
     """
@@ -400,10 +402,10 @@ class RawLogDeclaration(Closed):
       Every writer must start another segment before this age.
     - `retention`: the age at which chunks are collected if every table has the records. Without `retention`, all chunks
       are kept.
-    - `unique_for`: if two records have the same producer id, only one is used. This time is the limit between the
-      starts of their segments.
+    - `unique_for`: the maximum time between two records with the same producer id of which only one is used. The time
+      is measured between the starts of their segments.
     - `upkeep_schedule`: when stores are healed and chunks are collected.
-    - `owners`, `tags`: shown on its assets in Dagster.
+    - `owners`, `tags`: shown on the Dagster assets of the raw log.
     """
 
     name: Annotated[str, AfterValidator(validate_table_name)]

@@ -1,7 +1,7 @@
 """Declaration files: YAML with line numbers, read as a whole and checked completely.
 
 `parse_yaml` returns every scalar as text, and the line of every field. `load_as` creates a declaration from a file. A
-Dagster component has no file. It passes the text of its declaration (`text_of`) instead of a path.
+Dagster component has no file. The component passes the text of its declaration (`text_of`) instead of a path.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PLAIN_TAGS = tuple(f"tag:yaml.org,2002:{each}" for each in ("str", "int", "floa
 
 @dataclass(frozen=True, slots=True)
 class LocatedYaml:
-    """A parsed document. `value` contains only mappings, lists and text. `root` is its node tree."""
+    """A parsed document. `value` contains only mappings, lists and text. `root` is the node tree of the document."""
 
     value: object
     root: yaml.Node
@@ -49,7 +49,7 @@ class LocatedYaml:
 
 
 def parse_yaml(data: bytes, where: str, needs: str = "at least a name, a uri and columns") -> LocatedYaml:
-    """Return the single document in `data`. The time is linear in its size.
+    """Return the single document in `data`. The time is linear in the size of `data`.
 
     Args:
         data: Content of the file.
@@ -92,11 +92,11 @@ _YAML_FAULTS: Final = (
     ("escape character", "a text in double quotes has a \\ that is not an escape. Use single quotes"),
     ("but found another document", "it has several documents. Keep one, and remove the lines ---"),
 )
-"""The faults of YAML that users meet, by a part of the parser's text."""
+"""Common faults in YAML: a part of the parser's message, and our message for the fault."""
 
 
 def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
-    """Return the fault in the words of this project. The errors of `_refused_at` already have these words."""
+    """Return our message for the fault. The errors of `_refused_at` already contain our message."""
     texts = [each for each in (error.problem, error.context) if each]
     if isinstance(error, yaml.scanner.ScannerError | yaml.parser.ParserError | yaml.composer.ComposerError):
         known = (said for part, said in _YAML_FAULTS if any(part in each for each in texts))
@@ -107,7 +107,7 @@ def _yaml_fault(error: yaml.MarkedYAMLError) -> str:
 class _BoundedLoader(yaml.BaseLoader):
     """Composes nodes up to the depth `MOST_DEPTH` and the number `MOST_NODES`. An alias counts as a copy of its node.
 
-    These limits also bound the work of validation and of its messages.
+    These limits also bound the cost of the validation and of its messages.
     """
 
     def __init__(self, data: bytes) -> None:
@@ -257,7 +257,7 @@ def read_automation(root: Path) -> AutomationDeclaration:
 
 
 def is_text(given: str | Path) -> bool:
-    """Return whether this is the text of a declaration, as `text_of` returns it, and not a path."""
+    """Return whether this is the text of a declaration and not a path. `text_of` returns such a text."""
     return str(given).startswith("{")
 
 
@@ -273,7 +273,10 @@ def text_of(fields: Mapping[str, object]) -> str:
 
 
 def load_text(model: type[Model], text: str, where: str) -> Model:
-    """Return the declaration in a text. Errors call the text `where`. Raises `InvalidInput` as `load_as` does."""
+    """Return the declaration in a text.
+
+    Error messages use `where` as the name of the text. Raises `InvalidInput` as `load_as` does.
+    """
     return _parsed(model, text.encode(errors="surrogatepass"), where)
 
 
@@ -294,7 +297,7 @@ def _parsed(model: type[Model], data: bytes, where: str) -> Model:
         problems = [_problem(each, document, where, model) for each in found[:MOST_PROBLEMS]]
         if len(found) > MOST_PROBLEMS:
             problems.append(f"{where}: and {len(found) - MOST_PROBLEMS} more problems")
-    # The new error does not chain the pydantic error, because that error contains values, which may be secret.
+    # The new error does not chain the pydantic error. The pydantic error contains values, and a value may be secret.
     raise InvalidInput("\n".join(problems), file=where)
 
 
@@ -313,7 +316,7 @@ _WANTED: Final = (
     (("float_", "decimal_"), "a number"),
     (("bool_",), "true or false"),
 )
-"""The kind of value that a field needs. The keys are the first letters of the kinds of pydantic's errors."""
+"""The kinds of values that fields need. Each entry has the prefixes of pydantic's error types and the kind of value."""
 _BOUNDS: Final = {
     "greater_than_equal": ("ge", "Give {} or more"),
     "greater_than": ("gt", "Give more than {}"),

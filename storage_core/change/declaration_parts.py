@@ -65,7 +65,7 @@ _MONTH_DAYS: Final = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
 
 @dataclass(frozen=True, slots=True)
 class QuietHours:
-    """A time of day range in minutes, from `start` (inclusive) to `end` (exclusive).
+    """A range of times of day in minutes, from `start` (inclusive) to `end` (exclusive).
 
     The range crosses midnight if `end` is not later than `start`.
     """
@@ -104,7 +104,7 @@ class QuietHours:
 def parse_cron(given: object) -> str:
     """Return the cron line with single spaces between its five fields.
 
-    Raises `InvalidInput`, also if no date matches.
+    Raises `InvalidInput` for a line that is not valid, and for a line that matches no date.
     """
     parts = given.split() if isinstance(given, str) else []
     if len(parts) != len(_FIELDS):
@@ -158,12 +158,12 @@ _TAG_VALUE = re.compile(r"[A-Za-z0-9_.-]{0,63}")
 
 
 def _of_text(read: Callable[[str], object]) -> BeforeValidator:
-    """Return a validator that converts text. Another value is passed to the field's own check."""
+    """Return a validator that converts text. A value that is not text goes to the field's own check."""
     return BeforeValidator(lambda given: read(given) if isinstance(given, str) else given)
 
 
 def _switch(given: object) -> object:
-    """Convert booleans to `on` and `off`. YAML 1.1 reads these words as booleans, as Dagster's components do."""
+    """Convert booleans to `on` and `off`. YAML 1.1 and Dagster's components read these words as booleans."""
     return {"true": "on", "false": "off"}.get(given, given) if isinstance(given, str) else given
 
 
@@ -217,7 +217,7 @@ Cron = Annotated[str, BeforeValidator(parse_cron)]
 
 
 class Closed(BaseModel):
-    """An immutable model without extra fields. A misspelt setting is an error and not a default."""
+    """An immutable model without extra fields. A misspelled setting is therefore an error."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
@@ -290,7 +290,8 @@ class LandingDeclaration(Closed):
     on_new_field: str = "quarantine"
     on_type_conflict: OnTypeConflict = "quarantine"
     max_new_fields: int = MOST_NEW_FIELDS
-    # The code version of assets contains the text of this model. Without `repr=False`, it would change in every table.
+    # The code version of assets contains the text of this model. Without `repr=False`, such a field would change the
+    # code version of every table.
     queue: str | None = Field(default=None, repr=False)
     list_every: Milliseconds | None = Field(default=None, repr=False)
     max_rejected: _Share = Field(default=_MAX_REJECTED.default, repr=False)  # type: ignore[assignment]  # a number
@@ -312,7 +313,7 @@ class LandingDeclaration(Closed):
         return self.format == "delta"
 
     def spec(self) -> LandingSpec:
-        """Return the record that ingestion uses. Raises `InvalidInput`."""
+        """Return the landing spec that ingestion uses. Raises `InvalidInput`."""
         given = {name: value for name, value in self if name not in ("max_rejected", "list_every")}
         times = tuple(sorted(self.times.items()))
         return LandingSpec(**{**given, "times": times, "list_every_ms": self.list_every})
@@ -343,7 +344,7 @@ class PartitionsDeclaration(Closed):
 
 class _Schedule(Closed):
     def cron_of(self, step: str) -> str:
-        """Return the cron line of a step. Empty if the step runs as soon as storage requests it."""
+        """Return the cron line of a step. The line is empty if the step runs as soon as storage requests it."""
         line: str | None = getattr(self, step)
         return line or ""
 
@@ -351,7 +352,7 @@ class _Schedule(Closed):
 if TYPE_CHECKING:
 
     class ScheduleDeclaration(_Schedule):
-        """A cron line per step of a table."""
+        """One cron line for each step of a table."""
 else:
     ScheduleDeclaration = create_model(
         "ScheduleDeclaration",
@@ -362,7 +363,7 @@ else:
 
 
 class Budgeted(Closed):
-    """Limits of maintenance: bytes to read per hour, and hours of the day (UTC) without it (decision 0037)."""
+    """Limits of maintenance: bytes to read per hour, and hours of the day (UTC) without maintenance (decision 0037)."""
 
     bytes_per_hour: Annotated[Bytes, Field(ge=1)] | None = None
     quiet_hours: Hours | None = None
@@ -379,20 +380,23 @@ class UpkeepDeclaration(Budgeted):
 
 
 class UpkeepOfAllDeclaration(Budgeted):
-    """The maintenance of all tables together: limits, and the maximum number of runs that wait or run at a time."""
+    """The maintenance of all tables together: its limits, and the maximum number of runs that are queued or running."""
 
     runs_at_once: int | None = Field(default=None, ge=1)
 
 
 class AutomationDeclaration(Closed):
-    """The automation of all tables: `default` is for tables without a setting, `interval` for the upkeep sensor."""
+    """The automation of all tables.
+
+    `default` applies to tables without a setting. `interval` is for the upkeep sensor.
+    """
 
     default: Switch | None = None
     interval: Annotated[Milliseconds, Field(ge=1_000, le=86_400_000)] = 30_000
 
 
 def place(uri: str) -> str:
-    """Return the location in a declaration. Raises `InvalidInput` if it is not a location or contains `..`."""
+    """Return the location in a declaration. Raises `InvalidInput` if the text is not a location or contains `..`."""
     if not uri.strip():
         raise InvalidInput(f"{uri!r} is not a location. Write a path such as warehouse/events, or a URI")
     check_location(uri)

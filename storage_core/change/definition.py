@@ -30,7 +30,7 @@ _USUAL_WINDOW: Final = "15m"
 
 
 def check_definition(schema: pa.Schema, config: TableConfig) -> None:
-    """Raise `InvalidInput` if the table cannot be created. The message names the invalid part.
+    """Raise `InvalidInput` if the table cannot be created. The error message contains the invalid part.
 
     Two column names must not differ only in upper and lower case, because DuckDB and Spark ignore case. A keyed table
     may have windows only if its time column is part of the key (docs/architecture/ingestion.md).
@@ -55,7 +55,7 @@ def check_new(schema: pa.Schema, config: TableConfig) -> None:
 
 
 def check_names(snapshot: Snapshot, config: TableConfig) -> None:
-    """Raise `InvalidInput` if a setting names a column that it cannot use after changes of columns.
+    """Raise `InvalidInput` if changes of columns made a column name unusable for a setting.
 
     Splits store their order as column names. The columns of the sort schema must therefore have the same name in all
     splits. Index segments and their caches use column names as well. So an index can use a column name only if no other
@@ -133,7 +133,10 @@ def _check_maps(schema: pa.Schema, config: TableConfig) -> None:
 
 
 def _check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
-    """Check the types of the columns. Equal values must have equal bytes, which is not true for 0.0 and -0.0."""
+    """Check the types of the columns.
+
+    Equal values must have equal bytes. For example, 0.0 and -0.0 are equal but have different bytes.
+    """
     for name in config.bloom_filters:
         _require_column(schema, "bloom_filters", name)
         kind, kinds = schema.field(name).type, pa.types
@@ -210,7 +213,10 @@ CHECKS: Final[Mapping[str, Check]] = {
     "sort_schema": lambda schema, config: sort_order.bind(config, schema),
     "raw_logs": _check_raw_logs,
 }
-"""The check of each setting. It raises `InvalidInput` if the setting contradicts the columns or an earlier setting."""
+"""The check of each setting.
+
+Each check raises `InvalidInput` if the setting contradicts the columns or an earlier setting.
+"""
 
 
 def new_config(schema: pa.Schema, given: Mapping[str, object], settings: Mapping[str, object]) -> TableConfig:
@@ -265,7 +271,9 @@ def in_canonical_form(config: TableConfig) -> TableConfig:
 
 
 def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> None:
-    """Raise `InvalidInput` if the declaration and the existing table differ in fixed settings. The message names them.
+    """Raise `InvalidInput` if the declaration and the existing table differ in fixed settings.
+
+    The error message contains these settings.
 
     In this release the key and the time column cannot change. Only `Table.set_regions` changes regions, and only
     `creation` changes columns. Order, window, indexes and maintenance settings may change.
@@ -281,9 +289,11 @@ def check_unchanged(name: str, declared: TableConfig, found: TableConfig) -> Non
 
 
 def keeping_order(declared: TableConfig, found: TableConfig) -> TableConfig:
-    """Return the declared settings. If both sort schemas mean the same order, the result has the text of the table.
+    """Return the declared settings.
 
-    So another spelling of the same order in a declaration does not change the table (decision 0006).
+    If both sort schemas mean the same order, the result has the sort schema text of the table.
+
+    Another spelling of the same order in a declaration therefore does not change the table (decision 0006).
     """
     ours, theirs = (
         sort_order.parse_sort_schema(each.sort_schema or sort_order.TIME_ONLY) for each in (declared, found)

@@ -2,8 +2,8 @@
 
 The search does not read splits and row groups that statistics or indexes exclude. If the log's statistics show that
 every row of a split meets the condition, the split is not read either. `used` reads the row groups. The position of a
-row is its position in the file. Deleted rows count as well. `ByCondition` finds rows by a filter. `ByKeys` finds rows
-by keys, and uses the bounds of splits and row groups.
+row is its position in the file. Deleted rows also have a position. `ByCondition` finds rows by a filter. `ByKeys` finds
+rows by keys, and uses the bounds of splits and row groups.
 
 Memory: at most two bytes per found row, in addition to the memory of `used`.
 """
@@ -92,7 +92,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted(Generic[Used]):
-    """The row groups of one split that are read, one after the other."""
+    """The needed row groups of one split. They are read one after the other."""
 
     pieces: Sequence[Piece]
     schema: pa.Schema
@@ -167,7 +167,10 @@ def used(
 
 
 def _together(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Sequence[Piece], int]]:
-    """Yield groups of pieces, each with its memory. A group needs at most `most` bytes, or is a single larger piece."""
+    """Yield groups of pieces, and the memory that each group needs.
+
+    A group needs at most `most` bytes, or is a single larger piece.
+    """
     held, size = list[Piece](), 0
     for piece in pieces:
         own = piece.memory_bytes
@@ -181,7 +184,7 @@ def _together(pieces: Sequence[Piece], most: int) -> Iterator[tuple[Sequence[Pie
 
 
 JUDGED_ROWS: Final = 2**18
-"""Minimum number of rows that the query process evaluates at a time, if there are enough rows."""
+"""Minimum number of rows that the query process evaluates at a time. Only the last evaluation may have fewer rows."""
 
 _MOST_CONDITIONS: Final = 32
 """Maximum number of conditions that this process compares with rows. Each condition costs one comparison per row."""
@@ -189,7 +192,7 @@ _MOST_CONDITIONS: Final = 32
 
 @dataclass(frozen=True, slots=True)
 class Candidates:
-    """Splits that may contain a wanted row. All rows of the splits in `whole` are wanted."""
+    """Splits that may contain rows for the statement. In the splits in `whole`, the statement changes all rows."""
 
     splits: Sequence[Add]
     whole: frozenset[str] = frozenset()
@@ -199,14 +202,14 @@ class Finder(Protocol):
     """Finds the rows that a statement changes, on any snapshot of a table."""
 
     def candidates(self, snapshot: Snapshot) -> Candidates:
-        """Return the live splits that may contain a wanted row.
+        """Return the live splits that may contain rows for the statement.
 
         Makes one GET per manifest that may list such a split.
         """
         ...
 
     def rows(self, snapshot: Snapshot, splits: Sequence[Add], hidden: Mapping[str, BitMap]) -> dict[str, BitMap]:
-        """Return the positions of the wanted live rows in these splits.
+        """Return the positions of the live rows in these splits that the statement changes.
 
         `hidden` contains the deleted rows of each split. Requests and errors are those of `used`.
         """
@@ -215,7 +218,7 @@ class Finder(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class ByCondition:
-    """Rows for which a filter is true under DuckDB's rules."""
+    """Finds the rows for which a filter is true by DuckDB's rules."""
 
     store: ObjectStore
     wanted: Filter
@@ -263,21 +266,21 @@ class ByCondition:
         return in_columns(self.wanted.predicate, snapshot.schema.names) or self.wanted.predicate
 
     def is_compared(self, snapshot: Snapshot) -> bool:
-        """Return True if this process itself compares rows with the conditions of the filter."""
+        """Return True if this process itself compares rows with the conditions of the filter, before DuckDB does."""
         return len(list(islice(conditions(self.predicate(snapshot)), _MOST_CONDITIONS + 1))) <= _MOST_CONDITIONS
 
     def only_values(self, snapshot: Snapshot) -> Mapping[str, pa.Scalar]:
-        """Return the columns with a single value in all found rows, and this value."""
+        """Return the columns that have a single value in all found rows, with this value."""
         return only_values(self.predicate(snapshot), _types(snapshot)) if self._is_exact(snapshot) else {}
 
     def _is_exact(self, snapshot: Snapshot) -> bool:
-        """Return True if this process determines all rows for which the filter is true, without DuckDB."""
+        """Return True if this process can find all matching rows without DuckDB."""
         return self.is_compared(snapshot) and is_exact(self.predicate(snapshot), _types(snapshot))
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A read of splits by a condition. `answers` contains the results of indexes."""
+    """A read of splits that finds the rows for a condition. `answers` contains the results of indexes."""
 
     finder: ByCondition
     judge: RowFilter
@@ -380,7 +383,10 @@ def _known(answer: Answer) -> BitMap:
 
 
 def _not_true(predicate: Predicate) -> Predicate:
-    """Return a predicate for all rows that do not meet the given predicate. It is false, or a column is null."""
+    """Return a predicate for all rows that do not match the given predicate.
+
+    For such a row, the given predicate is false or a column is null.
+    """
     columns = {each.column for each in conditions(predicate) if isinstance(each, Compare)}
     return Or((negate(predicate), *(IsNull(column) for column in sorted(columns))))
 

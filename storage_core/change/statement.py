@@ -1,7 +1,9 @@
-"""A statement that is executed as one commit. If another process commits first, it is planned again on the new head.
+"""A statement that is executed as one commit.
 
-Each attempt reads only new splits and splits with changed deleted rows. Appends and compactions therefore do not
-restart the statement (decision 0013).
+If another process commits first, the statement is planned again on the new head.
+
+Each attempt reads only splits that are new or have other deleted rows than before. Appends and compactions therefore do
+not restart the statement (decision 0013).
 """
 
 from __future__ import annotations
@@ -49,8 +51,8 @@ from storage_core.store.meter import all_of
 class Changed:
     """The outcome of a statement.
 
-    - `version`: the version of the commit. If nothing was committed, the version that was read.
-    - `commit_id`: the id of the commit. Empty if nothing was committed.
+    - `version`: the version of the commit. If nothing was committed, it is the version that was read.
+    - `commit_id`: the id of the commit. It is empty if nothing was committed.
     - `rows`, `splits`: the number of deleted, updated or replaced rows, and the number of splits that contained these
       rows.
     - `rows_added`, `splits_added`: the number of added rows, and the number of new splits.
@@ -235,8 +237,8 @@ Rewrite = Callable[[Snapshot, Sequence[Found]], Sequence[Add]]
 class Statement:
     """A statement that hides the rows of `finder` and adds splits in the same commit.
 
-    The added splits are `adds`, or the splits that `rewrite` writes. If the work must be done only once, `txn`
-    identifies it. Memory: the positions of the rows.
+    The added splits are `adds`, or the splits that `rewrite` writes. `txn` identifies work that must be done only once.
+    Memory: the positions of the rows.
     """
 
     log: TransactionLog
@@ -296,7 +298,7 @@ class Statement:
         return done, result.snapshot
 
     def __call__(self, _: Sequence[Action], head: Snapshot) -> Sequence[Action]:
-        """Return the actions of the statement for a newer head, in the form of a `Rebase`.
+        """Return the actions of the statement for a newer head. The commit calls this method as its `Rebase`.
 
         Raises `CommitConflict` if there is nothing to do, or if column names may now refer to other columns.
         """
@@ -338,8 +340,8 @@ class Statement:
             if add.path in candidates.whole:
                 seen[add.path] = _Seen(BitMap(), BitMap(range(add.numRecords or 0)))
         unseen = [add for add in candidates.splits if add.path not in seen]
-        # The finder checks the condition. It is therefore called at least once, even if the log's statistics already
-        # determine all rows.
+        # Only the finder checks the condition. The statement therefore calls the finder at least once, even if the
+        # log's statistics already determine all rows.
         rows = self.finder.rows(head, unseen, hidden) if unseen or is_first else {}
         seen |= {add.path: _Seen(hidden[add.path], rows.get(add.path, BitMap())) for add in unseen}
         self._seen = seen
@@ -367,7 +369,7 @@ class Statement:
         return known[1]
 
     def _count(self, found: Sequence[Found], adds: Sequence[Add]) -> None:
-        """Set the outcome and the metrics of the commit for the head of the statement."""
+        """Set the outcome and the metrics of the commit."""
         self._done = done = Changed(
             version=0,
             rows=sum(len(each.rows) for each in found),
@@ -385,7 +387,9 @@ ROWS_AT_ONCE: Final = 2**18
 
 @dataclass(slots=True, eq=False)
 class Rewriter:
-    """Writer of rows with applied assignments, window by window. If a window has the same rows, its splits are reused.
+    """Writes the changed rows of an update, window by window.
+
+    If the found rows of a window are the same as before, the written splits of the window are reused.
 
     Memory: about 64 MiB of rows, and the memory of `used`.
     """
@@ -485,7 +489,10 @@ class Rewriter:
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """The columns of a table, the columns to `read`, and the `known` columns with one known value for all rows."""
+    """The columns of a table.
+
+    `read` are the columns to read. `known` are the columns that have one known value in all rows.
+    """
 
     schema: pa.Schema
     read: pa.Schema

@@ -1,16 +1,17 @@
 """The statements delete, update, overwrite and upsert, for append tables and for keyed tables.
 
-On an append table, a statement is one commit (`change.statement`). On a keyed table, a statement writes records into
-the logs of regions: one record for the key of each matching row.
+On an append table, a statement is one commit (`change.statement`). On a keyed table, a statement writes one record for
+the key of each matching row, into the logs of the regions.
 
 `by_region` determines the region of a record (docs/architecture/ingestion.md). Usually the region spec determines the
 region. If a manual region has an unmerged record of the key, the new record is written to this manual region. A key
 therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
-this read. For this check, the statement claims the region with the manifest from before the read, like a merge. The log
-of the region must have no new entry. So the statement never uses old values of a row that another process changed. A
-live writer is not fenced. It claims the region again and continues (decision 0013).
+this read. For this check, the statement reads the manifest of the region before it reads the rows. Then it claims the
+region with this manifest, like a merge. The log of the region must have no entry after the manifest was read. So the
+statement never uses old values of a row that another process changed. A live writer is not fenced. The writer claims
+the region again and continues (decision 0013).
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ from storage_core.write.region.writer import Claim, RegionLog, claim, claim_idle
 
 
 def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterator[tuple[Region, pa.Table]]:
-    """Yield each region and the rows with records in this region.
+    """Yield each region with the rows whose records belong to this region.
 
     `rows` has the key columns, and contains each key once.
 
@@ -93,7 +94,10 @@ MOST_ATTEMPTS: Final = 10
 _FIRST_PAUSE_MS, _LONGEST_PAUSE_MS = 50, 5_000
 
 Matching = Callable[[], tuple[Snapshot, pa.Table]]
-"""A function that reads the matching rows at `latest`. It also returns the snapshot below the unmerged records."""
+"""A function that reads the matching rows at `latest`.
+
+The function also returns the snapshot to which the unmerged records apply.
+"""
 
 Records = Callable[[Snapshot, pa.Table], pa.Table]
 """A function that creates the records to write for the matching rows, one record per row."""
@@ -108,11 +112,13 @@ class _Looked:
 
 
 def change(log: TransactionLog, snapshot: Snapshot, matching: Matching, records: Records) -> Changed:
-    """Write the records of all matching rows: one WAL entry and one generation per region. Durable after the call.
+    """Write the records of all matching rows: one WAL entry and one generation per region.
+
+    The records are durable after the call.
 
     The change of one region is atomic. The regions are changed one after the other. With manual regions, a merge
     between two attempts can change the region of a key (`by_region`). The function therefore remembers completed keys
-    and not completed regions.
+    instead of completed regions.
 
     Raises:
         CommitConflict: In each of `MOST_ATTEMPTS` attempts, another writer wrote to a region. The earlier regions are
@@ -243,7 +249,7 @@ def overwrite(
 ) -> tuple[Changed, Snapshot]:
     """Replace the rows that meet a condition in one commit. The new rows must meet the condition as well.
 
-    Raises `InvalidInput` if a given row does not meet the condition. The message names the first of these rows, and
+    Raises `InvalidInput` if a given row does not meet the condition. The message contains the first of these rows, and
     nothing is committed.
     """
     txn, is_done = once(target.log, target.head, application)
@@ -321,13 +327,13 @@ def update_by_key(
 def _builder(snapshot: Snapshot) -> RecordBuilder:
     """Return the record builder.
 
-    An update of a map replaces the whole map, even if patches of the column merge entries.
+    An update of a map replaces the whole map. This is also true if patches of the column merge map entries.
     """
     return RecordBuilder(snapshot.schema, snapshot.config.primary_key, nonzero=snapshot.config.nonzero_vectors)
 
 
 def require_append_table(snapshot: Snapshot, uri: str) -> None:
-    """Raise `InvalidInput` for a keyed table. The message names the operation to use instead of an overwrite."""
+    """Raise `InvalidInput` for a keyed table. The error message says which operation to use instead of an overwrite."""
     if snapshot.config.kind == "keyed":
         raise InvalidInput(
             f"{uri}: a keyed table cannot be overwritten, because unmerged rows would replace the new rows. Delete by "
@@ -339,8 +345,8 @@ def require_append_table(snapshot: Snapshot, uri: str) -> None:
 def required_filter(condition: object, verb: str, schema: pa.Schema) -> Filter:
     """Return the required filter of a statement, for a table with this schema.
 
-    Raises `InvalidInput` without a condition, if the condition is not a boolean, or if a second evaluation of the
-    condition could give another result.
+    Raises `InvalidInput` if there is no condition, or the condition is not a boolean. Raises it also if a second
+    evaluation of the condition could give another result.
     """
     found = None if isinstance(condition, str) and not condition.strip() else wanted_filter(condition)
     if found is None:
@@ -361,7 +367,10 @@ def _fitted(target: Target) -> tuple[pa.Schema, Collection[str]]:
 
 
 def _written(target: Target, pieces: Iterator[pa.Table] | Sequence[pa.Table]) -> list[Add]:
-    """Write rows as splits of the table, piece by piece. If this is interrupted, the written splits are orphaned."""
+    """Write rows as splits of the table, piece by piece.
+
+    If the write is interrupted, the written splits become orphans.
+    """
     log, context = target.log, context_of(target.head)
     return [
         add

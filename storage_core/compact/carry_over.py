@@ -3,7 +3,8 @@
 So the compaction commits, and the rows stay deleted. Otherwise each delete would force a new plan, and a compaction of
 a table with frequent deletes would never end. Lesson 26 only requires that no delete is undone. The order of a merge
 depends only on its inputs. The carry-over computes the order again from the sort columns of the inputs. The order gives
-the position of each row in the outputs. A check compares the values of these rows.
+the position of each row in the outputs. A check compares the values of the deleted rows in the inputs and in the
+outputs.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ Places = Mapping[int, BitMap]
 
 
 class CarryOver:
-    """The `rebase` of a commit of these merges. It hides rows in their outputs that were deleted from their inputs.
+    """The `rebase` of a commit of these merges.
 
-    If the last row of an input was superseded or deleted, the input left the table and all of its rows count as
+    If rows were deleted from the inputs, it hides the same rows in the outputs.
+
+    If the last row of an input is superseded or deleted, the input leaves the table. All of its rows then count as
     deleted. The checks of the commit handle inputs that were removed for another reason.
 
     Raises:
@@ -209,7 +212,7 @@ class _Route:
 
     @staticmethod
     def of(store: ObjectStore, task: CompactionTask, outputs: Sequence[Add]) -> _Route:
-        """Compute the order of the merge again, from the inputs in the state of the plan."""
+        """Compute the order of the merge again, from the inputs as they were at the time of the plan."""
         order, numbers = task.context.order, range(len(task.inputs))
         splits = [_opened(store, task, number).of_table(task.context.schema) for number in numbers]
         runs = merge_order([split.read(sort_columns(split, order)) for split in splits], order).runs
@@ -222,13 +225,13 @@ class _Route:
             )
         firsts = np.cumsum(runs.count) - runs.count
         ranges = [task.row_range(number) for number in numbers]
-        # For a part of a merge, `split.deleted` includes all rows outside the range of the part, possibly millions.
-        # Here, the start of the range stands for the rows before it.
+        # For a part of a merge, `split.deleted` includes all rows outside the range of the part, possibly millions. To
+        # save memory, the code here uses only the start of the range instead of the rows before the range.
         within = [split.deleted & BitMap(range(*rows)) for split, rows in zip(splits, ranges, strict=True)]
         return _Route(runs, firsts, [first for first, _ in ranges], [positions(each) for each in within], ends)
 
     def outputs_of(self, rows: Places) -> dict[int, BitMap]:
-        """Return the positions in the outputs of input rows that were visible to the merge."""
+        """Return the output positions of these input rows. The rows must have been visible to the merge."""
         found: dict[int, BitMap] = {}
         for number, places in rows.items():
             row = self._output_rows(number, positions(places))

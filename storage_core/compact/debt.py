@@ -6,9 +6,10 @@ The debt of a table is computed from the plans of the jobs themselves:
 - what the retention would remove (`planner.plan_expiry`)
 - the splits that a compaction skips for a while, because they made a merge fail (`mergeskip`)
 
-The same rule plans the next run for three users: the run itself, callers that check what is due, and the debt. A run
-consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of another duration. The run and the
-budget select the pieces with this module. So a run reads exactly the bytes that the budget grants (decision 0037).
+The same rule plans the next run in three places: the run itself, callers that check for pending work, and the debt. A
+run consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of another duration. The run and
+the budget select the pieces with this module. A run therefore reads exactly the bytes that the budget grants (decision
+0037).
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ from storage_core.log.snapshot import Snapshot
 class Pieces:
     """The pieces of one run.
 
-    A piece is a merge, or a set of splits to rewrite in other windows or in another order. The same run does not merge
-    the windows of these splits.
+    A piece is a merge, or a set of splits to rewrite in other windows or in another order. The same run does not also
+    merge windows whose splits it rewrites.
     """
 
     mode: Mode
@@ -111,16 +112,16 @@ def owed(
 
 
 def window_starts(snapshot: Snapshot) -> set[int | None]:
-    """Return the starts of the windows of the live splits. None stands for splits without a window."""
+    """Return the starts of the windows of the live splits. None is for splits without a window."""
     return set(snapshot.splits.table().column("windowStart").unique().to_pylist())
 
 
 def within(sizes: Sequence[int], most_bytes: int) -> list[int]:
     """Return the positions of the pieces that a run with this byte limit takes, in the order of the run.
 
-    `sizes` has the most important piece first. Pieces are taken as long as they fit into the limit. The first piece
-    that needs more than half of the limit is taken before smaller pieces. Otherwise smaller pieces could delay the
-    large piece forever.
+    `sizes` has the most important piece first. A piece is taken if it still fits into the limit. The first piece that
+    needs more than half of the limit is taken before smaller pieces. Otherwise smaller pieces could delay the large
+    piece forever.
     """
     large = [place for place, size in enumerate(sizes) if most_bytes < 2 * size <= 2 * most_bytes][:1]
     taken, left = list[int](), most_bytes
@@ -150,7 +151,7 @@ SKIPPED = "skipped"
 class Task(StrEnum):
     """The task for a window: rewrite its splits, remove it, or wait until skipped splits are tried again.
 
-    `RESORT` is the work of `compact --resort`. No scheduled run does it.
+    `RESORT` is the task of `compact --resort`. No scheduled run does this task.
     """
 
     COMPACT = "compact"
@@ -163,8 +164,8 @@ class Task(StrEnum):
 class WindowDebt:
     """The pending compaction of one window: its input, the number of its `merges`, and its reasons.
 
-    The compaction reads `bytes` and writes about `live_bytes`. It needs at least one GET per split in `splits`. It
-    writes about `outputs` splits with one PUT each, and at most one more split per merge.
+    The compaction reads `bytes` and writes about `live_bytes`. The compaction needs at least one GET per split in
+    `splits`. It writes about `outputs` splits with one PUT each, and at most one more split per merge.
     """
 
     window_start: int | None
@@ -192,7 +193,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """The work of the next run of the task in the window, without its commit.
+    """The work that the next run of the task does in the window, without the commit.
 
     Sizes are in bytes. Writes are estimates. The run needs at least one GET per split in `splits`, and one PUT per
     object in `outputs`.
@@ -209,8 +210,8 @@ class Debt:
     """The pending task of one window. `reasons` are the reasons of the policy or of this module.
 
     `splits`, visible `rows` and `bytes` are the input of the task: the splits to merge, to remove, or to wait for. If
-    there are very many `merges`, the `next_run` does only some of these merges. `skipped` lists further splits of the
-    window, which compactions skip.
+    there are very many `merges`, the `next_run` does only a part of the merges. `skipped` lists further splits of the
+    window that compactions skip.
     """
 
     window_start: int | None
@@ -226,7 +227,7 @@ class Debt:
 
 
 def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list[Debt]:
-    """Return the windows with a task at `now_ms`, ascending, the null window last.
+    """Return the windows that have a task at `now_ms`, in ascending order. The null window is last.
 
     An expired window is not compacted, so it is listed once. A window is also listed for `RESORT` if some of its splits
     have another sort schema than the table. The only requests are for manifests that were not read yet.
@@ -261,7 +262,9 @@ def debt(snapshot: Snapshot, *, now_ms: int, mode: Mode = Mode.FINALIZE) -> list
 
 
 def window_debts(chosen: Chosen) -> list[WindowDebt]:
-    """Return the windows of the selected merges, in the same order, with the bytes that these merges read and write.
+    """Return the windows of the selected merges, with the bytes that the merges read and write.
+
+    The order stays the same.
 
     The merges of a window are adjacent, even if the window has several scopes.
     """
@@ -309,7 +312,7 @@ _Found = Sequence[tuple[Add, Skipped]]
 
 
 def _skipped(snapshot: Snapshot, now_ms: int) -> Mapping[int | None, _Found]:
-    """Return the live splits that compactions skip now, by window. Only these splits become records."""
+    """Return the live splits that compactions skip now, by window. Only the skipped splits are loaded as objects."""
     found: defaultdict[int | None, list[tuple[Add, Skipped]]] = defaultdict(list)
     for path in sorted(active_skips(snapshot.mergeskips.values(), now_ms)):
         add, skip = snapshot.splits.get(path), snapshot.mergeskips[path]
@@ -338,7 +341,9 @@ def _resorted(snapshot: Snapshot, now_ms: int) -> Iterator[Debt]:
 
 
 def _rewindowed(tasks: Sequence[RewindowTask], reason: str) -> Iterator[WindowDebt]:
-    """Yield the rewrites into windows of another duration (decision 0006), one per current window of the splits.
+    """Yield the pending rewrites into windows of another duration (decision 0006).
+
+    There is one entry per current window.
 
     If several windows become one longer window, the output is counted for the first of these windows.
     """

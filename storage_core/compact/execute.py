@@ -7,12 +7,12 @@ A merge that is too large for one task is executed in parts, which are ranges of
 execution has three steps:
 
 1. *Sample*: read the keys of some rows of every input.
-2. *Locate*: find the exact positions, in each input, of the keys at which the order can be cut.
+2. *Locate*: in each input, find the exact positions of the keys at which the order can be cut.
 3. *Merge*: each part reads, from every input, the rows between two cuts, and merges them as usual.
 
 Each task of the first two steps reads a few inputs. The outputs of all parts together equal the output of one merge. If
-one key has too many rows for a part, the rows of this key are cut between inputs or within an input. The order of rows
-with equal keys is kept.
+one key has too many rows for a part, the rows of this key are cut between inputs or within an input. Rows with equal
+keys keep their order.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     The actions of the part remove the inputs that end in this part.
 
     The rows stay the same multiset (MC-1) and every value stays the same (MC-2). The output has the sort order of the
-    inputs (MC-3). It has all their columns (MC-4), or the columns of the table if these have changed. Each piece is
-    checked before it is written, so no result breaks these rules. If a check fails, files that were already written are
-    orphans. A second execution writes new files with new ids. Only one of the results can be committed.
+    inputs (MC-3). The output has all columns of the inputs (MC-4). If the columns of the table have changed, it has the
+    columns of the table. Each piece is checked before it is written, so no result breaks these rules. If a check fails,
+    files that were already written are orphans. A second execution writes new files with new ids. Only one of the
+    results can be committed.
 
     Raises:
         InvalidInput: the inputs do not belong together.
@@ -117,7 +118,7 @@ class MergedRows:
 def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> MergedRows:
     """Return the rows of all splits in `order`, with the columns of `schema`.
 
-    Strings are dictionaries where this saves memory. Memory holds the sort columns until the order is known. After
+    Strings are dictionary-encoded if this saves memory. Memory holds the sort columns until the order is known. After
     this, memory holds the order and the data of `kernel.pieces`. The amount of memory does not depend on the number of
     columns.
     """
@@ -140,10 +141,10 @@ def require_merged(
     *,
     after: pa.Table | None = None,
 ) -> None:
-    """Raise `Corrupt` if the merged rows break MC-3 or MC-4. The inputs give the order and the union schema.
+    """Raise `Corrupt` if the merged rows break MC-3 or MC-4. The order and the union schema come from the inputs.
 
-    The rows must not sort before the last row of `after`, which was merged before. `kernel.pieces` checks MC-1 and MC-2
-    when it moves the rows.
+    The rows must not sort before the last row of `after`. The rows of `after` were merged earlier. `kernel.pieces`
+    checks MC-1 and MC-2 when it moves the rows.
     """
     inputs = task.inputs
     invariants.require_columns(plain_schema(merged.schema), schema, inputs)
@@ -172,9 +173,11 @@ def _expected(splits: Sequence[OpenSplit], merged: MergedRows) -> Expected:
 
 @contextmanager
 def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit]]:
-    """Open the inputs and check each of them as a whole. Inputs above `_IN_MEMORY_BYTES` in total are kept on disk.
+    """Open the inputs, and check each input completely.
 
-    For a part of a merge, open the row groups that have a row of the part, on disk.
+    If the inputs have more than `_IN_MEMORY_BYTES` in total, they are kept on disk.
+
+    For a part of a merge, open only the row groups that have rows of the part, on disk.
     """
     adds = task.inputs
     if task.part is not None:
@@ -278,7 +281,7 @@ Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Seque
 def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operation_id: str) -> list[CompactionTask]:
     """Return the tasks of the parts of a merge, in the order of the parts.
 
-    First, tasks with a few inputs each sample the keys. Then such tasks locate the cuts.
+    First, each task samples the keys of a few inputs. Then each task locates the cuts in a few inputs.
     """
     size = -(-len(task.inputs) // _MOST_TASKS)
     starts = range(0, len(task.inputs), size)
@@ -308,7 +311,7 @@ def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
 
 
 def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
-    """Return the keys at which the merge can be cut, ascending and distinct. Uses the samples of all inputs."""
+    """Return the distinct keys at which the merge can be cut, in ascending order. Uses the samples of all inputs."""
     order, bounds, inputs = task.context.order, bounds_of(task.context), len(task.inputs)
     if not order.columns:
         return _keys(None, task.context)
@@ -325,9 +328,9 @@ def cuts(task: CompactionTask, samples: Sequence[pa.Table]) -> pa.Table:
 
 
 def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[list[int]]:
-    """Return, for each split of the task and each key, two counts: rows before the key, and rows not after the key.
+    """Return two counts for each split and each key: the rows before the key, and the rows not after the key.
 
-    All rows of the file count, including deleted rows. Raises `Corrupt` (SS-1) for a split that is not sorted, and the
+    The counts include the deleted rows of the file. Raises `Corrupt` (SS-1) for a split that is not sorted, and the
     errors of `open_split`. Ranged GETs of the sort columns. Memory holds one row group.
     """
     return [_located(_all_of(store, add, task.context), task.context, keys) for add in task.inputs]
@@ -399,7 +402,7 @@ def _at_once(inputs: int) -> int:
 
 
 def _all_of(store: ObjectStore, add: Add, context: SplitContext) -> OpenSplit:
-    """Return the split with all rows of its file, with the current columns of its table."""
+    """Return the split with all rows of its file, including deleted rows, and with the current columns of its table."""
     return open_split(store, add.as_written, whole=False).of_table(context.schema)
 
 
@@ -441,7 +444,10 @@ def _counted(rows: pa.Table, keys: pa.Table, order: SortOrder) -> Ints:
 
 
 def _packed(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> Iterator[Ints]:
-    """Yield the end of each part in each input. Parts have about the same size. The limits define their number."""
+    """Yield the end of each part in each input.
+
+    Parts have about the same size. The limits define the number of parts.
+    """
     counts = edges[:, -1]
     many = max(1.0, np.ceil(counts.sum() / bounds.rows), np.ceil(counts @ weights / bounds.bytes))
     aim = counts.sum() / many, counts @ weights / many
@@ -460,7 +466,7 @@ def _packed(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) ->
 
 
 def _cells(edges: Ints, weights: Floats, bounds: Bounds, *, all_equal: bool) -> Iterator[Ints]:
-    """Yield the positions, per input, at which the order can be cut.
+    """Yield the positions in each input at which the order can be cut.
 
     A cut is between keys, or within a key that has too many rows.
     """

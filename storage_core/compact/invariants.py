@@ -1,8 +1,8 @@
 """Compatibility of splits, and the invariants of every merge (docs/architecture/compaction.md, "Invariants").
 
 Two splits may be merged only if they have the same compatibility scope, which has six parts (CS-1, `Scope`). The
-`…_faults` functions return the faults. The `require_…` functions are cheap checks. A job runs them on its output, and
-an error prevents the commit of the output. `maintain.audit` checks the same invariants on files.
+`…_faults` functions return the faults. The `require_…` functions are cheap checks. A job runs these checks on its
+output. An error prevents the commit of the output. `maintain.audit` checks the same invariants on files.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from storage_core.log.actions import Add
 class Scope:
     """Compatibility scope. Two splits are compatible if and only if their scopes are equal.
 
-    Their windows are checked separately. `schema_ref` names a family of union-compatible schemas, not the exact
-    columns. A split that lacks a new column is compatible (MC-4). `sort_schema` is the recorded text without its name,
-    because the name does not affect the order.
+    Their windows are checked separately. `schema_ref` identifies a family of union-compatible schemas. It does not
+    identify the exact columns. A split that lacks a new column is compatible (MC-4). `sort_schema` is the recorded text
+    without its name, because the name does not affect the order.
     """
 
     table_id: str
@@ -67,7 +67,7 @@ class Fault:
 def scope_faults(
     table_id: str, window: int | None, inputs: Sequence[Add], *, start: int | None = None
 ) -> Iterator[Fault]:
-    """Yield the reasons why these splits may not be merged in this window: CS-1, CS-2, and CS-3 (before `start`)."""
+    """Yield the reasons against a merge of these splits in this window: CS-1, CS-2, and CS-3 (before `start`)."""
     scopes = {scope_of(table_id, add) for add in inputs}
     if len(scopes) != 1 or None in scopes:
         yield Fault("CS-1", f"{names_of(inputs)} are not of one compatibility scope: {scopes}")
@@ -80,7 +80,7 @@ def scope_faults(
 
 
 def output_faults(table_id: str, inputs: Sequence[Add], outputs: Sequence[Add]) -> Iterator[Fault]:
-    """Yield how outputs of a merge differ from its inputs: window (TW-3), scope (CS-1), sort schema (SS-4)."""
+    """Yield the differences between outputs and inputs of a merge: window (TW-3), scope (CS-1), sort schema (SS-4)."""
     read = {add.windowStart for add in inputs if add.visible_rows}
     written = {add.windowStart for add in outputs}
     if read and written and read != written:
@@ -100,7 +100,8 @@ def output_faults(table_id: str, inputs: Sequence[Add], outputs: Sequence[Add]) 
 def require_one_scope(table_id: str, window: int | None, inputs: Sequence[Add], *, start: int | None = None) -> None:
     """Raise `InvalidInput` unless all inputs have one scope and are in one window (CS-1, CS-2).
 
-    `start` is the start of compaction of the table, in seconds since the epoch. No input may be before it (CS-3).
+    `start` is the start of compaction of the table, in seconds since the epoch. No input may be earlier than `start`
+    (CS-3).
     """
     for fault in scope_faults(table_id, window, inputs, start=start):
         raise InvalidInput(f"{fault}. Plan again")
@@ -109,8 +110,8 @@ def require_one_scope(table_id: str, window: int | None, inputs: Sequence[Add], 
 def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
     """Return the union of the columns of all inputs, in order of first appearance (MC-4).
 
-    `inputs` are pairs of a split and its schema. A column is nullable if it is nullable or missing in any input.
-    Raises `InvalidInput`, which names the column and both splits, if two inputs have different types.
+    `inputs` are pairs of a split and its schema. A column is nullable if it is nullable or missing in any input. Raises
+    `InvalidInput` if two inputs have different types. The message contains the column and both splits.
     """
     first: dict[str, tuple[str, pa.Field]] = {}
     for path, schema in inputs:
@@ -130,7 +131,7 @@ def union_schema(inputs: Sequence[tuple[str, pa.Schema]]) -> pa.Schema:
 
 
 def row_faults(before: RowFingerprint, after: RowFingerprint) -> Iterator[Fault]:
-    """Yield the differences between the rows after a merge and the rows before it: MC-1 for number, MC-2 for values."""
+    """Yield the differences between the rows before and after a merge: number of rows (MC-1) and values (MC-2)."""
     if before.rows != after.rows:
         yield Fault("MC-1", f"the merge read {before.rows} rows and made {after.rows}")
     elif before != after:
@@ -142,7 +143,7 @@ def row_faults(before: RowFingerprint, after: RowFingerprint) -> Iterator[Fault]
 
 
 def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
-    """Yield how the columns of an output differ from the union, including types (MC-4)."""
+    """Yield the differences between the columns of an output and the union, including types (MC-4)."""
     found = {field.name: field.type for field in output}
     wanted = {field.name: field.type for field in expected}
     if found != wanted:
@@ -150,7 +151,10 @@ def column_faults(output: pa.Schema, expected: pa.Schema) -> Iterator[Fault]:
 
 
 def require_sorted(output: pa.Table, order: SortOrder, inputs: Sequence[Add]) -> None:
-    """Raise `Corrupt` unless the output, before it is cut into splits, has the sort order of the inputs (MC-3)."""
+    """Raise `Corrupt` unless the output has the sort order of the inputs (MC-3).
+
+    The check comes before the output is cut into splits.
+    """
     if not is_sorted(output, order.present(output.column_names)):
         _require(iter([Fault("MC-3", f"the rows are not sorted by {order.text!r}")]), inputs)
 

@@ -1,8 +1,8 @@
 """Sorted merge in two steps (docs/architecture/compaction.md).
 
-Step 1 computes the order of the rows from the sort columns. Rows that stay together form one run. Step 2 reads all
-inputs once, from start to end, and writes all columns in pieces of `PIECE_BYTES`. Each moved value is compared with its
-source (MC-1, MC-2, decision 0016).
+Step 1 computes the order of the rows from the sort columns. Rows of one input that stay together form one run. Step 2
+reads all inputs once, from start to end, and writes all columns in pieces of `PIECE_BYTES`. Each moved value is
+compared with its source (MC-1, MC-2, decision 0016).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from storage_core.split.read import OpenSplit
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Runs:
-    """A merge order as runs: run i is `count[i]` rows of input `input[i]`, from row `start[i]`. All are int64 arrays.
+    """A merge order as runs: run i has `count[i]` rows of the input `input[i]`, starting at row `start[i]`.
 
-    All rows of a run have the same value in every sort column except the last one, like a time series.
+    All are int64 arrays.
+
+    All rows of a run have the same value in every sort column except the last sort column. A run is like a time series.
     """
 
     input: Positions
@@ -74,7 +76,7 @@ class Runs:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MergeOrder:
-    """The order as runs, and the output rows with another key than the row before.
+    """The order as runs, and a mask of the output rows whose key differs from the row before.
 
     A split may begin at these rows.
     """
@@ -83,14 +85,17 @@ class MergeOrder:
     begins: Mask
 
     def next_key(self, row: int) -> int:
-        """Return the first output row from `row` on that begins a key, or the number of rows if there is none."""
+        """Return the first output row at or after `row` that begins a key.
+
+        Return the number of rows if there is no such row.
+        """
         ahead = self.begins[row:]
         nearest = int(ahead.argmax()) if len(ahead) else 0
         return row + nearest if len(ahead) and ahead[nearest] else len(self.begins)
 
 
 def merge_order(inputs: Sequence[pa.Table], order: SortOrder) -> MergeOrder:
-    """Return the result of `order_of` for the rows of these tables. Only their sort columns are needed."""
+    """Return the result of `order_of` for the rows of these tables. The function needs only their sort columns."""
 
     def columns(name: str) -> list[pa.ChunkedArray | None]:
         return [table.column(name) if name in table.column_names else None for table in inputs]
@@ -147,7 +152,7 @@ def concatenated(
 ) -> pa.ChunkedArray:
     """Return the concatenated column of all inputs as `type_`. An input without the column gives nulls.
 
-    Dictionary columns get one common dictionary, or become plain values if `type_` is the type of the values.
+    Dictionary columns get one common dictionary. If `type_` is the type of the values, they become plain values.
     """
     chunks: list[pa.Array] = []
     for column, rows in zip(columns, input_rows, strict=True):
@@ -162,7 +167,7 @@ def concatenated(
 def common_type(columns: Sequence[pa.ChunkedArray | None]) -> pa.DataType:
     """Return the type of the columns. At least one column is not None.
 
-    It is a dictionary if all columns are dictionaries.
+    The type is a dictionary type if all columns are dictionaries.
     """
     types = [column.type for column in columns if column is not None]
     return next((each for each in types if not pa.types.is_dictionary(each)), types[0])
@@ -176,7 +181,7 @@ def _offsets(input_rows: Sequence[int]) -> Positions:
 def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs:
     """Return the runs.
 
-    A run ends if the next row is not the next row of the same input, or if `series` marks a new run.
+    A run ends if the next output row is not the next row of the same input. It also ends if `series` marks a new run.
     """
     if len(positions) == 0:
         empty = np.empty(0, dtype=np.int64)
@@ -228,9 +233,9 @@ def route(positions: Positions, rows: int) -> Route:
 
 
 def take_column(inputs: Sequence[pa.Array], way: Route, type_: pa.DataType) -> pa.Array:
-    """Return an output column as `type_`, from the concatenated rows of the inputs in chunks of any size.
+    """Return an output column as `type_`. The concatenated rows of the inputs may have chunks of any size.
 
-    Dictionary columns get one dictionary without unused values, or become plain values if `type_` is the type of the
+    Dictionary columns get one dictionary without unused values. If `type_` is the type of the values, they become plain
     values.
     """
     chunks = [chunk if chunk.type == type_ else chunk.cast(type_) for chunk in inputs]
@@ -303,7 +308,7 @@ def _address(array: pa.Array) -> int:
 
 
 def _cells(column: pa.Array) -> Words:
-    """Return a word or a row of words per value, zero for null. Values without a fixed width are hashed."""
+    """Return one word or one row of words for each value. Null gives zero. Values without a fixed width are hashed."""
     if pa.types.is_boolean(column.type):
         column = column.cast(pa.uint8())
     if is_vector(column.type):
@@ -384,7 +389,9 @@ def output_schema(splits: Sequence[OpenSplit], schema: pa.Schema, encodings: Enc
 
 
 def piece_rows(splits: Sequence[OpenSplit], schema: pa.Schema, piece_bytes: int = PIECE_BYTES) -> int:
-    """Return the number of rows of a piece: a row group, or a part of it if the group takes more than `piece_bytes`.
+    """Return the number of rows of a piece.
+
+    A piece is a row group, or a part of it if the group takes more than `piece_bytes`.
 
     A piece of this size stays in the CPU caches while it is built. A piece that is a whole row group need not be
     concatenated with other pieces.
@@ -397,10 +404,10 @@ def piece_rows(splits: Sequence[OpenSplit], schema: pa.Schema, piece_bytes: int 
 
 
 def pieces(splits: Sequence[OpenSplit], runs: Runs, schema: pa.Schema, rows: int) -> Iterator[pa.Table]:
-    """Yield the output in pieces of `rows` rows, where the last piece may be shorter.
+    """Yield the output in pieces of `rows` rows. The last piece may be shorter.
 
-    Every row of the inputs is in the output once, with all of its values (MC-1, MC-2). This is checked before a piece
-    is yielded. Memory holds two pieces, and a batch of every input.
+    Every row of the inputs is in the output once, with all of its values (MC-1, MC-2). The function checks this before
+    it yields a piece. Memory contains two pieces, and a batch of every input.
 
     Args:
         schema: the result of `output_schema`.
@@ -472,9 +479,9 @@ class _Input:
 
 
 def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit]) -> None:
-    """Raise `Corrupt` (SS-1) unless the next rows of the output are the next rows of each input.
+    """Raise `Corrupt` (SS-1) if the output would take the rows of an input in another order than the input has.
 
-    This always holds for sorted inputs.
+    This never happens for sorted inputs.
     """
     astray = (local.start < 0) | (local.start + local.count > counts[local.input])
     if np.any(astray):

@@ -1,7 +1,7 @@
 """Plans of compaction and expiry, as pure functions of a snapshot (docs/architecture/compaction.md).
 
 The live splits are stored as columns, divided by scope and window. `policy` selects the splits to merge. Only the
-selected splits become records. `plan_expiry` lists windows older than the retention.
+selected splits are loaded as Python objects. `plan_expiry` lists windows older than the retention.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ class Expiry:
         return [_window(start, list(adds)) for start, adds in by_window]
 
     def removes(self, now_ms: int) -> list[Remove]:
-        """Return the actions of the commit. They remove rows, so they are marked as a change of data."""
+        """Return the actions of the commit. The actions remove rows, so they are marked as a change of data."""
         return [removal(add, now_ms) for add in self.splits]
 
     @property
     def requirement(self) -> SameRetention:
-        """The requirement of the commit: the retention is unchanged.
+        """The condition of the commit: the retention has not changed.
 
         In addition, the splits must not have changed since the plan.
         """
@@ -101,8 +101,8 @@ def plan_expiry(snapshot: Snapshot, *, retention_ms: int | None, now_ms: int) ->
 
 def has_left(files: pa.Table, *, retention_ms: int, now_ms: int) -> pa.ChunkedArray:
     """Return, for each row of a table of live splits, whether its window has expired. The result has no nulls."""
-    # Whole seconds and `<=` are correct. At the end of a window plus the retention, the newest row of the window is
-    # already older than the retention.
+    # It is correct to compare whole seconds with `<=`. At the end of a window plus the retention, the newest row of the
+    # window is already older than the retention.
     cutoff = pa.scalar((now_ms - retention_ms) // 1000, pa.int64())
     latest_start = pc.subtract(cutoff, files.column("windowSeconds").cast(pa.int64()))
     left = pc.less_equal(files.column("windowStart").cast(pa.int64()), latest_start)
@@ -119,9 +119,9 @@ def _window(start: int, found: Sequence[Add]) -> ExpiredWindow:
 
 
 HIGH_DELETE_SHARE = 1 / 3
-"""The share of deleted rows above which a split is rewritten.
+"""The maximum share of deleted rows in a split. A split with a larger share is rewritten.
 
-Below this share, a read reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per deleted
+Up to this share, a query reads at most 1.5 times the rows that it needs. A rewrite copies at most two rows per deleted
 row.
 """
 
@@ -135,8 +135,8 @@ _NEVER = int(np.iinfo(np.int64).max)
 class Grouped:
     """The splits that may be compacted, in groups of one scope and window.
 
-    `place` is the position of each split of `splits` in the live splits (`LiveFiles.table`). `scope` (a position in
-    `scopes`) and `windows` (the start of the window in seconds) have one element per group.
+    `place` is the position of each split of `splits` in the live splits (`LiveFiles.table`). `scope` and `windows` have
+    one element per group: a position in `scopes`, and the start of the window in seconds.
     """
 
     place: Ints
@@ -154,7 +154,7 @@ class Grouped:
 def group(
     snapshot: Snapshot, *, windows: Collection[int | None] | None, skipped: Collection[str], now_ms: int
 ) -> Grouped:
-    """Return the live splits that may be compacted, in groups, ordered by window (null last), scope and age.
+    """Return the live splits that may be compacted, in groups. They are ordered by window (null last), scope and age.
 
     These splits are omitted:
 
@@ -163,8 +163,8 @@ def group(
     - splits of windows that are not in `windows`. None means every window.
     - splits of expired windows, which will be removed soon
 
-    Scopes are ordered by their parts, and splits of the same age by path. So the result does not depend on how the
-    snapshot was loaded. The only requests are for manifests that were not read yet.
+    Scopes are ordered by their parts, and splits of the same age by path. The result therefore does not depend on how
+    the snapshot was loaded. The only requests are for manifests that were not read yet.
     """
     files = snapshot.splits.table().select(_GROUP_COLUMNS)
     wanted = _candidates(files, snapshot.config, windows, now_ms)
@@ -219,7 +219,7 @@ def _without_names(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _order(files: pa.Table, scope: Codes) -> tuple[Ints, Flags]:
-    """Return the order of the splits by window, scope, age and path, and which splits begin a group in this order."""
+    """Return the order of the splits by window, scope, age and path. Also return which splits begin a group."""
     start = codes(files.column("windowStart"))
     packed = keys.pack([start, scope, codes(files.column("addedAtVersion"))], len(files))
     order = keys.sorted_order(packed)
@@ -286,9 +286,9 @@ def _window_ends(groups: pa.Table) -> Ints:
 
 
 def _cooled(splits: Splits, ends: Ints, settings: CompactionSettings, now_ms: int) -> Splits:
-    """Mark cold windows. A window is cold some time after its end.
+    """Mark cold windows. A window becomes cold some time after its end.
 
-    A group without a window is cold when its newest split is old enough.
+    A group without a window becomes cold when its newest split is old enough.
     """
     first = np.flatnonzero(np.diff(splits.group, prepend=-1))
     newest = np.maximum.reduceat(splits.added_ms, first) if len(first) else first
@@ -303,15 +303,15 @@ def _ints(files: pa.Table, name: str) -> Ints:
 
 
 PART_INPUTS = 5_000
-"""Number of splits of a plan that exist as records at one time.
+"""Number of splits of a plan that exist as Python objects at the same time.
 
-These records take 17 MB with bounds of one column, and 45 MB with bounds of ten columns.
+These objects take 17 MB with bounds of one column, and 45 MB with bounds of ten columns.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The merges that the policy selected, as columns. The rows of the merges are rows of `found`."""
+    """The merges that the policy selected, as columns. The `rows` of the merges are row numbers in `found`."""
 
     files: pa.Table
     found: Grouped
@@ -346,7 +346,7 @@ class Chosen:
             first = last
 
     def tasks(self) -> list[CompactionTask]:
-        """Return the merges as tasks. Only their splits become records."""
+        """Return the merges as tasks. Only the splits of these merges are loaded as Python objects."""
         inputs = iter(adds_of(rows_at(self.files, self.found.place[self.merges.rows])))
         return [
             CompactionTask(
@@ -365,11 +365,10 @@ def choose(
     mode: Mode = Mode.FINALIZE,
     retry_skipped: bool = False,
 ) -> Chosen:
-    """Return all merges that are due, ordered by window, null last. The same snapshot gives the same merges.
+    """Return all pending merges, ordered by window. The null window is last. The same snapshot gives the same merges.
 
-    Two kinds of splits are omitted: splits with an active mergeskip of this operation, and splits with an outdated sort
-    schema. If there are very many merges, one run does the merges of `Chosen.first`, and later runs do the other
-    merges.
+    Splits with an active mergeskip of this operation are omitted. Splits with an outdated sort schema are omitted as
+    well. If there are very many merges, one run does the merges of `Chosen.first`, and later runs do the other merges.
 
     Deletion vectors are applied. Rows that are deleted later never come back (lesson 26), because `carry_over` hides
     these rows in the outputs. A commit without `carry_over` fails if rows were deleted.

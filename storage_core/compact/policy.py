@@ -1,11 +1,11 @@
-"""Compaction policy. It decides which splits are merged, and when.
+"""Compaction policy. This module decides which splits are merged, and when.
 
 The policy is a pure function of columns (docs/architecture/compaction.md, "Policy").
 
 A *group* contains the splits that may be merged with each other: the splits of one scope and one window. Inside a
 group, the write amplification is constant per merge level. The merge level is the number of merges that a split went
-through. Ten splits of one level become one split, and the oldest splits are merged first. So a row is rewritten at most
-once per merge level.
+through. Ten splits of one level become one split, and the oldest splits are merged first. A row is therefore rewritten
+at most once per merge level.
 
 A mature split is not merged. A split is mature if one of these is true:
 
@@ -15,15 +15,15 @@ A mature split is not merged. A split is mature if one of these is true:
 
 A split that is older than two days is merged only with other splits older than two days.
 
-A group of a cold window is *finalized* if too many files, or more than a tenth of the bytes, are outside its sorted
-run. The whole group becomes one run of splits that do not overlap. Splits of the run record a number of merges that is
-above every merge level (decision 0015). The members of the run are the splits with the greatest number of merges in the
-group, if this number is above `generations`. Later splits have a smaller number. A merge by level that takes all splits
-of a group also finalizes the group.
+A group of a cold window is *finalized* if too many files are outside its sorted run. It is also finalized if more than
+a tenth of its bytes are outside the run. The whole group becomes one run of splits that do not overlap. The splits of
+the run have a number of merges that is above every merge level (decision 0015). The run consists of the splits with the
+greatest number of merges in the group. This number must be above `generations`. Splits that are added later have a
+smaller number. A merge by level that takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
 single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a part
-can read, its oldest splits are first merged into runs. Each of these runs has its own number (decision 0015).
+can read, its oldest splits are first merged into runs. Each of these runs has its own number of merges (decision 0015).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ This number is above every merge level that can be configured.
 """
 
 LATE_SHARE = 1 / 10
-"""The share of late bytes above which a finalized group is finalized again.
+"""The maximum share of late bytes in a finalized group. A group with a larger share is finalized again.
 
 So a finalization rewrites at most ten bytes per late byte.
 """
@@ -56,7 +56,7 @@ A run of several splits counts twice, because a part may read two of its splits.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Splits:
-    """Splits as columns, one row each, ordered by group and then by age, the oldest first.
+    """Splits as columns, with one row per split. They are ordered by group and then by age, oldest first.
 
     - `group`: the number of the group, from 0 without gaps.
     - `merges`: the number of merges that the split went through.
@@ -80,7 +80,7 @@ class Splits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rules:
-    """The settings of a table, its target size in bytes, and the time (ms) for which they are evaluated."""
+    """The settings of a table, its target size in bytes, and the time (ms) of the evaluation."""
 
     settings: CompactionSettings
     target_bytes: int
@@ -94,10 +94,10 @@ class Rules:
 
 
 def choose(splits: Splits, rules: Rules) -> Merges:
-    """Return the merges that are due, ordered by group. No split is in two merges.
+    """Return the pending merges, ordered by group. No split is in two merges.
 
-    Equal columns give equal merges. A merge costs one Python step. A split or a group without work costs no Python
-    step. If plans and merges are repeated, every group reaches a state without further merges
+    Equal columns give equal merges. The Python code takes one step per merge. It takes no step for a split or a group
+    without work. If plans and merges are repeated, every group reaches a state without further merges
     (`pipelines.commands.policy_simulation.simulate`).
     """
     if not len(splits.group):
@@ -140,7 +140,10 @@ class _Groups:
         return np.maximum(FINALIZED, self.top + 1)
 
     def number(self, group: Ints, count: Ints, otherwise: Ints) -> Ints:
-        """Return the number that merges of `count` splits record. A merge of a whole group makes one sorted run."""
+        """Return the number of merges that the outputs of merges of `count` splits get.
+
+        A merge of a whole group makes one sorted run.
+        """
         return np.where(count == self.count[group], self.run_number()[group], otherwise)
 
 
@@ -211,8 +214,8 @@ def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
     for group in np.flatnonzero(excess > 0):
         begin, end = np.searchsorted(splits.group, [group, group + 1])
         single = begin + np.flatnonzero((free & (splits.merges < FINALIZED))[begin:end])
-        # Each merge reduces the runs by this number, because a merge of 256 splits writes an output that counts as two
-        # runs.
+        # Each merge reduces the number of runs by `fewer`. The reason is that a merge of 256 splits writes an output
+        # that counts as two runs.
         fewer = MOST_RUN_INPUTS - 2
         taken = single[: excess[group] + 2 * -(-excess[group] // fewer)]
         found = [part for part in np.split(taken, range(MOST_RUN_INPUTS, len(taken), MOST_RUN_INPUTS)) if len(part) > 2]
@@ -247,9 +250,9 @@ def _runs(splits: Splits, wanted: Flags) -> Ints:
 
 
 def _by_generation(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return the merges of constant write amplification.
+    """Return the merges of splits of one merge level. They keep the write amplification constant per level.
 
-    The rows of one lane have the same group, generation and age class.
+    The rows of one lane have the same group, merge level and age class.
     """
     if rules.mode is Mode.FINALIZE:
         return NO_MERGES
@@ -300,7 +303,7 @@ class _Parts:
 def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, to_target: bool = False) -> _Parts:
     """Cut every lane of these rows into parts that one merge may read. A part has at most `most` splits.
 
-    The cuts start at the oldest split of a lane. A split that is too large for a merge is a part of its own. With
+    The cuts start at the oldest split of a lane. A split that is too large for a merge forms a part alone. With
     `to_target`, parts end at the target size. `lane` is ascending.
     """
     place, end, size = np.arange(len(lane)), np.searchsorted(lane, lane, side="right"), splits.bytes[rows]
@@ -321,7 +324,7 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 
 
 def _room(values: Ints, most: int) -> Ints:
-    """Return for each position the end of the longest slice from this position with a sum of at most `most`.
+    """Return, for each position, the end of the longest slice that starts there and has a sum of at most `most`.
 
     A slice has at least one element.
     """
@@ -330,7 +333,10 @@ def _room(values: Ints, most: int) -> Ints:
 
 
 def _hops(following: Ints) -> Ints:
-    """Return the positions in the chain 0, `following[0]`, and so on. One Python step per position."""
+    """Return the positions in the chain 0, `following[0]`, and so on.
+
+    The function takes one Python step per position.
+    """
     steps, place, found = following.data, 0, []
     while place < len(steps):
         found.append(place)

@@ -1,12 +1,12 @@
-"""Rewrites of splits with other windows or another sort order than the settings of the table.
+"""Rewrites of splits whose windows or sort order differ from the settings of the table.
 
 - Splits of windows of a former duration are rewritten in the table's windows (decision 0006).
 - Splits of cold windows are rewritten in longer windows (decision 0006).
 - Splits of another sort schema are rewritten in the table's sort order (decision 0006).
 
-A task reads splits of one scope, with about one target size in total. It writes their rows by window, in sort order.
-Rows do not change. A change of windows keeps the sort schema, and a change of the sort schema keeps the windows. Later,
-the compaction decides which windows become one run.
+A task reads splits of one scope. Together, these splits have about the target size. It writes their rows by window, in
+sort order. Rows do not change. A change of windows keeps the sort schema, and a change of the sort schema keeps the
+windows. Later, the compaction decides which windows become one run.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ from storage_core.store.contract import ObjectStore
 
 OPERATION = "REWINDOW"
 RESORT_OPERATION = "RESORT"
-"""The operation names of the commits: splits in other windows, and splits in another order."""
+"""The operation names of the commits that rewrite splits in other windows or in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class RewindowTask:
-    """Write the rows of `inputs`, all of one scope, in the windows and the sort order of the context.
+    """A task that writes the rows of `inputs` in the windows and the sort order of the context.
+
+    All inputs have one scope.
 
     Travels as JSON.
     """
@@ -63,7 +65,7 @@ class RewindowTask:
         return OPERATION if is_kept else RESORT_OPERATION
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal task."""
+        """Return the text that `from_json` converts to an equal task."""
         return json.dumps({"inputs": write_actions(self.inputs), "context": self.context.to_json()}, sort_keys=True)
 
     @staticmethod
@@ -231,7 +233,10 @@ def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) ->
 
 
 def _rows(splits: Sequence[OpenSplit], schema: pa.Schema) -> pa.Table:
-    """Return the rows with the columns of the table. If these never changed, return the columns of the splits."""
+    """Return the rows with the columns of the table.
+
+    If the columns of the table never changed, return the rows with the columns of the splits.
+    """
     if has_changed(schema):
         return pa.concat_tables([conform_split(split.read(), schema) for split in splits])
     union = invariants.union_schema([(split.add.path, split.schema) for split in splits])

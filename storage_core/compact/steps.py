@@ -53,7 +53,7 @@ from storage_core.split.writer import Rewrite
 LOG = logging.getLogger(__name__)
 
 LANES = 251
-"""The number of leases that compactions of windows share. It is a prime (see `resource_of`)."""
+"""The number of leases that compactions of windows share. The number is a prime (see `resource_of`)."""
 
 TASKS_PER_COMMIT = 64
 """Maximum number of rewrite tasks per commit.
@@ -65,19 +65,22 @@ Window = int | None
 
 
 def run_compact(job: JobRun[Compact]) -> JobReport:
-    """Compact the requested windows, in one commit per group of windows. If nothing is to do, Spark is not started.
+    """Compact the requested windows, in one commit per group of windows.
+
+    If there is nothing to do, Spark is not started.
 
     A merge that is too large for one task has its own commit. Before the merges, the run rewrites splits into windows
     of another duration. The mode `REWINDOW` rewrites all splits with windows of the wrong duration. The mode `POLICY`
-    rewrites splits of cold windows, at most as many as one run replaces (decision 0006). The mode `RESORT` rewrites all
-    splits of another sort schema in the table's order (decision 0006). With `most_bytes`, a run takes pieces that read
-    up to this many bytes in total, the newest first (decision 0037).
+    rewrites splits of cold windows. It rewrites only the number of splits that one run may replace (decision 0006). The
+    mode `RESORT` rewrites all splits of another sort schema. The new splits have the table's sort order (decision
+    0006). With `most_bytes`, a run reads at most this number of bytes in total. It takes the newest pieces first
+    (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
-    committed. If another commit changed a window, the run plans this window again (`job.carry_out`). Then the function
-    raises the error of the first failed window. The error names all failed windows, and its context contains the report
-    (`report_of`). Inputs that make a merge fail are skipped for a day. A request for specific windows tries these
-    inputs again.
+    committed. If another commit changed a window, the run plans this window again (`job.carry_out`). At the end, the
+    function raises the error of the first failed window. The message contains all failed windows. The context of the
+    error contains the report (`report_of`). Inputs that make a merge fail are skipped for a day. A request for specific
+    windows tries these inputs again.
 
     Raises:
         Held: another run compacts these windows.
@@ -172,9 +175,9 @@ def _failure(outcome: GroupsOutcome) -> TidemarkError:
 def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
     """Return the lease of a run on these windows. Runs with different first windows can run concurrently.
 
-    There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. The
-    second run then finds, at its commit, that its inputs were replaced. First windows share a lease if their distance
-    is a multiple of `LANES` windows. So the number of leases of a table is limited. `LANES` is a prime, because the
+    There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. At
+    its commit, the second run then finds that its inputs were replaced. First windows share a lease if their distance
+    is a multiple of `LANES` windows. This limits the number of leases of a table. `LANES` is a prime, because the
     starts of ranges of whole days differ by multiples of 24 or 96 windows.
     """
     if wanted.null_only:
@@ -200,11 +203,11 @@ def _planned(work: Pieces) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """Limits of a group of merges with one commit, and of a task.
+    """The limits of a group of merges that has one commit, and the limits of a task.
 
-    A group ends when it has `windows` windows. It also ends when its input reaches `bytes` bytes or the total input
-    divided by `parts`, the larger of the two. So a commit stays small, and a small run has one commit. A large run has
-    few commits, and loses only a few groups if its driver fails.
+    A group ends when it has `windows` windows. It also ends when its input reaches a certain size. This size is the
+    larger of `bytes` and the total input divided by `parts`. So a commit stays small, and a small run has one commit. A
+    large run has few commits, and loses only a few groups if its driver fails.
 
     A task executes one large merge, or several small merges up to the limits `task_merges` and `task_bytes`. The start
     of a task costs more than a small merge.
@@ -221,7 +224,7 @@ GROUP_LIMITS = GroupLimits()
 
 
 def grouped(tasks: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
-    """Return all tasks in groups of whole windows. Windows with the most bytes come first."""
+    """Return all tasks in groups of whole windows. Larger windows come first."""
     by_window: dict[int | None, list[CompactionTask]] = {}
     for task in tasks:
         by_window.setdefault(task.window, []).append(task)
@@ -240,7 +243,7 @@ def grouped(tasks: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS)
 
 
 def bundled(group: Sequence[CompactionTask], limits: GroupLimits = GROUP_LIMITS) -> list[list[CompactionTask]]:
-    """Return the merges of a group as one list per task. The order of the merges stays."""
+    """Return the merges of a group as one list per task. The merges keep their order."""
     bundles: list[list[CompactionTask]] = []
     size = 0
     for task in group:
@@ -299,7 +302,7 @@ class GroupsOutcome:
         return sorted(self.failed.items(), key=lambda each: by_start(each[0]))
 
     def fail(self, windows: Sequence[Window], error: TidemarkError) -> None:
-        """Record that the windows failed. The first error of a window is kept."""
+        """Mark the windows as failed. The first error of a window is kept."""
         for window in windows:
             self.failed.setdefault(window, Failed.of(error))
 
@@ -376,7 +379,7 @@ def _note_failures(merges: Sequence[Executed], outcome: GroupsOutcome) -> None:
 
 
 def _windows_hit(error: TidemarkError, merges: Sequence[Executed]) -> set[Window]:
-    """Return the windows with the input that the error names. If the error names no input, return all windows."""
+    """Return the windows that contain the input in the error. If the error contains no input, return all windows."""
     path = error.context.get("path") if isinstance(error, CommitConflict) else None
     hit = {each.window for each in merges if any(add.path == path for add in each.task.inputs)}
     return hit or {each.window for each in merges}
@@ -431,7 +434,10 @@ def merge_in_parts(job: JobRun[Compact], planned: Sequence[CompactionTask]) -> G
 
 
 def _executed_in_parts(job: JobRun[Compact], task: CompactionTask) -> list[Executed]:
-    """Execute the parts of a merge. Return the parts with their answers, or only the failed parts if some failed."""
+    """Execute the parts of a merge.
+
+    Return the parts with their answers. If some parts failed, return only the failed parts.
+    """
     located = partial(_located, job)
     several = divide(task, partial(_sampled, job, len(task.inputs)), located, operation_id=job.log.ids.uuid())
     answers = job.map(merge_splits, [{"task": each.to_json()} for each in several])
@@ -457,9 +463,9 @@ def _located(job: JobRun[Compact], several: Sequence[CompactionTask], keys: pa.T
 def rewindow(job: JobRun[Compact], planned: Sequence[RewindowTask]) -> GroupsOutcome:
     """Execute the tasks and commit them in groups.
 
-    If a task fails because of its inputs, the windows of the inputs fail and the inputs are skipped for a day. If
-    another commit rewrote a split of a group after the plan, or deleted rows of the split, the windows of this group
-    fail. Raises `Fenced` if another run took over.
+    If a task fails because of its inputs, the windows of the inputs fail and the inputs are skipped for a day. All
+    windows of a group fail if another commit rewrote a split of the group after the plan. They also fail if another
+    commit deleted rows of a split. Raises `Fenced` if another run took over.
     """
     outcome = GroupsOutcome()
     for start in range(0, len(planned), TASKS_PER_COMMIT):
@@ -505,7 +511,7 @@ def _windows(task: RewindowTask) -> list[Window]:
 
 
 def due_compact(inputs: Inputs) -> DueRun | None:
-    """Return the compaction run that is due now, or None."""
+    """Return the compaction run that is needed now, or None."""
     found = owed(inputs.snapshot, now_ms=inputs.clock.now_ms(), mode=Mode.POLICY).first()
     if not found:
         return None
@@ -539,7 +545,7 @@ def merge_several(place: Place, item: Item) -> Answer:
 
 
 def _merged(place: Place, text: str) -> Answer:
-    """Execute one task. Return any error as an answer, because it affects only its own window.
+    """Execute one task. Return any error as an answer, because the error affects only the window of the merge.
 
     `lasting` in the answer is True if the same inputs would fail again.
     """
@@ -586,8 +592,8 @@ def rewrite_splits(place: Place, item: Item) -> Answer:
 def run_expire(job: JobRun[Expire]) -> JobReport:
     """Remove every window that is older than the retention, in one commit. If there is no such window, commit nothing.
 
-    The files stay until the collector deletes them, because earlier versions still name them. The run starts no Spark
-    task, because no file is read or written. It takes no lease, because a plan is cheap and the second of two runs
+    The files stay until the collector deletes them, because earlier versions still reference the files. The run starts
+    no Spark task, because no file is read or written. The run takes no lease, because a plan is cheap and a second run
     finds no work. The run is idempotent. After an interruption, the next run does the remaining work.
 
     Raises:
@@ -634,7 +640,7 @@ def _expiry_details(found: Expiry) -> dict[str, object]:
 
 
 def due_expire(inputs: Inputs) -> DueRun | None:
-    """Return the expiry run that is due now, or None."""
+    """Return the expiry run that is needed now, or None."""
     # The declared retention is used, because the run declares it first.
     now_ms = inputs.clock.now_ms()
     found = planner.plan_expiry(inputs.snapshot, retention_ms=inputs.declared.retention_ms, now_ms=now_ms)

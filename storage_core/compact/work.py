@@ -1,11 +1,11 @@
 """Units of compaction work: merges as columns, tasks as JSON, and mergeskips.
 
-- `Merges` is the decision of the policy, as columns. A window of a million splits has eighty thousand merges, and only
-  the merges of the next run become records.
+- `Merges` contains the merges that the policy selected, as columns. A window of a million splits has eighty thousand
+  merges. Only the merges of the next run are loaded as Python objects.
 - `CompactionTask` is one unit of work as JSON. Its answer is a `split.writer.Rewrite`. Spark tasks import only this
   module, `execute` and the modules that `execute` imports. The selection of the work (`planner`) runs on the driver.
 - A mergeskip makes compactions skip a split. If a merge fails because of its inputs, these inputs are skipped for a day
-  ("Policy"). So a damaged split does not stop its window forever, and does not stop other windows.
+  ("Policy"). A damaged split therefore does not stop its window forever, and does not stop other windows.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ Flags = npt.NDArray[np.bool_]
 MOST_INPUTS = 80_000
 """Maximum number of splits that one run replaces.
 
-An hourly run of a table that gets 1,000 splits a minute must replace 65,416 splits (`docs/compaction-policy.md`). The
-driver holds only a part of these splits at a time as records and as JSON (`planner.Chosen.parts`, decision 0015).
+An hourly run of a table that gets 1,000 splits a minute must replace 65,416 splits (`docs/compaction-policy.md`). At
+any time, the driver has only a part of these splits as Python objects and as JSON (`planner.Chosen.parts`, decision
+0015).
 """
 
 
 class Reason(StrEnum):
     """The reason of a merge.
 
-    A merge is due because of many splits or many bytes of one merge level, late data, too many files, or deleted rows.
-    Or a user requested the merge.
+    A merge is needed because of many splits or many bytes of one merge level, late data, too many files, or deleted
+    rows. Or a user requested the merge.
     """
 
     COUNT = "count"
@@ -60,7 +61,10 @@ REASONS = tuple(Reason)
 
 @dataclass(frozen=True, slots=True)
 class Merge:
-    """A merge of these `rows` of the columns, oldest first. Each output stores `merges` as its number of merges."""
+    """A merge of the splits at these `rows` of the columns.
+
+    The oldest split comes first. Each output stores `merges` as its number of merges.
+    """
 
     rows: tuple[int, ...]
     group: int
@@ -92,7 +96,10 @@ class Merges:
         return np.cumsum(self.count) - self.count
 
     def take(self, places: Ints | Flags) -> Merges:
-        """Return the merges at these positions, or the marked merges, in that order."""
+        """Return the merges at these positions, or the merges that are marked.
+
+        The order is the order of the argument.
+        """
         first, count = self.first[places], self.count[places]
         return Merges(
             rows=self.rows[ranges(first, count)],
@@ -116,7 +123,10 @@ NO_MERGES = Merges(**dict.fromkeys(("rows", "count", "group", "merges", "reason"
 
 
 def in_order(parts: Sequence[Merges]) -> Merges:
-    """Return the merges of all parts by group, and within a group by their oldest split. No split is in two merges."""
+    """Return the merges of all parts, ordered by group, and within a group by the oldest split.
+
+    No split is in two merges.
+    """
     whole = Merges(
         rows=np.concatenate([each.rows for each in parts]),
         count=np.concatenate([each.count for each in parts]),
@@ -129,10 +139,10 @@ def in_order(parts: Sequence[Merges]) -> Merges:
 
 
 def bounded(merges: Merges, most_inputs: int) -> Merges:
-    """Return the first merges, in the given order, that together replace about `most_inputs` splits.
+    """Return the first merges, which together replace about `most_inputs` splits. The merges keep their order.
 
-    Each group gets its first merge before any group gets its second merge. So a group with very many merges does not
-    delay the other groups.
+    Each group gets its first merge before any group gets its second merge. A group with very many merges therefore does
+    not delay the other groups.
     """
     turn = np.arange(len(merges)) - np.searchsorted(merges.group, merges.group)
     order = np.argsort(turn, kind="stable")
@@ -141,13 +151,16 @@ def bounded(merges: Merges, most_inputs: int) -> Merges:
 
 
 def ranges(first: Ints, count: Ints) -> Ints:
-    """Return `count[i]` numbers from `first[i]` on, for each i in order."""
+    """Return, for each i in order, `count[i]` consecutive numbers that start at `first[i]`."""
     before = np.cumsum(count) - count
     return np.repeat(first - before, count) + np.arange(int(count.sum()))
 
 
 def outputs_of(bytes_: Ints, target_bytes: int) -> Ints:
-    """Return the number of splits that a merge of this many bytes writes, at least one. Rounds like `split.writer`."""
+    """Return the number of splits that a merge of this many bytes writes, at least one.
+
+    The result is rounded as in `split.writer`.
+    """
     return np.maximum(1, np.rint(bytes_ / target_bytes)).astype(np.int64)
 
 
@@ -155,11 +168,14 @@ OPERATION = "COMPACT"
 """The operation name of compaction commits in the log."""
 
 SKIP_OPERATION = "compact"
-"""The operation name in a mergeskip that makes compactions skip its split."""
+"""The operation name of mergeskips that apply to compactions."""
 
 
 MOST_RUN_TARGETS = 64
-"""Maximum input of one merge, in target sizes. A task has all inputs on its disk and works for some minutes."""
+"""Maximum input size of one merge, as a multiple of the target size.
+
+A task has all inputs on its disk and runs for some minutes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +200,9 @@ class Part:
     """One part of a merge that is too large for one task: a range of the rows in sort order.
 
     `row_ranges` are the rows of each input file that the part reads. The outputs of all parts have the `columns` of all
-    inputs and the same `operation_id`. Each output names all splits that the merge `replaces`, with the rows of these
-    splits. `leaving` are the inputs with their last rows in this part, so each input is removed once. Either all parts
-    are committed together, or no part is committed (decision 0015).
+    inputs and the same `operation_id`. Each output stores all splits that the merge `replaces`, with the number of rows
+    of each split. `leaving` are the inputs whose last rows are in this part. Each input is therefore removed once.
+    Either all parts are committed together, or no part is committed (decision 0015).
     """
 
     row_ranges: tuple[RowRange, ...]
@@ -196,7 +212,7 @@ class Part:
     replaces: Mapping[str, int]
 
     def to_object(self) -> dict[str, Any]:
-        """Return the JSON object that `from_object` turns into an equal record."""
+        """Return the JSON object that `from_object` converts to an equal record."""
         ranges = [list(each) for each in self.row_ranges]
         columns = base64.b64encode(self.columns.serialize()).decode()
         said = {"columns": columns, "operationId": self.operation_id, "replaces": dict(self.replaces)}
@@ -233,7 +249,7 @@ class CompactionTask:
         return (0, self.inputs[number].numRecords or 0) if self.part is None else self.part.row_ranges[number]
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal task."""
+        """Return the text that `from_json` converts to an equal task."""
         body = {
             "window": self.window,
             "inputs": write_actions(self.inputs),
@@ -253,7 +269,10 @@ class CompactionTask:
 
 
 LASTING = (Corrupt, InvalidInput, NotFound, Unsupported)
-"""Errors that the same inputs cause again. After any other error, a retry may succeed and no split is skipped."""
+"""Errors that a retry with the same inputs would cause again.
+
+After any other error, a retry may succeed and no split is skipped.
+"""
 
 SKIP_MS = 24 * 3_600_000
 
@@ -261,10 +280,10 @@ _MOST_REASON = 500
 
 
 def skips_of(snapshot: Snapshot, adds: Iterable[Add], reason: str, now_ms: int) -> list[MergeSkip]:
-    """Return mergeskips for the inputs that the reason names.
+    """Return mergeskips for the inputs whose paths are in the reason.
 
-    If it names no input, return one for each input of the task. Each mergeskip counts how often its split was skipped.
-    If a split is removed from the table, its mergeskip is removed as well.
+    If the reason contains no path, return one mergeskip for each input of the task. Each mergeskip counts how often its
+    split was skipped. If a split is removed from the table, its mergeskip is removed as well.
     """
     inputs = [add.path for add in adds]
     named = [path for path in inputs if path in reason]

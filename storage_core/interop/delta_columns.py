@@ -1,15 +1,15 @@
 """Columns and rows of a table that follows a Delta table (docs/architecture/ingestion.md).
 
 Columns: if the Delta table adds or widens a column, the table does the same. Each change is a separate commit before
-the rows of the version. A repeated change does nothing. If the table cannot follow a change, the change is refused with
-the remedy.
+the rows of the version. A repeated change does nothing. If the table cannot follow a change, the run raises an error
+that explains how to fix this.
 
-Rows of an append table: `hide_equal_rows` deletes as many equal rows as the Delta table removed.
+Rows of an append table: for each row that the Delta table removed, `hide_equal_rows` deletes one equal row.
 
-Rows of a keyed table: as in distribution, rows are written as generations of the regions, together with an offset. The
-offset in the manifest of a region moves in the PUT that adds the last generation of a group. If a run ended before its
-commit, the next run writes only the remaining regions. If another run has overtaken a run, the slower run fails and
-does not restore old rows.
+Rows of a keyed table: the rows are written as generations of the regions, together with an offset. The distribution of
+raw logs works in the same way. The PUT that adds the last generation of a group also advances the offset in the
+manifest of the region. If a run ended before its commit, the next run writes only the remaining regions. If another run
+has overtaken a run, the slower run fails and does not restore old rows.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def columns_of(schema: DeltaSchema, where: str) -> pa.Schema:
 
 
 def follow(log: TransactionLog, snapshot: Snapshot, group: DeltaGroup, where: str) -> Snapshot:
-    """Give the table the missing columns and the wider types of the group, and return the newest version.
+    """Commit the new columns and the wider types of the group to the table, and return the newest version.
 
     Raises:
         InvalidInput: A column was renamed or dropped in the Delta table, but not in the table. Or the type in the table
@@ -97,7 +97,7 @@ def _changes(own: pa.Schema, columns: pa.Schema, where: str) -> Iterator[ColumnC
 
 
 def _is_list_of(held: pa.Field, field: pa.Field) -> bool:
-    """Return whether the column contains vectors, and the Delta table has lists of the same numbers."""
+    """Return whether the column contains embeddings and the Delta table has lists with the same number type."""
     return is_vector(held.type) and pa.types.is_list(field.type) and field.type.value_type == held.type.value_type
 
 
@@ -132,7 +132,7 @@ def _without_metadata(text: str) -> str:
 
 # Deletion of rows of an append table. For each given row, one row with equal values in all columns is deleted.
 #
-# Any of several equal rows may be deleted. Rows count as equal if 128 bits of hashes of all their columns are equal
+# Any of several equal rows may be deleted. Two rows count as equal if the 128-bit hashes of all their columns are equal
 # (`data.rows.statistics`).
 
 
@@ -147,7 +147,7 @@ class HiddenRows:
 def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> HiddenRows:
     """Return the actions that hide one live row for each given row. `rows` has the columns of the table.
 
-    Given rows without an equal row are ignored. Nothing is committed. The actions are valid only on this head.
+    A given row is ignored if no live row is equal. Nothing is committed. The actions are valid only on this head.
 
     Cost:
         The requests of `used` for the splits that may contain a row. One GET per stored deletion vector of these
@@ -175,7 +175,7 @@ def hide_equal_rows(log: TransactionLog, head: Snapshot, rows: pa.Table) -> Hidd
 
 
 class _Wanted:
-    """The wanted rows, and the remaining number of each."""
+    """The rows to delete, and the remaining count of each row."""
 
     def __init__(self, rows: pa.Table) -> None:
         hashes = np.stack(_hashes(rows), axis=1)
@@ -183,7 +183,7 @@ class _Wanted:
         self._first, self._second = distinct[:, 0].copy(), distinct[:, 1].copy()
 
     def take(self, rows: pa.Table, places: Positions) -> Positions:
-        """Return the positions of rows that are still wanted, and subtract these rows from the wanted rows."""
+        """Return the positions of rows that must still be deleted, and reduce the remaining counts of these rows."""
         first, second = (hashes[places] for hashes in _hashes(rows))
         number = np.minimum(np.searchsorted(self._first, first), len(self._first) - 1)
         alike = (self._first[number] == first) & (self._second[number] == second)
@@ -219,7 +219,7 @@ def _bounded(head: Snapshot, rows: pa.Table) -> list[str]:
 
 
 def _parts(log: TransactionLog, head: Snapshot, splits: Sequence[Add], narrow: pa.Table) -> Iterator[Part]:
-    """Yield the row groups that may contain one of the rows, each with all of its rows."""
+    """Yield the complete row groups that may contain one of the rows."""
     stored = stored_rows(narrow, head.schema)
 
     def groups(split: OpenSplit) -> Sequence[int]:
@@ -232,7 +232,10 @@ def _parts(log: TransactionLog, head: Snapshot, splits: Sequence[Add], narrow: p
 
 
 def _hashes(rows: pa.Table) -> tuple[Unsigned, Unsigned]:
-    """Return two hashes of each row. The column names are the seeds, so the second hash uses other names."""
+    """Return two hashes of each row.
+
+    The column names are the seeds of a hash. The second hash therefore uses other names.
+    """
     renamed = rows.rename_columns([f"{name} again" for name in rows.column_names])
     return row_hashes(rows), row_hashes(renamed)
 

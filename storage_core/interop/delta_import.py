@@ -1,4 +1,4 @@
-"""Read a Delta table with delta-rs. Rows that its deletion vectors hide are omitted."""
+"""Read a Delta table with delta-rs. Rows in its deletion vectors are omitted."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def has_misread_action(store: ObjectStore, version: int) -> bool:
 
 
 def is_misread(line: bytes) -> bool:
-    """Return whether delta-rs reads another text from an action than the text in the JSON."""
+    """Return whether delta-rs reads a text in an action differently from the JSON."""
     if _ESCAPED_PAIR.search(line) is None:
         return False
     return _action(line) != _action(_as_delta_rs_reads(line))
@@ -104,7 +104,7 @@ def _action(line: bytes) -> dict[str, Any]:
 
 
 def _as_delta_rs_reads(line: bytes) -> bytes:
-    r"""Return the line with each escaped pair combined as delta-rs combines it.
+    r"""Return the line with each escaped pair combined in the same way as in delta-rs.
 
     A pair after an escaped backslash is not an escaped pair.
     """
@@ -136,7 +136,7 @@ def is_delta(uri: str) -> bool:
 def delta_table(uri: str, version: int | None = None) -> Stream:
     """Return the rows of a Delta table at a version.
 
-    Deletion vectors, column mapping and partitions are read as Delta defines them, and times in microseconds.
+    Deletion vectors, column mapping and partitions are read as Delta defines them. Times are read in microseconds.
     Credentials of S3 come from the environment.
 
     Args:
@@ -184,7 +184,10 @@ def delta_table(uri: str, version: int | None = None) -> Stream:
 
 
 def _fault_of_log(error: Exception, version: int | None) -> str:
-    """Return the fault of a Delta log that delta-rs cannot open, and the remedy. The text of delta-rs is not shown."""
+    """Return the fault of a Delta log that delta-rs cannot open, and how to fix it.
+
+    The text of the delta-rs error is not shown.
+    """
     if refused := refusal_in(str(error)):
         return f"{refused.strerror}. Check the location and its permissions"
     if version is not None and "version" in str(error).lower():
@@ -220,7 +223,7 @@ def _missing_file(table: DeltaTable, place: str) -> str | None:
     One HEAD per file, up to the first file that does not exist.
     """
     store, root = open_store(place), table.table_uri.removeprefix("file://").rstrip("/")
-    roots = (f"{root}/", f"{unquote(root)}/")  # delta-rs escapes the location of a local table, and not its files
+    roots = (f"{root}/", f"{unquote(root)}/")  # delta-rs escapes a local table's location, but not its files
     for uri in sorted(each.removeprefix("file://") for each in table.file_uris()):
         name = next((uri.removeprefix(each) for each in roots if uri.startswith(each)), None)
         try:
@@ -250,7 +253,7 @@ def _require_read_rightly(table: DeltaTable, uri: str) -> None:
 
 
 def _has_wide_text(table: DeltaTable) -> bool:
-    """Return whether a column name, a partition value or a path, as read, has a character above U+FFFF."""
+    """Return whether a column name, a partition value or a path of the read table has a character above U+FFFF."""
     values = (value for each in table.partitions() for value in each.values())
     texts = chain((table.schema().to_json(),), table.metadata().partition_columns, values, table.file_uris())
     return any(is_wide(str(each)) for each in texts)

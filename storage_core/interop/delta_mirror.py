@@ -1,8 +1,8 @@
-"""The Delta mirror: a `_delta_log` in the table's folder that names the same splits (decision 0032).
+"""The Delta mirror: a `_delta_log` in the table's folder that references the same splits (decision 0032).
 
-The mirror has one commit for each version that changes the rows or columns for Delta. The Delta log contains all state
-of the mirror, because its newest commit contains the published version. An interrupted publication therefore continues
-from this commit.
+The mirror has one commit for each version with changes that Delta can show. The Delta log contains all state of the
+mirror, because its newest commit contains the published version. An interrupted publication therefore continues from
+this commit.
 """
 
 from __future__ import annotations
@@ -147,10 +147,10 @@ def _object(members: Iterable[tuple[str, str]]) -> str:
     return "{" + ",".join(f"{json_text(name)}:{value}" for name, value in members) + "}"
 
 
-# The columns of a table in Delta, and the features that a reader needs to read their splits.
-# Splits never change, so Delta must use the names of columns in the splits. If this is also the current name of the
-# column, no mapping is needed. Otherwise Delta maps names by the ids of the columns (`columnMapping`). Some readers do
-# not support every feature, so the mirror enables only the features that the table needs.
+# The columns of a table in Delta, and the features that a reader needs for the splits. Splits never change, so Delta
+# must use the names of columns in the splits. If a column still has this name, no mapping is needed. Otherwise Delta
+# maps names by the ids of the columns (`columnMapping`). Some readers do not support every feature, so the mirror
+# enables only the features that the table needs.
 
 
 VECTORS: Final = "deletionVectors"
@@ -160,7 +160,7 @@ _NEEDS_MAPPING = re.compile(r"[ ,;{}()\n\t=]")
 """Characters that Delta allows in a name only with column mapping."""
 
 _INNER_IDS: Final = 2**30
-"""First id of fields inside columns. It is high to avoid the ids of columns."""
+"""First id of fields inside columns. It is a high number, so that it never equals the id of a column."""
 
 _INNER_BITS: Final = 12
 
@@ -189,7 +189,7 @@ def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: 
 
 
 def widened(before: Mapping[str, str], types: Mapping[str, str]) -> frozenset[str]:
-    """Return the columns with widened numbers. Types are given by the column names in splits."""
+    """Return the columns with widened numbers. The two arguments map the column names in splits to types."""
     return frozenset(name for name, type_ in types.items() if before.get(name, type_) not in (type_, "date"))
 
 
@@ -356,7 +356,9 @@ _SCHEMA = pa.schema(
 
 
 def write_checkpoint(store: ObjectStore, version: int, snapshot: Snapshot, schema: MirrorSchema) -> None:
-    """Write a checkpoint of a Delta version that shows the snapshot, and move the hint to it. Raises `CommitUnknown`.
+    """Write a checkpoint of a Delta version that shows the snapshot.
+
+    Then update the hint to this checkpoint. Raises `CommitUnknown`.
 
     Removed files are not in the checkpoint. Only a vacuum needs them, and the mirror is not vacuumed.
 
@@ -394,7 +396,10 @@ def _declared(snapshot: Snapshot, schema: MirrorSchema) -> list[Json]:
 
 
 def transaction(snapshot: Snapshot) -> Json:
-    """Return the transaction with the published version of the table for every reader of Delta."""
+    """Return the Delta transaction that contains the published version of the table.
+
+    Every reader of Delta can read it.
+    """
     return {"appId": f"{OWN}:{snapshot.table_id}", "version": snapshot.version, "lastUpdated": snapshot.timestamp}
 
 
@@ -423,19 +428,19 @@ _LAST_OF_ONE_ESCAPE = "\uffff"
 _logger = logging.getLogger(__name__)
 
 ShownFiles = Callable[[Collection[str]], Mapping[str, ShownFile]]
-"""A function that returns the shown files with their deletion vectors and sizes."""
+"""A function that returns the files in the mirror, with their deletion vectors and sizes."""
 
 
 def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
-    """Publish every unpublished version up to the newest to Delta. Return the published state.
+    """Publish all unpublished versions to Delta. Return the published state.
 
-    The first publication shows only the newest version. A keyed table shows the base, which contains the merged rows. A
-    version without visible changes gets no commit. A version that Delta cannot show (`interop.publishing`) is skipped.
-    The next version that Delta can show includes the changes of the skipped version. Old versions are shown as long as
-    they are retained.
+    The first publication shows only the newest version. For a keyed table, the mirror shows the base, which contains
+    the merged rows. A version without visible changes gets no commit. A version that Delta cannot show
+    (`interop.publishing`) is skipped. The next version that Delta can show includes the changes of the skipped version.
+    Old versions are shown as long as they are retained.
 
-    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, one of them
-    makes each commit.
+    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, only one of
+    them writes each commit.
 
     Args:
         log: Transaction log of the table.
@@ -461,7 +466,7 @@ def publish_delta(log: TransactionLog, *, shows_vectors: bool) -> Mirrored:
 
 
 class _DeltaMirror:
-    """The state of the newest commit (the Delta version `shown_as`), and the creation of the next commit."""
+    """The state of the newest commit (the Delta version `shown_as`). This class also creates the next commit."""
 
     def __init__(
         self, log: TransactionLog, newest: NewestCommit | None, head: Snapshot, *, shows_vectors: bool
@@ -578,7 +583,7 @@ class _DeltaMirror:
             encoding=ENCODING,
         )
         is_again = self.shown == snapshot.version
-        at_ms = snapshot.timestamp + 1 if is_again else snapshot.timestamp  # Times in a Delta log must grow.
+        at_ms = snapshot.timestamp + 1 if is_again else snapshot.timestamp  # Times in a Delta log must increase.
         info = {
             "timestamp": at_ms,
             "inCommitTimestamp": at_ms,

@@ -25,16 +25,16 @@ from storage_core.store.s3_location import S3Location, parse_s3_uri
 from storage_core.write.ingest.landing import DeltaChanges
 from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, versions
 
-# Files of a Delta table as its log names them, and excerpts for Spark.
+# Files of a Delta table as they are in its log, and excerpts for Spark.
 #
-# Spark must read a Delta table and not its files, because deletion vectors, renamed columns and partition values are
-# only in the log. An excerpt is therefore a separate Delta table that contains the files of some versions. Like a
-# shallow clone, its single version file names the files by absolute paths (Delta's protocol, "Add File and Remove
+# Spark must read a Delta table instead of its files. Deletion vectors, renamed columns and partition values are only in
+# the log. An excerpt is therefore a separate Delta table that contains the files of some versions. As in a shallow
+# clone, its single version file contains the absolute paths of the files (Delta's protocol, "Add File and Remove
 # File").
 
 
 CHANGE_TYPE: Final = "_change_type"
-"""Column of a change feed file with the kind of change of each row."""
+"""The column of a change feed file that contains the kind of change of each row."""
 
 _MAPPING = "delta.columnMapping."
 _OF_READERS = (_MAPPING, "delta.typeChanges")
@@ -67,7 +67,7 @@ class DeltaFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaSchema:
-    """The schema that a reader of files needs: columns as Spark's JSON, partition columns, and their mapping."""
+    """The schema that a reader of files needs: columns as Spark's JSON, partition columns, and the column mapping."""
 
     text: str
     partition_columns: tuple[str, ...] = ()
@@ -89,7 +89,10 @@ class DeltaSchema:
         return replace(self, text=json_text(schema), mapping=mapping)
 
     def physical_names(self) -> dict[str, str]:
-        """Return the column names by the names in files. A rename of a column does not change the name in files."""
+        """Return a map from the column names in files to the current column names.
+
+        A rename of a column does not change the name in files.
+        """
         fields = json.loads(self.text)["fields"]
         return {each["metadata"].get(f"{_MAPPING}physicalName", each["name"]): each["name"] for each in fields}
 
@@ -204,7 +207,7 @@ _CREDENTIALS = "software.amazon.awssdk.auth.credentials.DefaultCredentialsProvid
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaTable:
-    """A Delta table at one version: its id, and the schema for readers of its files."""
+    """A Delta table at one version: its id, and the schema that readers of its files need."""
 
     id: str
     schema: DeltaSchema
@@ -229,7 +232,7 @@ class DeltaTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaCommit:
-    """The changes of one version, by file. Files without changed rows, for example of a compaction, are omitted.
+    """The changes of one version, by file. If there are any change feed files, they contain all changes of the version.
 
     - `feed`: change feed files. If there are any, they contain all changes of the version.
     - `table`: the table after the version.
@@ -257,7 +260,7 @@ class DeltaCommit:
 
 @dataclass(frozen=True, slots=True)
 class DeltaLog:
-    """Versions of a Delta table with a file in the log, ascending from some version on."""
+    """The versions of a Delta table that have a file in the log, in ascending order from a first version."""
 
     store: ObjectStore
     infos: Mapping[int, ObjectInfo] = field(default_factory=dict)
@@ -405,7 +408,7 @@ def _files(root: str, name: str, actions: Sequence[Mapping[str, Any]]) -> Iterat
 
 
 def require_same_table(found: DeltaTable, table_id: str, where: str, version: int) -> None:
-    """Raise `InvalidInput` with the remedy unless the table's rows come from this Delta table."""
+    """Raise `InvalidInput` unless the table's rows come from this Delta table. The error explains how to fix this."""
     if found.id != table_id:
         raise InvalidInput(
             f"{where}: this is another Delta table. Its id is {found.id}, but the rows below version {version} are "
@@ -428,7 +431,9 @@ MOST_BYTES: Final = 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeltaGroup:
-    """The versions `first` to `last` for one commit. If the group is a snapshot, it is the table at `last`.
+    """The versions `first` to `last` for one commit.
+
+    If the group is a snapshot, it contains all rows of the table at `last`.
 
     - `before`: the table before the first version, if it is known.
     - `skipped`, `gaps`: versions without ingested rows.
@@ -590,7 +595,7 @@ def _refused(log: DeltaLog, commit: DeltaCommit) -> InvalidInput:
 
 
 def _set_back(log: DeltaLog, reached: DeltaProgress) -> InvalidInput:
-    """Return the error for a Delta table with a log that ends before the reached version."""
+    """Return the error for a Delta log that ends before the version that was already ingested."""
     newest = max(versions(log.store), default=None)
     if newest is not None:
         require_same_table(log.table_at(newest), reached.table_id, log.store.uri, reached.next_version)

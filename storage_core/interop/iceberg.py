@@ -1,4 +1,4 @@
-"""The Iceberg mirror: metadata in the table's folder that names the same splits (decision 0032).
+"""The Iceberg mirror: metadata in the table's folder that references the same splits (decision 0032).
 
 The mirror has one snapshot for each version that changes the visible content and has no deleted rows. The id of the
 snapshot is the number of the version. The metadata contains all state of the mirror, because the newest metadata file
@@ -46,15 +46,15 @@ _logger = logging.getLogger(__name__)
 
 
 def publish_iceberg(log: TransactionLog) -> Mirrored:
-    """Publish every version without hidden rows up to the newest to Iceberg. Return the published state.
+    """Publish all unpublished versions without hidden rows to Iceberg. Return the published state.
 
-    The first publication shows only the newest version. A keyed table shows the base, which contains the merged rows. A
-    version without visible changes gets no snapshot. A version that Iceberg cannot show (`interop.publishing`) is
-    skipped. The next version that Iceberg can show includes the changes of the skipped version. If the table was moved
-    or copied, the mirror starts again.
+    The first publication shows only the newest version. For a keyed table, the mirror shows the base, which contains
+    the merged rows. A version without visible changes gets no snapshot. A version that Iceberg cannot show
+    (`interop.publishing`) is skipped. The next version that Iceberg can show includes the changes of the skipped
+    version. If the table was moved or copied, the mirror starts again.
 
-    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, one of them
-    makes each metadata file.
+    The call is idempotent, and can be repeated after a kill at any point. If two mirrors run concurrently, only one of
+    them writes each metadata file.
 
     Raises:
         InvalidInput: The table cannot be published.
@@ -84,7 +84,7 @@ def location_of(store: ObjectStore) -> str:
 
 
 class _IcebergMirror:
-    """The state of the newest metadata file, and the creation of the next metadata file."""
+    """The state of the newest metadata file. This class also creates the next metadata file."""
 
     def __init__(self, log: TransactionLog, newest: NewestMetadata | None, head: Version) -> None:
         self._log, self._store, self._root = log, log.store, location_of(log.store)
@@ -222,7 +222,10 @@ class _IcebergMirror:
         )
 
     def _retained(self, version: Version) -> list[Snapshot]:
-        """Return the older snapshots to keep. Each was the newest snapshot at some time within the retention."""
+        """Return the older snapshots to keep.
+
+        Each of these snapshots was the newest snapshot at some time within the retention.
+        """
         snapshots = [] if self._metadata is None else self._metadata.snapshots
         if not snapshots:
             return []

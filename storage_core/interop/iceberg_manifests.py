@@ -82,7 +82,7 @@ def iceberg_schema(snapshot: Snapshot, schemas: Iterable[Schema]) -> Schema:
 
 
 def name_mapping(snapshot: Snapshot, before: str | None) -> str:
-    """Return the value of `MAPPING`: ids by the names in splits, including the ids of dropped columns.
+    """Return the value of `MAPPING`: column ids by the names in splits, including the ids of dropped columns.
 
     `before` is the current mapping. Readers refuse a split that contains a name without an id.
     """
@@ -176,7 +176,7 @@ class IcebergFiles:
         )
 
     def _bounds(self, add: Add) -> Iterator[tuple[int, pa.DataType, bytes, bytes]]:
-        """Yield the smallest and the greatest value of each column that has both.
+        """Yield the smallest and the greatest value of each column for which both values are known.
 
         Shortened values and NaN are omitted.
         """
@@ -215,7 +215,7 @@ MOST_FILES: Final = 1000
 """The largest number of files in one manifest."""
 
 MERGED: Final = 16
-"""If at least this many manifests are at most half full, these manifests are merged."""
+"""Minimum number of manifests for a merge of manifests. Only manifests that are at most half full are merged."""
 
 Entry = tuple[ManifestEntryStatus, ManifestEntry]
 
@@ -229,11 +229,11 @@ class Manifests:
         self._files: list[ManifestFile] = []
 
     def read(self, list_key: str) -> None:
-        """Read the manifests that a manifest list names. One GET."""
+        """Read the manifests in a manifest list. One GET."""
         self._files = [*read_manifest_list(self._io.new_input(f"{self._root}/{list_key}"))]
 
     def keys(self) -> set[str]:
-        """Return the keys of the splits that the manifests name. One GET per manifest."""
+        """Return the keys of the splits in the manifests. One GET per manifest."""
         return {self._key(each) for manifest in self._files for each in self._entries(manifest)}
 
     def change(
@@ -267,7 +267,9 @@ class Manifests:
         self._files = [*(self._written(each, snapshot, schema) for each in _chunks(chain(new, taken))), *kept]
 
     def write_list(self, id_: str, snapshot: IcebergSnapshot) -> None:
-        """Write the manifest list of the snapshot to the location in the snapshot. `id_` is part of its key.
+        """Write the manifest list of the snapshot to the location in the snapshot.
+
+        `id_` is part of the key of the manifest list.
 
         One PUT.
         """

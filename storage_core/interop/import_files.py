@@ -50,8 +50,8 @@ def folder_files(uri: str) -> FolderFiles:
     """Return the files in a folder, at any depth.
 
     Empty files and files with other names are omitted. Parquet files are also omitted if the name or the folder starts
-    with `.` or `_`, because unfinished files have such names. Other files with such names, for example `_SUCCESS`, are
-    not counted.
+    with `.` or `_`. Unfinished files have such names. Other files with such names, for example `_SUCCESS`, are not
+    counted.
 
     Raises:
         InvalidInput: The name of a Parquet file cannot be read, or the folder is an Iceberg table.
@@ -81,7 +81,10 @@ def folder_files(uri: str) -> FolderFiles:
 
 
 def _why_not_read(found: ObjectInfo | Unnamed, name: str, uri: str) -> str | None:
-    """Return None for a file to read, an empty text for an uncounted file, and the reason for any other file."""
+    """Return None for a file to read, and the reason for a file that is not read.
+
+    The reason is empty for a file that is not counted.
+    """
     is_parquet = name.casefold().endswith(SUFFIXES)
     if any(part.startswith((".", "_")) for part in name.split("/")):
         return "its name, or the name of a folder above it, begins with . or _" if is_parquet else ""
@@ -123,7 +126,7 @@ class Folder:
 
     @property
     def schema(self) -> pa.Schema:
-        """The union of the columns of all files. Raises `InvalidInput` naming the file, the column and the types."""
+        """The union of the columns of all files. Raises `InvalidInput` with the file, the column and the types."""
         union = Union()
         for each in self.footers:
             union.add(each.columns, _where(each.file))
@@ -145,7 +148,10 @@ class Folder:
         return len(self.footers)
 
     def require_fits(self, schema: pa.Schema) -> None:
-        """Raise `InvalidInput` naming the file unless the columns of each file can become the columns of a table."""
+        """Raise `InvalidInput` unless the columns of each file can become the columns of a table.
+
+        The error contains the file.
+        """
         for each in self.footers:
             require_fits(each.found.fitting(schema), schema, _where(each.file))
 
@@ -244,7 +250,10 @@ def _require_same(columns: pa.Schema, found: pa.Schema) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """Arrow data, or an object with a stream of Arrow data, such as a DuckDB relation. The stream can be read once."""
+    """Arrow data, or an object with a stream of Arrow data, such as a DuckDB relation.
+
+    The stream can be read only once.
+    """
 
     name: str
     identity: str
@@ -256,7 +265,7 @@ class Stream:
 
     @staticmethod
     def of(rows: ArrowStream, name: str, *, identity: str, content: str = "") -> Stream:
-        """Return the source. Raises `InvalidInput` naming a column with an unsupported type."""
+        """Return the source. Raises `InvalidInput` for a column with an unsupported type."""
         reader = reader_of(rows)
         return Stream(name, identity, content, as_held(reader.schema, name), reader)
 

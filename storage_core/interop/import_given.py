@@ -59,7 +59,10 @@ class Source(Protocol):
         ...
 
     def require_fits(self, schema: pa.Schema) -> None:
-        """Raise `InvalidInput` naming file and column unless the columns can become the columns of a table."""
+        """Raise `InvalidInput` unless the columns can become the columns of a table.
+
+        The error contains the file and the column.
+        """
         ...
 
     def rows(self, schema: pa.Schema) -> Iterator[pa.Table]:
@@ -132,7 +135,7 @@ class TableOptions:
         return {name: value for name, value in said.items() if value is not None}
 
     def require_same(self, config: TableConfig, uri: str) -> None:
-        """Raise `InvalidInput` with the first option that differs in an existing table."""
+        """Raise `InvalidInput` if an option differs in an existing table. The error contains the first such option."""
         for what, wanted, found in self._compared(config):
             if wanted is not None and wanted != found:
                 raise InvalidInput(
@@ -166,9 +169,9 @@ AS_IT_IS = TableOptions()
 class Imported:
     """The outcome of an import: the version with the rows, and the numbers of rows, files and new splits.
 
-    If `commit_id` is empty, nothing was committed, because the source, or Arrow data of this name, was imported before.
-    With `by_another`, another process imported the source at the same time. A keyed table then got the same rows twice,
-    but the result is the same.
+    If `commit_id` is empty, nothing was committed. The source, or Arrow data of this name, was imported before. If
+    `by_another` is True, another process imported the source at the same time. A keyed table then got the same rows
+    twice, but the result is the same.
 
     `not_read` is the number of omitted files in the folder. `not_read_names` contains the names of the first omitted
     files, with the reason.
@@ -208,11 +211,10 @@ def _refusal(text: str) -> str:
 
 @contextmanager
 def answer_of(query: str, database: Path | None = None, *, name: str | None = None) -> Iterator[Stream]:
-    """Yield the rows of a query in DuckDB's dialect, over files and the tables of a read-only database.
+    """Yield the rows of a query in DuckDB's dialect. The query can read files and the tables of a read-only database.
 
-    The query has the rights of the caller and 1 GiB of memory. It puts further data into a folder that is deleted at
-    the end.
-    Raises `InvalidInput` if the query fails.
+    The query has the rights of the caller and 1 GiB of memory. If the query needs more memory, it writes data to a
+    folder that is deleted at the end. Raises `InvalidInput` if the query fails.
 
     Args:
         query: Text of one SELECT.

@@ -33,17 +33,19 @@ Make = Callable[[pa.Schema, Mapping[str, str]], Snapshot]
 def import_rows(
     log: TransactionLog, source: Source, make: Make, *, name: str | None = None, wanted: TableOptions = AS_IT_IS
 ) -> Imported:
-    """Import all rows of a source into the table, and create a missing table. The rows are durable after the call.
+    """Import all rows of a source into the table.
+
+    Create the table if it is missing. The rows are durable after the call.
 
     Types and names are checked before the creation of the table. Other processes cannot open a new table before the end
-    of its import. Rows are never late.
+    of its import. The import never treats rows as late.
 
     The rows of an append table are sorted and written in pieces, and one commit adds all rows. An import that is
-    interrupted before the commit can be run again. The commit records the source and its content. A second import of
-    the same content does nothing.
+    interrupted before the commit can be run again. The commit stores the ids of the source and of its content. A second
+    import of the same content does nothing.
 
-    The rows of a keyed table are put by key through a writer. The source is recorded when all rows are flushed. A
-    repeated import after an interruption puts the rows again, which has the same result.
+    The rows of a keyed table are put by key through a writer. The source is recorded in the log after all rows are
+    flushed. After an interruption, a repeated import puts the rows again. The result is the same.
 
     Raises the errors of an append, and the errors below.
 
@@ -109,7 +111,7 @@ def _finished(snapshot: Snapshot) -> list[Metadata]:
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:
-    """Return the names of two transactions: one for the source, one for the source with its content."""
+    """Return the names of two transactions. One is for the source, and one is for the source with its content."""
     app = f"{_APP}{short_hash(source.identity if name is None else f'name:{name}')}"
     return app, f"{app}@{short_hash(source.content)}"
 
@@ -133,14 +135,17 @@ def _is_done(log: TransactionLog, snapshot: Snapshot, source: Source, name: str 
 
 
 def _records(log: TransactionLog, source: Source, name: str | None) -> list[Txn]:
-    # Two transactions are recorded. If two imports with different content run concurrently, the second import finds the
-    # first transaction. This is a conflict.
+    # The commit contains two transactions. If two imports with different content run concurrently, the second import
+    # finds the first transaction. This is a conflict.
     now_ms = log.clock.now_ms()
     return [Txn(appId=each, version=1, lastUpdated=now_ms) for each in _names(source, name)]
 
 
 def _pieces(source: Source, snapshot: Snapshot) -> Iterator[pa.Table]:
-    """Yield the rows in pieces of about 64 MiB, across the ends of files. Each piece becomes splits of its own."""
+    """Yield the rows in pieces of about 64 MiB.
+
+    A piece may contain rows of several files. Each piece becomes separate splits.
+    """
     held: list[pa.Table] = []
     size = 0
     for rows in source.rows(snapshot.schema):

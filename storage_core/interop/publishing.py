@@ -1,4 +1,4 @@
-"""Publishing: bring a mirror in another format from its published version to the newest version of the table.
+"""Publishing: update a mirror in another format to the newest version of the table.
 
 `publish` runs the common steps of all formats. A `Mirror` writes one format. `hindrance` returns the reason why a
 version cannot be published.
@@ -50,9 +50,11 @@ def require_publishable(snapshot: Snapshot) -> None:
 
 
 def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
-    """Return the reason why the version cannot be published yet, with the remedy. None if it can be published.
+    """Return the reason why the version cannot be published yet, and how to fix this.
 
-    A mirror references splits unchanged. It waits for the compaction of these splits:
+    Return None if the version can be published.
+
+    A mirror references the splits and does not change them. It waits for the compaction of these splits:
 
     - splits with deleted rows, if readers do not support deletion vectors or miss them
     - splits written before a column got a default
@@ -68,10 +70,10 @@ def hindrance(snapshot: Snapshot, *, vectors_wait: str | None) -> str | None:
 
 
 def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema) -> str | None:
-    """Return the reason if a split has no ids for fields inside a column. None if all splits have ids.
+    """Return the reason if a split has no ids for fields inside a column. Return None if all splits have ids.
 
-    Readers that use ids would find no values in these fields. Early 0.1 wrote such splits for tables with changed
-    columns.
+    Readers that use ids would find no values in these fields. Early 0.1 releases wrote such splits for tables with
+    changed columns.
 
     Cost:
         One GET per split, for its footer, if the table has changed columns and nested columns.
@@ -86,9 +88,9 @@ def without_inner_ids(store: ObjectStore, adds: Iterable[Add], schema: pa.Schema
 
 
 def narrower(store: ObjectStore, adds: Sequence[Add], columns: Collection[str], schema: pa.Schema) -> str | None:
-    """Return the reason if a split was written before a column was widened. None without such a split.
+    """Return the reason if a split was written before a column was widened. Return None if there is no such split.
 
-    Some readers of other formats cannot widen values. `columns` are the names in splits.
+    Some readers of other formats cannot widen values. `columns` contains the column names in splits.
 
     Cost:
         One GET per split, for its footer, oldest first, up to the first such split.
@@ -177,7 +179,7 @@ class Mirrored:
     """The published state of a mirror.
 
     - `version`: the shown version of the table. None means that no version was published yet.
-    - `shown_as`: its version in the other format. For Iceberg, its snapshot.
+    - `shown_as`: the number of this version in the other format. For Iceberg, it is the id of the snapshot.
     - `location`: the location for readers: the table, or the newest metadata file.
     - `commits`: the number of commits of this call.
     - `waits_for`: the reason why no newer version is shown.
@@ -212,7 +214,7 @@ class Touched:
 
     @staticmethod
     def everything(keys: Iterable[str]) -> Touched:
-        """Return the changes if all of these files may differ."""
+        """Return changes that include all of these files, because each file may differ."""
         return Touched(set(keys), data_change=True, operation=AT_ONCE)
 
     def take(self, actions: Sequence[Action]) -> None:
@@ -228,7 +230,8 @@ class Touched:
 class Mirror(Protocol):
     """One attempt to publish a table in one format.
 
-    `commits` is the number of its commits. `waits_for` is the reason why the last tried version is not shown.
+    `commits` is the number of commits of this attempt. `waits_for` is the reason why the last tried version is not
+    shown.
     """
 
     commits: int
@@ -360,7 +363,10 @@ def _step_by_step(log: TransactionLog, head: Snapshot, base: Snapshot, mirror: M
 
 
 def _result(format_: str, head: Snapshot, mirror: Mirror, commits: int) -> Mirrored:
-    """Return the published state. The head counts as published if no later version has a visible change."""
+    """Return the published state.
+
+    The head counts as published if no version after the published version has a visible change.
+    """
     is_behind = mirror.waits_for is not None or mirror.shown is None
     return Mirrored(
         format=format_,
@@ -373,7 +379,7 @@ def _result(format_: str, head: Snapshot, mirror: Mirror, commits: int) -> Mirro
 
 
 def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, advice: str) -> None:
-    """Raise `Corrupt` unless the newest part of a mirror, at `where`, shows a version of this table.
+    """Raise `Corrupt` unless the newest part of a mirror shows a version of this table. The part is at `where`.
 
     `shown` is the id of a table and its version. `shown` is None if no mirror has written this part.
     """
@@ -393,15 +399,15 @@ def require_own(where: str, shown: tuple[str, int] | None, head: Snapshot, *, ad
         )
 
 
-# Hints are small objects with the number of the newest numbered object, or a close number.
+# A hint is a small object. It contains the number of the newest numbered object, or a slightly lower number.
 
 
 def advance_hint(
     store: ObjectStore, key: str, number: int, data: bytes, *, decode: Callable[[bytes], int | None]
 ) -> None:
-    """Move the hint to the number unless the hint has a later number. A GET and a PUT.
+    """Set the hint to the number unless the hint has a later number. The cost is one GET and one PUT.
 
-    A lost race is not an error, because the hint of the winner is also valid.
+    It is not an error if another process is faster, because the hint of that process is also valid.
     """
     try:
         blob = store.get(key)

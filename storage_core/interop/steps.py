@@ -1,4 +1,4 @@
-"""The step `publish` for publishing a table in other formats, and the published versions."""
+"""The step `publish`, which publishes a table in other formats, and the query of the published versions."""
 
 from __future__ import annotations
 
@@ -67,8 +67,9 @@ def _shown(store: ObjectStore, format_: PublishFormat) -> int | None:
 def run_publish(job: JobRun[PublishOptions]) -> JobReport:
     """Publish the unpublished versions in the formats that the table declares, or in Delta if it declares none.
 
-    The step needs no Spark task, no lease and no commit of the table. A mirror is derived. If two runs publish
-    concurrently, one of them makes each commit of the mirror. Raises the errors of `Table.publish`.
+    The step needs no Spark task, no lease and no commit of the table. The version None means that the format is not
+    published yet. If two runs publish concurrently, only one of them makes each commit of the mirror. Raises the errors
+    of `Table.publish`.
     """
     return job.carry_out(lambda snapshot: snapshot.config.publish.published, partial(_published, job))
 

@@ -1,8 +1,8 @@
-"""The union of slightly different schemas of files, and the rows with this schema (decision 0033).
+"""The union of slightly different file schemas, and the conversion of rows to this schema (decision 0033).
 
-Columns are joined by name, ignoring upper and lower case, in the order of their first occurrence. A column is nullable
-if a file lacks the column or the column may contain nulls. Types are widened only if the type of a column in a table
-may be widened in this way (`rows.columns.may_widen`).
+Columns are joined by name, regardless of upper and lower case. They are in the order of their first occurrence. A
+column is nullable if a file lacks the column or the column may contain nulls. Types are widened only if the type of a
+column in a table may be widened in this way (`rows.columns.may_widen`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,10 @@ _TO_DO = (
 
 @dataclass(slots=True)
 class Union:
-    """The columns so far. `first` contains, by lower-case name, the file that determined the type of the column."""
+    """The columns of the files that were added so far.
+
+    `first` maps the lower-case name of each column to the file that determined its type.
+    """
 
     fields: dict[str, pa.Field] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -85,7 +88,8 @@ class Union:
 def as_held(schema: pa.Schema, where: str) -> pa.Schema:
     """Return the columns with the types that a table stores.
 
-    Raises `InvalidInput` naming the column and `where`, for an unsupported type and for two columns with one name.
+    Raises `InvalidInput` for an unsupported type, and for two columns with one name. The error contains the column and
+    `where`.
     """
     try:
         require_new_columns(schema)
@@ -117,8 +121,8 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
 def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
     """Raise `InvalidInput` if the types show that rows with these columns cannot become rows of a table.
 
-    The error names the column and `where`. The fault is a column that the table lacks, a missing required column, or a
-    type with values that do not fit.
+    The error contains the column and `where`. The fault is a column that the table lacks, a missing required column, or
+    a type with values that do not fit.
     """
     try:
         fitted(pa.Table.from_batches([], schema=given), schema)
@@ -136,7 +140,7 @@ def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
 
 
 def fitted(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return the rows with exactly this schema. Columns are joined by name, ignoring upper and lower case.
+    """Return the rows with exactly this schema. Columns are joined by name, regardless of upper and lower case.
 
     Raises the errors of `conform`, and `InvalidInput` for a value that is not valid for its type.
     """
@@ -159,14 +163,17 @@ def _widened(column: pa.ChunkedArray, target: pa.Field | None) -> pa.ChunkedArra
 
 
 def _joined(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds the values of both types, or None."""
+    """Return a type that can store the values of both types, or None."""
     if first == second or pa.types.is_null(second) or may_widen(second, first):
         return first
     return second if pa.types.is_null(first) or may_widen(first, second) else _joined_inside(first, second)
 
 
 def _joined_inside(first: pa.DataType, second: pa.DataType) -> pa.DataType | None:
-    """Return the type that holds both nested types. The types may differ only in parts that contain only nulls."""
+    """Return a type that can store the values of both nested types.
+
+    The types may differ only in parts that contain only nulls.
+    """
     if not (_has_untyped_part(first) or _has_untyped_part(second)):
         return None
     kinds = pa.types

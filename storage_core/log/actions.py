@@ -26,7 +26,7 @@ MIN_INT64, MAX_INT64 = -(2**63), 2**63 - 1
 MAX_TIME_MS = 253_402_300_799_999
 """The end of the year 9999. A later time cannot be displayed as a date."""
 
-# The ranges of sizes and counts. All other integers may be negative. `numMergeOps` has 32 bits in the Avro state.
+# The valid ranges of sizes and counts. All other integers may be negative. `numMergeOps` has 32 bits in the Avro state.
 # `timestamp` is the time of a commit, and its limit leaves room for later commits.
 _RANGES: Mapping[str, tuple[int, int]] = {
     "numMergeOps": (0, 2**31 - 1),
@@ -150,7 +150,7 @@ def _count_map(value: dict[str, Any]) -> dict[str, int]:
 
 
 def _without_nulls(value: dict[str, Any], kinds: frozenset[type], wanted: str) -> dict[str, Any]:
-    """Remove nulls. A null stands for an unknown value, like a missing entry."""
+    """Remove nulls. A null means an unknown value, like a missing entry."""
     if not set(map(type, value.values())) <= kinds | _NULL:
         wrong = next(key for key, each in value.items() if each is not None and type(each) not in kinds)
         raise _Misfit(f"holds {quoted(value[wrong])} under {quoted(wrong)}. Expected a {wanted}")
@@ -373,7 +373,10 @@ class MergeSkip:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Txn:
-    """The action that makes a batch job idempotent. A commit with a recorded (appId, version) does nothing."""
+    """The action that makes a batch job idempotent.
+
+    A commit does nothing if its (appId, version) is already in the log.
+    """
 
     NAME: ClassVar[str] = "txn"
     appId: str
@@ -383,7 +386,10 @@ class Txn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoveTxn:
-    """The action that prunes a transaction, if it is no longer needed to prevent repeated work. Decision 0008."""
+    """The action that prunes a transaction.
+
+    The transaction is no longer needed to prevent repeated work. Decision 0008.
+    """
 
     NAME: ClassVar[str] = "removeTxn"
     appId: str
@@ -391,7 +397,7 @@ class RemoveTxn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """The action that records the highest fencing token that has committed for a resource."""
+    """The action that stores the highest fencing token that has committed for a resource."""
 
     NAME: ClassVar[str] = "fence"
     resource: str
@@ -400,7 +406,7 @@ class Fence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MergedGenerations:
-    """The action that records the merge progress of a region.
+    """The action that stores the merge progress of a region.
 
     From this commit on, the base contains all generations of the region up to `generation`.
     """
@@ -453,7 +459,7 @@ class RemoveIndexSegment:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Translation:
-    """The action that records the moves of a compaction. The object at `path` has the new position of every input row.
+    """The action that stores how a compaction moved rows. The object at `path` has the new position of every input row.
 
     Decision 0019.
 

@@ -85,7 +85,7 @@ class Recovery:
     """Fallbacks for unreadable objects of a state.
 
     Each function gets the error of the failed read. The function returns the same content from a slower source, or
-    raises that error. None stands for a missing fallback.
+    raises that error. None means that there is no fallback.
     """
 
     splits: Recover | None = None
@@ -140,7 +140,7 @@ def write_part(
 
 
 def listed_part(store: ObjectStore, info: ProgressInfo, where: str, *, cached: CachedPieces) -> TransactionsPart:
-    """Return the object that the state `where` lists as `info`, without reading it."""
+    """Return the object with the entry `info` in the state `where`. The object is not read."""
     return TransactionsPart(info, partial(_read, store, info, where, cached))
 
 
@@ -171,7 +171,10 @@ def _recorded(rows: list[ProgressRow]) -> Recorded:
 
 
 def _kinds(app_ids: list[str]) -> Mapping[str, tuple[str, str]]:
-    """Return the bounds of each kind among these sorted appIds. If there are too many kinds, return common bounds."""
+    """Return the bounds of each kind among these sorted appIds.
+
+    If there are too many kinds, return common bounds for all kinds.
+    """
     found: dict[str, tuple[str, str]] = {}
     for app_id in app_ids:
         kind = kind_of(app_id)
@@ -274,8 +277,8 @@ def snapshot_of(
 ) -> Snapshot:
     """Return the snapshot of a state with the splits in `listed`. Its manifests and `txns` are not read yet.
 
-    Raises `Corrupt` if an action cannot be read, or if the entries of Tidemark's manifests do not add up to the number
-    of files.
+    Raises `Corrupt` if an action cannot be read. Raises it also if the entries of Tidemark's manifests do not add up to
+    the number of files.
     """
     actions = [decode_line(line, f"{where}, action {number}") for number, line in enumerate(state.actions, start=1)]
     entries = sum(part.info.num_entries for part in listed.parts)
@@ -380,7 +383,7 @@ def load_json_checkpoint(store: ObjectStore, version: int) -> Snapshot:
 
 
 def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
-    """Return the keys of the parts that a JSON checkpoint lists, or None if it contains the actions itself.
+    """Return the keys of the parts in a JSON checkpoint, or None if the checkpoint itself contains the actions.
 
     The checkpoint may be compressed with gzip. Raises `Corrupt` if the list is damaged. The list must contain exactly
     the parts of one checkpoint of the key's version, in order.
@@ -406,7 +409,10 @@ def part_keys(data: bytes, key: str) -> tuple[str, ...] | None:
 
 
 def _list_of_parts(data: bytes, key: str) -> bytes | None:
-    """Return the decompressed text of a list of parts, or None if the data is not a list of parts or is too long."""
+    """Return the decompressed text of a list of parts.
+
+    Return None if the data is too long or is not a list of parts.
+    """
     text = bytearray()
     for piece in expanded(data, key):
         text += piece
@@ -516,7 +522,7 @@ class MetadataSearch:
     """The search for the metadata of states without metadata. Only other writers create such states.
 
     The metadata is taken from the newest older state that contains metadata, else from version 0. Results are
-    remembered. So opening a table costs at most one GET per older state, even if several states are tried. A damaged
+    remembered. The search therefore adds at most one GET per older state, even if several states are tried. A damaged
     older state is skipped with a warning. The table can still be opened, because the splits of the older state are not
     needed.
     """
@@ -527,7 +533,7 @@ class MetadataSearch:
         self._listed: list[int] | None = None
 
     def before(self, version: int) -> Metadata:
-        """Return the metadata that is valid at the state of `version`. Raises `Corrupt` if none is found."""
+        """Return the metadata that is valid at the state of `version`. Raises `Corrupt` if no metadata is found."""
         if self._listed is None:
             self._listed = sorted(listed_states(self._store), reverse=True)
         older = (self._in_state(each) for each in self._listed if each < version)

@@ -1,18 +1,20 @@
 """Writing of checkpoints: the layout of the next state, and its objects.
 
-See docs/architecture/transaction-log.md, "Checkpoints". A state is derived from the version files. So if several
-writers write a state of the same version, the first written state is valid. The manifests are written first, then the
-state that lists them, then the hint. After a crash at any point, a reader uses the newest complete state (lesson 47).
+See docs/architecture/transaction-log.md, "Checkpoints". A state is derived from the version files. If several writers
+write a state of the same version, the first written state is therefore valid. The manifests are written first, then the
+state that references the manifests, then the hint. After a crash at any point, a reader uses the newest complete state
+(lesson 47).
 
 A new state shares manifests with the previous state. `layout` determines the manifests to keep, to rewrite and to add.
-`transactions_layout` decides the same for the objects of transactions. If a table has few transactions, they are lines
-of the state's root instead. Both functions read the objects that they decide to rewrite, and send no other requests.
+`transactions_layout` decides the same for the objects of transactions. If a table has few transactions, the
+transactions are lines of the state's root instead. Both functions read the objects that they decide to rewrite, and
+send no other requests.
 
-The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only if
-its manifest is small and is joined with other manifests, or if more than a tenth of all entries are dead. New
+The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only in
+two cases: its small manifest is joined with other manifests, or more than a tenth of all entries are dead. New
 transactions are written as one small object. If there are many small objects, they are merged into the sorted objects
-that contain the same ranges of appIds. The other sorted objects stay unchanged. These are the majority, because the
-names of landed files usually contain the time in order.
+that contain the same ranges of appIds. The other sorted objects stay unchanged. Most sorted objects stay unchanged,
+because the names of landed files usually contain the time in ascending order.
 """
 
 from __future__ import annotations
@@ -55,7 +57,7 @@ from storage_core.store.contract import ObjectStore, create_derived, missing, re
 
 
 def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInfo:
-    """Return the root's record of a manifest with these entries: its ranges of versions, windows and partitions."""
+    """Return the entry of a manifest in the root: the ranges of versions, windows and partitions of its splits."""
     versions = pc.min_max(table.column("addedAtVersion"))
     schema = partition_schema(snapshot)
     is_exact = bool(snapshot.config.partition_by)
@@ -122,7 +124,7 @@ MAX_SMALL_MANIFESTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """The decision on the manifests of the next state.
+    """The planned manifests of the next state.
 
     Attributes:
         kept: The parts that stay unchanged.
@@ -148,7 +150,7 @@ def layout(files: LiveFiles, partitions: pa.Schema, *, manifest_entries: int, co
 
     The layout starts from the manifests of the current state. If no current state exists or `compact` is True, all
     entries are written again. If a path was removed and added again, the manifests that list the path are rewritten.
-    The path must be live in one manifest and dead in none.
+    The path must be live in exactly one manifest, and must not be dead in any other manifest.
 
     Args:
         partitions: The names and types of the partition values. The entries are sorted by these values.
@@ -182,7 +184,7 @@ def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Lay
 
 
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
-    """Return all listed paths with dead entries, and the paths among them that a later addition made live."""
+    """Return all listed paths with dead entries. Also return the paths among these that were added again later."""
     replaced = {path for path in files.replacing if listed.find(path) is not None}
     removed = files.removed if files.certain else {path for path in files.removed if listed.find(path) is not None}
     dead = listed.tombstones | removed | replaced
@@ -210,7 +212,7 @@ def _sorted(table: pa.Table, partitions: pa.Schema) -> pa.Table:
 MOST_LINES = 32
 """The maximum number of transactions that are stored as lines of the root.
 
-Every release can read such lines, and up to this number they take almost no time.
+Every release can read such lines. Up to this number, the lines take almost no time.
 """
 
 ENTRIES_PER_OBJECT = 50_000
@@ -219,7 +221,7 @@ MAX_SMALL_OBJECTS = 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransactionsLayout:
-    """The decision on the transactions of the next state. Without objects, transactions are lines of the root.
+    """The planned transactions of the next state. If there are no objects, the transactions are lines of the root.
 
     Attributes:
         kept: The objects that stay unchanged, the sorted ones first.
@@ -258,7 +260,7 @@ def _all_transactions_anew(txns: Transactions) -> TransactionsLayout:
 
 
 def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> TransactionsLayout:
-    """Merge `joined` into the sorted parts that have the appIds in their ranges. The other parts stay."""
+    """Merge `joined` into the sorted parts whose ranges contain the appIds. The other parts do not change."""
     starts = [part.info.least for part in sorted_parts]
     of_part: dict[int, dict[str, Txn | None]] = {}
     for app_id, txn in joined.items():
@@ -318,9 +320,9 @@ def write_checkpoint(
 ) -> CheckpointResult:
     """Ensure that the snapshot's version has a complete state, and that the hint is not older.
 
-    Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state from which
-        the snapshot was loaded, unless the layout joins old manifests. The caller ensures that the earlier state still
-        exists.
+    Idempotent: a second call writes nothing. New manifests contain only the changes since the earlier state of the
+        snapshot. If the layout joins old manifests, they also contain the entries of these manifests. The caller
+        ensures that the earlier state still exists.
 
     Args:
         compact: True to rewrite all manifests.

@@ -1,9 +1,9 @@
 """The bytes of version files, and the registry of schemas in a log.
 
 A version file is newline-delimited JSON, compressed with gzip. The functions convert bytes to records and back, without
-I/O. Equal actions give equal bytes on every machine at any time. Decoding holds the records and one line in memory,
-regardless of the decompressed size. Version files of other writers may also be plain text, or gzip data after the bytes
-`01 01`. They contain no commit information. Both forms can be read.
+I/O. Equal actions give equal bytes on every machine at any time. During decoding, only the records and one line are in
+memory, regardless of the decompressed size. Version files of other writers may also be plain text, or gzip data after
+the bytes `01 01`. Such files contain no commit information. Both forms can be read.
 
 The schema registry keeps one copy of each document mapping, addressed by a hash of its canonical form.
 `add.docMappingRef` contains the hash. `metaData.configuration` contains the text of the schema under the key
@@ -53,7 +53,7 @@ def gzip_in(data: bytes) -> bytes | None:
 def time_of_unnamed_commit(actions: Iterable[Action], previous: int) -> int:
     """Return the time in ms of a version without `commitInfo`.
 
-    The result is the newest time in the actions of the version, but later than `previous`.
+    The result is the newest time in the actions of the version. It is always later than `previous`.
     """
     return max([previous + 1, *_named_times(actions)])
 
@@ -112,8 +112,8 @@ def renames(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the new hash for each registered hash that a checkpoint replaces.
 
     A hash is replaced if it is not the hash of its own schema. If the JSON of two schemas differs only in the order of
-    entries, both then become one schema. The result is empty if at most five schemas are registered, because rewriting
-    all entries would cost more than it saves.
+    entries, both then become one schema. The result is empty if at most five schemas are registered. A rewrite of all
+    entries would then cost more than it saves.
     """
     registered = registry(configuration)
     if len(registered) <= RENORMALIZE_ABOVE:
@@ -213,7 +213,7 @@ def decode_numbered(data: bytes, version: int) -> list[Action]:
 
 
 def require_number(actions: Sequence[Action], version: int) -> None:
-    """Raise `Corrupt` if a version file contains another number than `version`, which is the number in its key."""
+    """Raise `Corrupt` if a version file contains another number than its key. The number in the key is `version`."""
     info = commit_info(actions)
     if info is not None and info.version is not None and info.version != version:
         key = version_key(version)
@@ -281,7 +281,7 @@ def _require_moves(translation: Translation, where: str) -> None:
 
 
 def _require_members(segment: IndexSegment, where: str) -> None:
-    """Check that a merged segment has a row count per split, that the counts add up, and that no split occurs twice."""
+    """Check that a merged segment has a row count for each split and no split twice. The counts must add up."""
     splits, rows, origins = len(segment.covers), segment.coveredRows or (), segment.coveredOrigins
     if len(rows) != splits or (origins is not None and len(origins) != splits) or len(set(segment.covers)) != splits:
         counts = f"{len(rows)} counts and {0 if origins is None else len(origins)} lists of origins"
@@ -295,7 +295,7 @@ def _refuse_constant(name: str) -> None:
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Refuse equal keys in one object, because readers differ in which of the two values they use."""
+    """Refuse equal keys in one object, because different readers use different values."""
     found = dict(pairs)
     if len(found) != len(pairs):
         raise ValueError(f"the key {quoted(repeated(name for name, _ in pairs)[0])} occurs twice in one object")
@@ -333,7 +333,9 @@ def _lines(chunks: Iterable[bytes], where: str) -> Iterator[bytes]:
 
 
 def expanded(data: bytes, where: str) -> Iterator[bytes]:
-    """Yield the content of a file in any supported form, in pieces. Their total size is at most `MAX_EXPANDED_BYTES`.
+    """Yield the content of a file in any supported form, in pieces.
+
+    The total size of the pieces is at most `MAX_EXPANDED_BYTES`.
 
     Raises `Corrupt` if the gzip data is damaged or incomplete, or if the content exceeds the limit.
     """

@@ -1,8 +1,8 @@
 """Commits: put-if-absent of the next version, rebase and retry (lessons 01 to 13).
 
 The version file is the commit. A commit becomes at most one version. After a failed attempt, the committer first reads
-the log to find the commit of that version. After that, it tries the next version. So the committer resolves an unknown
-outcome by reading the log, and never undoes a write.
+the log to find out which commit has this version. After that, it tries the next version. The committer therefore
+resolves an unknown outcome by reading the log, and never undoes a write.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class CommitLabel:
     job_run_id: str | None = None
 
     def info(self, version: int, timestamp_ms: int) -> CommitInfo:
-        """Return the first line for an attempt to become `version` at `timestamp_ms`."""
+        """Return the first line of the version file, for an attempt to commit `version` at `timestamp_ms`."""
         return CommitInfo(
             commitId=self.commit_id,
             operation=self.operation,
@@ -208,7 +208,7 @@ class Committer:
             return newest, settle(plan, newest)
 
     def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel, last: _Attempt) -> _Attempt:
-        """Try to become the version after `head`. `last` is the outcome of the previous attempt."""
+        """Try to commit the version after `head`. `last` is the outcome of the previous attempt."""
         version = head.version + 1
         # The time is always later than the previous commit, regardless of the clock, because times order versions.
         content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
@@ -222,7 +222,8 @@ class Committer:
             case Committed():
                 return _Attempt(landed=True, head=Snapshot.apply(head, version, content))
             case Conflict() | OutcomeUnknown() as outcome:
-                # A conflict may also be our own put whose reply was lost. Only the stored bytes show which case it is.
+                # A conflict may also come from our own put if its reply was lost. Only the stored bytes show which case
+                # it is.
                 _logger.info("version %d of %s: %s, reading back", version, self.store.uri, type(outcome).__name__)
                 reason = outcome.reason if isinstance(outcome, OutcomeUnknown) else last.reason
                 return self._read_back(head, label.commit_id, reason)

@@ -1,27 +1,27 @@
-"""The conflict rules. They decide whether actions may be committed on a head.
+"""The conflict rules. The rules decide whether actions may be committed on a head.
 
 Every attempt of a commit checks its actions against the head that the commit would follow
 (docs/architecture/transaction-log.md). Put-if-absent of the next version succeeds only while that head is the newest
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
-**Splits.** A removed split must be live. Its deletion vector must be the one that the plan, or the rebase of the plan,
-has seen. So a compaction never restores rows that were deleted concurrently (lesson 26). An add that changes the
-deletion vector of a live split requires that the split has not changed since the plan. Any other add is a new file.
+**Splits.** A removed split must be live. The deletion vector of the split must be the same as in the plan or in the
+rebase of the plan. So a compaction never restores rows that were deleted concurrently (lesson 26). An add may change
+the deletion vector of a live split only if the split has not changed since the plan. Any other add is a new file.
 
-A new file is not looked up among all live splits. On a table of a million files, that check would read every manifest
-for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a path can
-already be live only if the same file was committed before. The log recognizes a repeated commit by its commit id or its
-`txn`. A commit without both is checked against the newest commits, which needs no request. `fsck` reports a
-path that is live twice.
+The commit does not look up a new file among all live splits. On a table of a million files, that check would read every
+manifest for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a
+path can already be live only if the same file was committed before. The log recognizes a repeated commit by its commit
+id or its `txn`. A commit that has neither is checked against the newest commits, which needs no request. `fsck` reports
+a path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
 is still valid if the schema was only widened since. A merge depends on the exact schema, because its records may have
 columns that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends
 on the definition of its index. No other action depends on settings.
 
-**Segments and translations.** The commit omits new index segments and translations that no search can use any more. It
-removes existing translations that no longer serve any segment.
+**Segments and translations.** The commit omits new index segments and translations that no search can use any more. The
+commit also removes existing translations that no segment needs any more.
 
 **Requirements** are conditions that a commit sets in addition to the conditions of its actions.
 """
@@ -67,13 +67,16 @@ from storage_core.log.sharing import with_features
 from storage_core.log.snapshot import Snapshot
 
 RESTORES = "tidemark:restore"
-"""The fence of restores. Its token is the version of the last restore. A merge planned before it must not commit."""
+"""The name of the fence for restores.
+
+Its token is the version of the last restore. A merge that was planned before the restore must not commit.
+"""
 
 PRUNING = "tidemark:prune"
-"""The fence of prunings. Its token is the last version that pruned transactions.
+"""The name of the fence for prunings. Its token is the last version that pruned transactions.
 
-A commit with an earlier plan must not record transactions. Since the plan, another commit may have done
-the same work, and the transaction of this commit may have been pruned. The plan would then repeat the work.
+A commit that was planned before this version must not record transactions. After the plan, another commit may have done
+the same work, and the transaction of that commit may have been pruned. The planned commit would then repeat the work.
 """
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
@@ -90,7 +93,10 @@ A clone and a repaired table start a new numbering of versions, so these transac
 
 
 def records_a_version(action: Action) -> bool:
-    """Return True if the action records or removes a version. A log with a new numbering cannot use it."""
+    """Return True if the action adds or removes a recorded version.
+
+    A log with a new numbering of versions cannot use such an action.
+    """
     match action:
         case Fence(resource=name) | Txn(appId=name) | RemoveTxn(appId=name):
             return name in {*OF_VERSIONS, *VERSION_APPS}
@@ -101,8 +107,8 @@ def records_a_version(action: Action) -> bool:
 def next_recorded_version(app_id: str, planned: Snapshot) -> int:
     """Return the version to record for this application, in a commit that was planned on the snapshot.
 
-    The result is higher than the recorded version. A clone that an earlier release made contains a recorded version of
-    the source's log.
+    The result is higher than the recorded version. A clone that an earlier release made contains a version from the
+    source's log.
     """
     return max(planned.version, planned.txns.get(app_id, -1) + 1)
 
@@ -114,7 +120,7 @@ def pruning(planned: Snapshot) -> Fence:
 
 @dataclass(frozen=True, slots=True)
 class MergeProgress:
-    """The last merged generation of the region must be `after`. 0 means that no generation was merged.
+    """The requirement that the last merged generation of the region is `after`. 0 means that no generation was merged.
 
     The requirement ensures that no generation is merged twice or out of order. A commit that merges several generations
     of a region states the start of its range with this requirement. Without the requirement, the range of a commit is
@@ -139,7 +145,9 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class SameMerges:
-    """No region may have been merged since the plan. The requirement contains the last merged generations at the plan.
+    """The requirement that no region has been merged since the plan.
+
+    It contains the last merged generations at the time of the plan.
 
     Merges use this requirement in tables where several regions may contain the same key
     (docs/architecture/ingestion.md). Otherwise, two concurrent merges could both add a row with the same key.
@@ -161,7 +169,10 @@ class SameMerges:
 
 @dataclass(frozen=True, slots=True)
 class AtVersion:
-    """The commit must directly follow `version`. Plans that depend on the whole table use this requirement."""
+    """The requirement that the commit directly follows `version`.
+
+    Plans that depend on the whole table use this requirement.
+    """
 
     version: int
 
@@ -177,10 +188,12 @@ class AtVersion:
 
 @dataclass(frozen=True, slots=True)
 class TokenUnused:
-    """No commit for `resource` may have used `token` or a higher token, because a token is valid for one commit.
+    """The requirement that no commit for `resource` has used `token` or a higher token.
 
-    The `fence` of a commit refuses lower tokens. This requirement also refuses an equal token. So only one of two
-    holders can commit even if they got the same token because a lease object was lost.
+    A token is valid for one commit.
+
+    The `fence` of a commit refuses lower tokens. This requirement also refuses an equal token. Two holders may get the
+    same token if a lease object was lost. Even then, only one of the two holders can commit.
     """
 
     resource: str
@@ -201,7 +214,9 @@ class TokenUnused:
 
 @dataclass(frozen=True, slots=True)
 class TxnProgress:
-    """The last recorded version of `app_id` must be `after`. The work of the commit starts there. 0 means no version.
+    """The requirement that the last recorded version of `app_id` is `after`.
+
+    The work of the commit starts at this version. 0 means no version.
 
     A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work, that
     is, two commits with the same start and different ends.
@@ -225,7 +240,10 @@ class TxnProgress:
 
 @dataclass(frozen=True, slots=True)
 class SameRetention:
-    """The table's retention must still be `retention_ms`. The plan used it to select the objects to remove."""
+    """The requirement that the table's retention is still `retention_ms`.
+
+    The plan used the retention to select the objects to remove.
+    """
 
     retention_ms: int | None
 
@@ -244,14 +262,15 @@ Requirement = MergeProgress | SameMerges | AtVersion | TokenUnused | TxnProgress
 
 
 def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> tuple[Action, ...]:
-    """Return the actions without the actions on segments and translations that are useless on this head.
+    """Return the actions, but omit actions on segments and translations that are useless on this head.
 
     These actions are omitted:
 
-    - A segment without a row in a live split, even after moves of its rows. No search could use the segment.
+    - A segment with no row in a live split, even if its rows are followed through translations. No search could use the
+      segment.
     - An action on an index that was dropped or redefined since the plan. The work on other indexes is kept.
     - A translation, if the head has no indexes.
-    - The removal of a translation, if it was already removed or a segment added since the plan needs it.
+    - The removal of a translation that was already removed, or that is needed by a segment added since the plan.
 
     Raises `CommitConflict` if no action is left.
     """
@@ -273,7 +292,7 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
 
 def without_worthless(actions: tuple[Action, ...], head: Snapshot) -> tuple[Action, ...]:
-    """Return the actions, plus the removal of each translation of the head that the actions make useless.
+    """Return the actions, and add the removal of each translation of the head that the actions make useless.
 
     Without these removals, an index that is never caught up would accumulate translations with every compaction.
     """
@@ -296,7 +315,7 @@ def without_worthless(actions: tuple[Action, ...], head: Snapshot) -> tuple[Acti
 
 
 def _without_dropped(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> list[Action]:
-    """Return the actions without the actions on indexes that changed since the plan.
+    """Return the actions, but omit actions on indexes that changed since the plan.
 
     The omitted actions are new segments of a changed index, and removals of segments that were removed together with
     their index.
@@ -420,7 +439,7 @@ def _fields(schema: pa.Schema, columns: Sequence[str]) -> list[pa.Field]:
     return [schema.field(name) for name in columns if name in schema.names]
 
 
-# All other settings may change while a writer works, for example the settings of maintenance and indexes, the landing
+# All other settings may change while a writer works. Examples are the settings of maintenance and indexes, the landing
 # location and the description.
 _RELIED_ON: Mapping[str, Callable[[Snapshot], object]] = {
     "table id": lambda snapshot: snapshot.metadata.id,
@@ -556,7 +575,7 @@ class Plan:
 
 
 def validated(actions: Sequence[Action]) -> tuple[Action, ...]:
-    """Return the actions as readers will see them. To check them, the function encodes and decodes the actions.
+    """Return the actions as readers will see them. To check the actions, the function encodes and decodes them.
 
     Raises `InvalidInput` for actions that no head could accept. Such actions cannot be encoded or decoded, contradict
     each other, or are reserved for the log.

@@ -1,9 +1,9 @@
-"""Coverage of index segments: the rows that a segment numbers, and the splits to which translations lead.
+"""Coverage of index segments: the rows that a segment covers, and the splits to which translations lead.
 
-A segment numbers the rows of one split, or the rows of several splits in sequence (decision 0019). A compaction moves
-rows to other splits. It records the moves in a translation, so that the segment stays usable (decision 0019). For
-example, a segment covers split A, and a translation moves the rows of A to split B. Then the segment covers these rows
-in B.
+A segment gives numbers to the rows of one split, or to the rows of several splits in sequence (decision 0019). A
+compaction moves rows to other splits. The compaction stores the moves in a translation, so that the segment stays
+usable (decision 0019). For example, a segment covers split A, and a translation moves the rows of A to split B. Then
+the segment covers these rows in B.
 
 The functions of this module use only the metadata in the log. They read no rows.
 """
@@ -19,7 +19,8 @@ from storage_core.log.actions import IndexSegment, Translation
 GONE = "gone"
 """The suffix of a name in `covers` that is not the name of a split.
 
-A name with this suffix stands for rows of a merged segment that were already deleted when the segment was written.
+A name with this suffix represents rows of a merged segment. These rows were already deleted when the segment was
+written.
 """
 
 
@@ -73,19 +74,19 @@ def is_over_one_split(segment: IndexSegment) -> bool:
 
 
 def rows_file(member: int | None = None) -> str:
-    """Return the name of the file that contains the row numbers of a part of a split, as a portable Roaring bitmap."""
+    """Return the name of the file with the row numbers of a part of a split. The file is a portable Roaring bitmap."""
     return "rows.bin" if member is None else f"rows-{member}.bin"
 
 
 OUTLIVED_MOVES = 2
-"""The maximum number of moves of the rows during a catch-up.
+"""The maximum number of compactions that may move the same rows during a catch-up.
 
-If the rows are moved more often than this, the work of the catch-up is no longer usable (decision 0019).
+If more compactions move the rows, the work of the catch-up is no longer usable (decision 0019).
 """
 
 
 def by_input(translations: Iterable[Translation]) -> Mapping[str, Sequence[Translation]]:
-    """Return, for the path of each split, the translations that have the split as an input.
+    """Return a map from the path of each split to the translations that have the split as an input.
 
     A split that a restore brought back may have several translations.
     """
@@ -150,7 +151,7 @@ def worthless(
     translations: Collection[Translation],
     segments: Iterable[IndexSegment],
 ) -> frozenset[str]:
-    """Return, by path, the useless translations among the translations that led to the splits in `removed`.
+    """Return the paths of useless translations. Only translations that led to the splits in `removed` are considered.
 
     A translation is useless if both conditions hold:
 
@@ -184,5 +185,8 @@ def reaches(
     live: Collection[str] | Mapping[str, object],
     moved: Mapping[str, Sequence[Translation]],
 ) -> bool:
-    """Return whether a live split contains a row that the segment covers. The row may have moved since."""
+    """Return whether a live split contains a row that the segment covers.
+
+    The row may have moved since the segment was written.
+    """
     return leads_to(segment.covers, live, moved)[0]

@@ -48,7 +48,7 @@ Unit = Literal["files", "generations", "splits", "versions", "rows", "bytes"]
 
 - `files`: landed files that were ingested.
 - `generations`: generations that were merged.
-- `splits`: the number by which the table's splits decreased.
+- `splits`: the decrease of the table's number of splits.
 - `versions`: versions that a reader no longer replays when it opens the table.
 - `rows`: rows that an index now covers.
 - `bytes`: bytes that were freed.
@@ -92,7 +92,9 @@ class TaskResult(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Metrics:
-    """The input and output of a run in rows, bytes and splits, and the number of late rows per way of handling.
+    """The input and output of a run in rows, bytes and splits.
+
+    Late rows are counted as accepted, quarantined or dropped.
 
     `rows_rejected` is the number of rejected rows that no earlier commit has counted. New fields of landed files are
     counted in four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new
@@ -137,7 +139,7 @@ class Metrics:
         )
 
     def __add__(self, other: Metrics) -> Metrics:
-        """Return the sum of both."""
+        """Return the sum of both metrics."""
         return Metrics(**{each.name: getattr(self, each.name) + getattr(other, each.name) for each in fields(self)})
 
     def as_mapping(self) -> dict[str, int]:
@@ -176,7 +178,7 @@ class Prediction:
 
 
 def size_as_rows(snapshot: Snapshot, rows: int) -> int | None:
-    """Return the estimated size of this number of rows in splits, in bytes. None if the table is empty.
+    """Return the estimated number of bytes that this number of rows needs in splits. Return None if the table is empty.
 
     The estimate uses the average size of the table's rows.
     """
@@ -302,7 +304,7 @@ class Failed:
         return error_of(self.kind, self.message)
 
     def to_object(self) -> dict[str, Any]:
-        """Return the JSON object from which `from_object` makes an equal record."""
+        """Return the JSON object that `from_object` converts to an equal record."""
         return asdict(self)
 
     @staticmethod
@@ -365,7 +367,7 @@ class Inputs(Protocol):
 
     @property
     def clock(self) -> Clock:
-        """The clock that determines whether a run is due."""
+        """The clock that determines whether a run is needed."""
         ...
 
 
@@ -514,7 +516,7 @@ class Executor(Protocol):
         ...
 
     def is_needed_for(self, input_bytes: float, items: int) -> bool:
-        """Return whether items that read this many bytes are executed outside this process."""
+        """Return whether items are executed outside this process if they read this number of bytes."""
         ...
 
     def map(self, execute: Task, items: Sequence[Item], *, input_bytes: float = math.inf) -> list[Answer]:
@@ -718,7 +720,10 @@ class JobRun(Generic[Options]):
                 found, plans = plan(self.before), plans + 1
 
     def _has_newer_version(self) -> bool:
-        """Set `before` to the newest snapshot. Return whether a new plan may differ. Costs as much as `log.refresh`."""
+        """Set `before` to the newest snapshot.
+
+        Return whether a new plan may differ. The cost is the cost of `log.refresh`.
+        """
         planned = self.before.version
         self.look_again()
         return self.before.version > planned
@@ -839,7 +844,7 @@ class JobRun(Generic[Options]):
         return self._head or self.before
 
     def look_again(self) -> None:
-        """Set `before` to the newest snapshot, for the next commit. Costs as much as `log.refresh`."""
+        """Set `before` to the newest snapshot, for the next commit. The cost is the cost of `log.refresh`."""
         self.before, self._head = self.log.refresh(self.head), None
 
     def map_groups(

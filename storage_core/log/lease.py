@@ -98,7 +98,8 @@ def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredL
 def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: StoredLease) -> StoredLease:
     """Replace the lease `before` with `wanted` exactly once, even if replies are lost.
 
-    If the reply to an earlier write of the same acquisition was lost, the lease of that write also counts as `before`.
+    The reply to an earlier write of the same acquisition may be lost. The lease of that write then also counts as
+    `before`.
 
     Raises:
         CasLost: Another process replaced the lease first.
@@ -129,8 +130,8 @@ def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: St
                 assert_never(unreachable)
         try:
             found = read_lease(store, before.key)
-            # The object must be durable before it counts as ours: a read may return an object that a power failure can
-            # destroy.
+            # The object must be durable before it counts as ours. Otherwise a power failure could destroy an object
+            # that a read has returned.
             store.make_durable(before.key)
         except Unavailable as error:
             reason = f"{reason}, then {error}"
@@ -149,7 +150,8 @@ TTL_MS = 300_000
 BEYOND_LOST = 1_000_000
 """If the lease object is lost, the next token is the recorded token plus this number.
 
-Between two commits for a resource, fewer leases are acquired than this number. So no two holders get the same token.
+Fewer leases than this number are acquired between two commits for a resource. Two holders therefore never get the same
+token.
 """
 
 
@@ -159,7 +161,7 @@ IsDead = Callable[[str], bool]
 
 
 class Lease:
-    """A resource that this process holds or held. Another process may have taken it over.
+    """A resource that this process holds or held. Another process may have taken the resource over.
 
     One thread may work under the lease while another thread renews the lease. A token is valid for one commit, and
     `advance` takes the next token. After a fork(), the child process does not hold the lease. In the child process,
@@ -197,7 +199,7 @@ class Lease:
         return TokenUnused(self.resource, self.token)
 
     def renew(self) -> None:
-        """Hold the resource for another five minutes. One PUT. After a lost reply, one more GET.
+        """Hold the resource for another five minutes. One PUT. A lost reply costs one more GET.
 
         An expired lease can also be renewed, unless another process took it over.
 
@@ -221,7 +223,7 @@ class Lease:
             self._replace(self._clock.now_ms() + TTL_MS, following)
 
     def require_held(self) -> None:
-        """Raise `Fenced` if another process took the resource over. One GET. Call it before the commit.
+        """Raise `Fenced` if another process took the resource over. One GET. Call this method before the commit.
 
         The result does not depend on clocks. Raises `Unavailable` if the store cannot be read.
         """
@@ -286,7 +288,7 @@ class Lease:
 
 
 def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_dead: IsDead | None = None) -> Lease:
-    """Acquire the resource for five minutes, under a token higher than all earlier tokens. One GET and one PUT.
+    """Acquire the resource for five minutes, with a token that is higher than all earlier tokens. One GET and one PUT.
 
     A lease is taken over if it has expired by this machine's clock, or if `is_dead` returns True for its holder. If a
     lease expires more than five minutes from now, one of the clocks is wrong. The function then checks the age of the
@@ -319,8 +321,8 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
 def break_lease(log: TransactionLog, resource: str, holder: str) -> int:
     """Take the resource from its holder, record the new token in the log, release the lease, and return the token.
 
-    It does not matter whether the holder still runs. After the return, no commit under an earlier token can take
-    effect, even if its holder checked the lease just before. The function also repairs an object that is not a valid
+    It does not matter whether the holder still runs. After the return, no commit with an earlier token can take effect.
+    This is true even if its holder has just checked the lease. The function also repairs an object that is not a valid
     lease. Raises `NotFound` if no lease has this name.
 
     Cost:

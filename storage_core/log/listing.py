@@ -114,7 +114,7 @@ _logger = logging.getLogger(__name__)
 
 
 def read_hint(store: ObjectStore) -> Checkpointed | None:
-    """Return the checkpoint to which the hint points, or None without a usable hint. One GET."""
+    """Return the checkpoint in the hint, or None if there is no usable hint. One GET."""
     try:
         return _checkpointed(store.get(last_checkpoint_key()).data)
     except NotFound:
@@ -122,10 +122,10 @@ def read_hint(store: ObjectStore) -> Checkpointed | None:
 
 
 def advance_hint(store: ObjectStore, hint: CheckpointHint, nonce: Callable[[], str]) -> bool:
-    """Point the hint at a newer state. Return True if this call moved the hint.
+    """Update the hint to a newer state. Return True if this call changed the hint.
 
-    A newer or equal hint is not changed, unless its state does not exist. If other processes win every
-    attempt, that is not an error, because their hint is usable. Without any hint, opening the table only takes longer.
+    A newer or equal hint is not changed, unless its state does not exist. It is not an error if other processes win
+    every attempt, because their hint is usable. Without any hint, opening the table only takes longer.
 
     Cost:
         One GET and one PUT if no other process changes the hint meanwhile.
@@ -153,10 +153,10 @@ def _checkpointed(data: bytes) -> Checkpointed | None:
 
 
 SPAN = 1_000
-"""This number of versions have keys that differ only in the last three digits. Such versions count as near each
+"""The number of versions whose keys differ only in the last three digits. Such versions count as near each
 other."""
 CLOSE = 100
-"""A state counts as close if it is at most this number of versions older.
+"""The maximum age of a close state, in versions.
 
 For a close state, a search for a newer JSON checkpoint would cost more than it saves.
 """
@@ -229,8 +229,9 @@ def has_log(store: ObjectStore) -> bool:
 
 
 def list_near(store: ObjectStore, at: int) -> LogListing:
-    """Return the checkpoints up to `at` in the thousand versions that contain `at`. If there are none, use the thousand
-    before.
+    """Return the checkpoints up to `at` in the thousand versions that contain `at`.
+
+    If there are none, use the previous thousand versions.
 
     Keys are listed by prefixes of digits, because a store need not list in order.
 
@@ -299,7 +300,9 @@ def _checkpoints_near(store: ObjectStore, at: int, kind: KeyKind) -> tuple[list[
 
 
 def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
-    """Return the last page of version files, including other keys that sort between them, and its first version.
+    """Return the last page of version files, and the first version of the page.
+
+    The page includes other keys that sort between the files.
 
     The function finds the page by an exponential search, then by a binary search, and lists one page per step. If the
     page has keys, it becomes the lower end of the search. If the page is empty, it becomes the upper end.
@@ -323,7 +326,9 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
 
 
 def _page(store: ObjectStore, after: str | None) -> list[ParsedKey]:
-    """Return up to 1,000 keys of version files, and of objects that sort among them, after a key.
+    """Return up to 1,000 keys after a key.
+
+    They are keys of version files, and of objects that sort between these files.
 
     If the result has fewer than 1,000 keys, no later key exists.
     """
@@ -356,7 +361,7 @@ def _probed_beyond(store: ObjectStore, version: int) -> int:
 
 
 def _probed_state(store: ObjectStore, at: int) -> LogListing | None:
-    """Return a listing of the newest state on a local disk that is close below `at`, or None."""
+    """Return a listing with the newest close state up to `at` on a local disk, or None if there is none."""
     if _is_there(store, version_key(at)):
         for version in range(at, max(at - CLOSE, 0), -1):
             if _is_there(store, state_key(version)):
@@ -373,8 +378,8 @@ def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     If `is_new` is True, the location also must not have splits. Such splits belong to a table with a lost log. The log
     of a new table would hide the loss.
 
-    The error names the other table. If this process may not list a parent folder, the folder counts as a folder without
-    a table. The same applies to a table that is being created at this moment.
+    The error contains the other table. If this process may not list a parent folder, the folder counts as a folder
+    without a table. The same applies to a table that is being created at this moment.
 
     Cost:
         One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16

@@ -48,7 +48,7 @@ class Part:
         self.info = info
         self._read = read
         self._typed_bounds = typed_bounds
-        # Plain attributes, because before Python 3.12 a `cached_property` has one lock for all instances.
+        # These are plain attributes, because before Python 3.12 a `cached_property` has one lock for all instances.
         self._table: pa.Table | None = None
         self._rows: Mapping[str, int] | None = None
 
@@ -156,7 +156,10 @@ class ListedFiles:
             yield without_paths(part.table, hidden)
 
     def find(self, path: str) -> pa.Table | None:
-        """Return the live entry of this path as a table with one row, or None. Reads the parts that may contain it."""
+        """Return the live entry of this path as a table with one row, or None.
+
+        Reads the parts that may contain the path.
+        """
         if path in self.tombstones:
             return None
         found = self.part_of(path)
@@ -177,7 +180,7 @@ class ListedFiles:
             yield rows_at(part.table, np.array(rows, np.int64))
 
     def part_of(self, path: str) -> Part | None:
-        """Return the part that lists the path, dead or live, or None."""
+        """Return the part that contains the path, or None. The entry of the path may be dead."""
         wanted = [part for part in self._parts() if part.may_hold(path)]
         return next((part for part in self._read(wanted) if path in part.rows), None)
 
@@ -193,8 +196,7 @@ class ListedFiles:
         except (Corrupt, NotFound) as error:
             if self.recover is None or self._recovered:
                 raise
-            # The whole list is replaced, not only this part, because the other source divides the entries into
-            # different parts.
+            # The whole list is replaced, not only this part. The other source divides the entries into different parts.
             table = self.recover(error)
             self._recovered.append(Part.of(_unknown(table), table))
             return list(self._recovered)
@@ -304,7 +306,7 @@ class LiveFiles(Mapping[str, Add]):
         return _times_of(self._entry(path))[0]
 
     def among(self, paths: Collection[str]) -> dict[str, Add]:
-        """Return the live splits with one of these paths, by path. Only these splits become records."""
+        """Return the live splits with one of these paths, by path. Only these splits are loaded as Python objects."""
         found = {path: self.added[path].add for path in paths if path in self.added}
         rest = [path for path in paths if path not in found and path not in self.removed]
         if self._records is not None:
@@ -377,7 +379,10 @@ class LiveFiles(Mapping[str, Add]):
         return sum(add.deleted_rows.cardinality for add in self.marked() if add.deleted_rows is not None)
 
     def marked(self) -> list[Add]:
-        """Return the live splits with a deletion vector, even an empty one. Only these splits become records."""
+        """Return the live splits with a deletion vector, even an empty one.
+
+        Only these splits are loaded as Python objects.
+        """
         tables = (table.filter(table.column("deletionVector").is_valid()) for table in self.tables())
         return [add for table in tables for add in adds_of(table)]
 
@@ -432,18 +437,18 @@ class FilesBuilder:
     """A builder that applies additions and removals in order. `build` returns the live splits."""
 
     def __init__(self, base: LiveFiles | None) -> None:
-        """Start from `base`, which is not changed."""
+        """Start from `base`. The builder does not change `base`."""
         self._listed = base.listed if base is not None else None
         self._removed: set[str] = set(base.removed) if base is not None else set()
         self._added: dict[str, Added] = dict(base.added) if base is not None else {}
         self._certain = base.certain if base is not None else True
 
     def add(self, add: Add, version: int, timestamp_ms: int) -> None:
-        """Make the split live. It replaces a live split with the same path."""
+        """Make the split live. The split replaces a live split with the same path."""
         self._added[add.path] = Added(add, version, timestamp_ms)
 
     def remove(self, path: str) -> None:
-        """Remove the split. Does nothing if it was not live."""
+        """Remove the split. Does nothing if the split was not live."""
         added = self._added.pop(path, None)
         if self._listed is None:
             return

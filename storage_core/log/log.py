@@ -70,7 +70,7 @@ _logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class TransactionLog:
-    """The reader and writer of the log under `store`.
+    """The reader and writer of the log in `store`.
 
     An instance has no state of its own, so any number of instances may work on one table. The returned snapshots read
     their manifests through `cached`.
@@ -396,7 +396,7 @@ def drop_expired(log: TransactionLog, *, now_ms: int) -> list[str]:
 
 
 def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag | None) -> None:
-    """Replace the tag of this name with `after`. The tag must equal `before`. None stands for a missing tag.
+    """Replace the tag of this name with `after`. The tag must equal `before`. None means a missing tag.
 
     Nothing is written if `after` is already stored. The cost is one GET and one PUT if no other process changes the
     tags meanwhile.

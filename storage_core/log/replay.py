@@ -104,9 +104,9 @@ def open_timestamp(store: ObjectStore, timestamp_ms: int, cached: CachedPieces =
 
     Raises `NotFound` if all retained versions are newer.
 
-    Commit times always increase, and retained version files have no gap. So the version is found by binary search from
-    the head, with two GETs per doubling of the distance. No listing is used, because a listing with a missing page
-    would hide versions (lesson 49).
+    Commit times always increase, and retained version files have no gap. The version is therefore found by a binary
+    search from the head. The search costs two GETs each time the distance doubles. No listing is used, because a
+    listing with a missing page would hide versions (lesson 49).
     """
     head = open_head(store, cached)
     if head.timestamp <= timestamp_ms:
@@ -160,7 +160,7 @@ def _gap(store: ObjectStore, missing: int, newest: int) -> Corrupt:
 
 
 def _hinted(store: ObjectStore, at: int, load: _Load) -> Snapshot | None:
-    """Load the checkpoint of the hint. Return None if it is not usable.
+    """Load the checkpoint of the hint. Return None if the checkpoint is not usable.
 
     A checkpoint is usable if it exists, is intact, is not after `at`, and was derived from version files.
     """
@@ -197,14 +197,14 @@ def based_on_newest_state(store: ObjectStore, snapshot: Snapshot) -> Snapshot:
 
 
 def _without_state(snapshot: Snapshot) -> Snapshot:
-    """Return the same splits and transactions without a base. A new state then shares no objects."""
+    """Return the same splits and transactions without a base checkpoint. A new state then shares no objects."""
     every = [(add, snapshot.splits.added_at(path)) for path, add in snapshot.splits.items()]
     splits = LiveFiles(added={add.path: Added(add, *at) for add, at in every})
     return replace(snapshot, splits=splits, txns=Transactions(recent=snapshot.txns.every()))
 
 
 def _loading(store: ObjectStore, cached: CachedPieces = NOT_CACHED) -> _Load:
-    """Return the loader of checkpoints for one open. It remembers the older metadata that it has read."""
+    """Return the loader of checkpoints for one open. The loader remembers the older metadata that it has read."""
 
     @cache
     def search() -> MetadataSearch:
@@ -242,7 +242,7 @@ _Seen = TypeVar("_Seen")
 
 
 def recovery(store: ObjectStore, version: int) -> Recovery:
-    """Return a fallback that provides the content of unreadable objects of the state of `version` from elsewhere.
+    """Return a fallback for the state of `version`. It provides the content of unreadable objects from another source.
 
     The fallback first tries a JSON checkpoint of the same version. Older checkpoints help only while all version files
     after them exist.

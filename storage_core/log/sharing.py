@@ -56,8 +56,7 @@ from storage_core.store.s3_location import parse_s3_uri
 SOURCE = "tidemark.cloneOf"
 """The setting of a shallow clone.
 
-Its value contains the source table, the cloned version of the source, and the tag that keeps this version in the
-source.
+Its value contains the source table, the cloned version, and the tag that keeps this version in the source.
 """
 
 MOST_CLONES = 16
@@ -203,9 +202,8 @@ def _is_shared(key: str) -> bool:
 def require_same_service(table: str, source: str) -> None:
     """Raise `InvalidInput` if a table on S3 refers its readers to an unknown S3 service.
 
-    Three services are allowed: Amazon S3, the service in the environment, and the service of the table itself.
-    Requests are signed. So a person who can write to a table must not be able to redirect the requests to another
-    service.
+    Three services are allowed: Amazon S3, the service in the environment, and the service of the table itself. Requests
+    are signed. A person who can write to a table can therefore not redirect the requests to another service.
     """
     if scheme_of(source) != "s3":
         return
@@ -222,7 +220,9 @@ def require_same_service(table: str, source: str) -> None:
 
 
 def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
-    """Return the store of the table at `uri`, like `open_store`. It includes the objects of a shallow clone's source.
+    """Return the store of the table at `uri`, like `open_store`.
+
+    The store includes the objects of a shallow clone's source.
 
     Args:
         clones: The number of shallow clones in the chain that leads to this table. If it exceeds `MOST_CLONES`,
@@ -244,7 +244,7 @@ _OF_SETTINGS: Final = {
     # Without this feature, files ingested under other windows are ingested again.
     FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,
     SOURCE: SHARED_FEATURE,  # Without this feature, readers miss the splits of the source.
-    # Without this feature, readers miss the rows of regions that no spec lists.
+    # Without this feature, readers miss the rows of regions that no spec contains.
     HAND_REGIONS_KEY: HAND_REGIONS_FEATURE,
     # Without this feature, writers store no partition of a split, and merge splits of different partitions.
     PARTITION_BY_KEY: PARTITIONS_FEATURE,
@@ -270,7 +270,10 @@ def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol 
 
 
 def with_features(actions: tuple[Action, ...], protocol: Protocol) -> tuple[Action, ...]:
-    """Return the actions. If they need features that the table's protocol lacks, an upgraded protocol comes first."""
+    """Return the actions.
+
+    If these actions need features that the table's protocol lacks, an upgraded protocol comes first.
+    """
     needed = _needed(actions)
     upgraded = replace(
         protocol,

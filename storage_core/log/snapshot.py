@@ -74,7 +74,7 @@ class Snapshot:
 
     @property
     def checkpoint_version(self) -> int | None:
-        """The version of the snapshot's checkpoint, None without a checkpoint."""
+        """The version of the snapshot's checkpoint, or None if there is no checkpoint."""
         return None if self.checkpoint is None else self.checkpoint.version
 
     @property
@@ -138,7 +138,7 @@ class SnapshotBuilder:
     """A builder that replays versions in order. `build` moves the state to a `Snapshot` and ends the builder."""
 
     def __init__(self, base: Snapshot | None = None) -> None:
-        """Start after `base`, which is not changed. A `base` of None is the table before version 0."""
+        """Start after `base`. The builder does not change `base`. A `base` of None is the table before version 0."""
         self.version = base.version if base else -1
         self._timestamp = base.timestamp if base else 0
         self._protocol = base.protocol if base else None

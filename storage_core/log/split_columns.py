@@ -1,7 +1,7 @@
 """Live splits as columns: one Arrow row per split, with the names and types of the file entries in the Avro state.
 
-Each table has the schema `FILES_SCHEMA`, whether its rows come from manifests or from actions. Code that checks every
-split works on these columns, for example data skipping. Only selected rows become `Add` records.
+Each table has the schema `FILES_SCHEMA`. Its rows may come from manifests or from actions. Code that checks every split
+works on these columns. An example is data skipping. Only selected rows become `Add` records.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def table_of(adds: Sequence[Add], added_at: Sequence[tuple[int, int]] | None = N
 
 
 def adds_of(files: pa.Table) -> tuple[Add, ...]:
-    """Return the actions of the rows, in row order. The inverse of `table_of`, except for `added_at`.
+    """Return the actions of the rows, in row order. This is the inverse of `table_of`, except for `added_at`.
 
     A missing column counts as null. If the table comes from bytes of another writer, the caller must check that the
     paths are safe.

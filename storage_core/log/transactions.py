@@ -1,4 +1,4 @@
-"""The transactions of a snapshot, and the other progress that a log records.
+"""The transactions of a snapshot, and other progress in a log.
 
 Transactions make work exactly-once. A table has one transaction per landed file and per finished writer. So opening a
 table must not read all transactions (decision 0002). `ListedTransactions` contains the transactions of a state. They
@@ -151,7 +151,7 @@ ANY_KIND = "*"
 PARALLEL_READS = 2
 
 Recorded = Mapping[str, Txn | None]
-"""Transactions by appId. A value of None stands for a pruned transaction."""
+"""Transactions by appId. A value of None means that the transaction was pruned."""
 
 RecoverTransactions = Callable[[Exception], Recorded]
 
@@ -188,7 +188,8 @@ class Subjects:
         low, high = (each.partition(":")[2] for each in (least, most))
         if bisect_left(self._ordered, low) < bisect_right(self._ordered, high):
             return True
-        # Transactions about a subject below `low` can be above `low` only if `low` begins with the subject.
+        # A subject may sort before `low` while its transactions sort after `low`. This is possible only if `low` begins
+        # with the subject.
         return any(low[:length] in self._subjects for length in range(len(low)))
 
 
@@ -261,7 +262,7 @@ class ListedTransactions:
         return sum(part.info.num_entries for part in self.parts)
 
     def find(self, app_id: str) -> Txn | None:
-        """Return a transaction, or None if it is not recorded. Reads the parts that may contain it."""
+        """Return a transaction, or None if it is not recorded. Reads the parts that may contain the transaction."""
         for recorded in reversed(self._read(part for part in self.parts if part.may_hold(app_id))):
             if app_id in recorded:
                 return recorded[app_id]

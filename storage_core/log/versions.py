@@ -62,7 +62,7 @@ def advance(
 def versions_after(store: ObjectStore, version: int) -> Iterator[tuple[int, list[Action]]]:
     """Yield the versions after this one with their actions. Stop at the first missing version.
 
-    The function sends the GETs of `advance`, but only as the caller takes the versions. Raises `Corrupt`.
+    The function sends the GETs of `advance`, but only when the caller takes further versions. Raises `Corrupt`.
     """
     for number, data in _following(store, version, None, None):
         yield number, decode_numbered(data, number)

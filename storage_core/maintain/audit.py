@@ -4,8 +4,9 @@ The audit checks each live split and each merge. A merge is a group of input spl
 output splits. One commit of a compaction can contain several merges. Each output stores the id of its merge
 (`Lineage`). `compactions` reads the retained commits, newest first, and the state before each commit.
 
-The log part of a merge can always be checked. The rows can be compared as long as the input files exist. If the
-collector has deleted an input, the result of the check is "not checkable". This result is not valid and not broken.
+The entries of a merge in the log can always be checked. The rows can be compared as long as the input files exist. If
+the collector has deleted an input, the result of the check is "not checkable". This result means neither valid nor
+broken.
 
 The audit is planned in this process. The work items run in this process or in Spark tasks. Work items and answers are
 therefore JSON. Memory: the snapshot, the actions of the retained compactions, and one split per task.
@@ -79,8 +80,8 @@ class Selection:
 
     - `holds`: selects windows by their start.
     - `since`: only splits and compactions that were added after this version.
-    - `commits`: only this many of the newest compactions, and the live splits of these compactions.
-    - `last_run`: only the compactions of the newest job run with compactions.
+    - `commits`: only this number of the newest compactions, and the live splits of these compactions.
+    - `last_run`: only the compactions of the newest job run that has compactions.
     """
 
     holds: Callable[[int | None], bool] = everything
@@ -117,10 +118,11 @@ class Compaction:
 
 @dataclass(frozen=True, slots=True)
 class RetainedCompactions:
-    """The compactions from `live` down the log, newest first.
+    """The retained compactions up to a snapshot, newest first. `live` contains the live splits of the snapshot.
 
-    `events` contains for each path the versions that added (True) or removed (False) it, newest first. `base` contains
-    the live splits right before the oldest compaction. `base` is None if the log does not reach back to this time.
+    For each path, `events` contains the versions that added (True) or removed (False) the path, newest first. `base`
+    contains the live splits right before the oldest compaction. `base` is None if the log does not reach back to this
+    time.
     """
 
     compactions: Sequence[Compaction]
@@ -129,7 +131,7 @@ class RetainedCompactions:
     base: LiveFiles | None
 
     def outlived(self, path: str, compaction: Compaction) -> bool:
-        """Return whether a split that the compaction did not remove was live after the compaction.
+        """Return whether a split was live after the compaction. The compaction itself did not remove the split.
 
         The last event up to the compaction decides, because a split can be removed, restored and removed again.
         """
@@ -166,7 +168,10 @@ def compactions(store: ObjectStore, snapshot: Snapshot, which: Selection) -> Ret
 
 
 class _Walk:
-    """A walk down the log. The walk stores the missing inputs and metadata of the compactions."""
+    """A walk through the log, from newer to older versions.
+
+    The walk stores the missing inputs and metadata of the compactions.
+    """
 
     def __init__(self, which: Selection) -> None:
         self.found: list[Compaction] = []
@@ -319,7 +324,8 @@ def merges_of(
     for compaction in retained.compactions:
         for part in _merges_of(compaction, said, which):
             if isinstance(part, RetainedMerge):
-                # Outputs may also name splits that an earlier merge removed completely (decision 0014).
+                # The lineage of an output may also contain splits that an earlier merge removed completely (decision
+                # 0014).
                 kept = tuple(path for path in part.still_live if retained.outlived(path, compaction))
                 yield replace(part, still_live=kept)
             else:
@@ -331,9 +337,9 @@ def _merges_of(
 ) -> Iterator[RetainedMerge | Unchecked]:
     """Yield the merges of one compaction.
 
-    If no output names a removed split, the merge left no row of the split. Such splits form one merge for each scope
-    and window. Two merges of the same scope and window cannot be distinguished, so the faults are reported together. If
-    the footer of an output is unreadable, these merges are not reported.
+    If a removed split is in the lineage of no output, the merge kept no row of the split. Such splits form one merge
+    for each scope and window. Two merges of the same scope and window cannot be distinguished, so the faults are
+    reported together. If the footer of an output is unreadable, these merges are not reported.
     """
     groups: dict[str | None, list[Add]] = {}
     replaces: dict[str | None, set[str]] = {}
@@ -397,7 +403,7 @@ def _window_of(compaction: Compaction, path: str) -> int | None:
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return the faults of a merge, and the reason if its rows could not be compared.
 
-    The check compares the visible rows of the inputs before the version with the visible rows of the outputs after the
+    The check compares visible rows: the rows of the inputs before the version, and the rows of the outputs after the
     version.
 
     Cost:
@@ -503,7 +509,10 @@ class _Outputs:
 
 
 def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
-    """Return whether the outputs form one sorted run in some order. `every` has the first and last row of each."""
+    """Return whether the outputs form one sorted run in some order.
+
+    `every` contains the first and the last row of each output.
+    """
     schema = pa.schema({field.name: field for ends in every for field in ends.schema}.values())
     ends = [conform_split(each, schema) for each in every]
     keys = order.present(schema.names)
@@ -517,7 +526,8 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
 MOST_ITEMS: Final = 1_000
 """The largest number of tasks of one kind.
 
-If there are more splits or merges, one task checks several, because a task costs about as much as a small split.
+If there are more splits or merges, one task checks several of them. A task costs about as much as the check of a small
+split.
 """
 
 _REWRITE: Final = (
@@ -573,7 +583,7 @@ Each = TypeVar("Each")
 class Violation:
     """One broken invariant.
 
-    `version` is the version of the merge that broke it. `version` is None for a live split.
+    `version` is the version of the merge that broke the invariant. `version` is None for a live split.
     """
 
     invariant: str
@@ -756,7 +766,7 @@ def _said_from_object(said: Mapping[str, Any]) -> Replaced | str:
 LOG = logging.getLogger(__name__)
 
 MOST_REPORTED = 1_000
-"""The largest number of violations that a report lists. The report always contains the full number."""
+"""The largest number of violations that a report lists. The report always contains the full number of violations."""
 
 DRIVER_BYTES = 64 * 2**20
 """Maximum number of bytes that this process reads itself. Up to this number, a start of Spark would take longer."""
@@ -765,9 +775,10 @@ DRIVER_BYTES = 64 * 2**20
 def run_audit(job: JobRun[Audit]) -> JobReport:
     """Audit the requested splits and compactions, and return the report.
 
-    A violation is a finding and not an error. Each split and each merge is one Spark task. If there are very many, one
-    task gets several. This process reads small amounts itself. The step takes no lease and writes nothing. Raises
-    `Unsupported` if another program maintains the log, and `InvalidInput` for a version that does not exist.
+    A violation is a finding and not an error. Each split and each merge is one Spark task. If there are very many
+    splits or merges, one task gets several of them. If the amount of data is small, this process reads the data itself.
+    The step takes no lease and writes nothing. Raises `Unsupported` if another program maintains the log, and
+    `InvalidInput` for a version that does not exist.
     """
     options = job.options
     require_ours(job.before)

@@ -72,7 +72,7 @@ class AuditedTable:
 
 
 def audit_split(store: ObjectStore, add: Add, table: AuditedTable) -> list[Fault]:
-    """Return every way in which a split breaks TW-1, TW-2 or SS-1 to SS-6.
+    """Return every violation of TW-1, TW-2 and SS-1 to SS-6 in a split.
 
     The check covers all rows of the file, including deleted rows. It uses the columns and settings in the file. If the
     file does not contain them, the check uses the columns and settings of the table.
@@ -307,7 +307,10 @@ def _bounds_of_nothing(split: OpenSplit, order: SortOrder | None) -> Iterator[Fa
 
 
 def _resorted(add: Add, written: AuditedTable) -> list[Fault]:
-    """Check a split that no merge wrote. It must have the sort schema of the table at the time of the write."""
+    """Check a split that no merge wrote.
+
+    The split must have the sort schema that the table had at the time of the write.
+    """
     try:
         expected = bind(written.config, written.schema).text
     except InvalidInput as error:

@@ -1,8 +1,9 @@
-"""`fsck`: report every damage of a table without changes (docs/architecture/transaction-log.md, "History").
+"""`fsck`: report every damage of a table and change nothing (docs/architecture/transaction-log.md, "History").
 
 `log_check` checks the log, and `regions` checks the regions. This module checks the size of the live objects. If `deep`
-is set, it checks their content. This module also checks the collector's state and the quarantine, and lists unneeded
-objects and foreign keys. Objects that a shallow clone shares with its source count as objects of the clone.
+is set, the module also checks the content of these objects. This module also checks the collector's state and the
+quarantine, and lists unneeded objects and foreign keys. Objects that a shallow clone shares with its source count as
+objects of the clone.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ _FINDINGS: Mapping[KeyKind, tuple[Kind, Kind, Kind]] = {
 
 _logger = logging.getLogger(__name__)
 
-# For these kinds of objects, the check is a read. Each entry has the finding for a failed read, the expected content
+# These kinds of objects are checked by reading them. Each entry has the finding for a failed read, the expected content
 # and the reader.
 _READERS: Mapping[KeyKind, tuple[Kind, str, Callable[[ObjectStore, str], object]]] = {
     KeyKind.GC_CANDIDATES: (
@@ -92,7 +93,7 @@ def with_shared(store: ObjectStore, listing: Listing, keys: Iterable[str]) -> Li
 def check_files(store: ObjectStore, listing: Listing, snapshot: Snapshot, *, deep: bool) -> Iterator[Finding]:
     """Yield the damage of live splits, their deletion vectors, segments and translations.
 
-    Makes no request. If `deep`, one GET for each object, with one object in memory at a time.
+    Makes no request. With `deep`, the check makes one GET for each object. One object is in memory at a time.
     """
     for file in files_of(snapshot):
         for each in references_of(file):
@@ -119,7 +120,7 @@ def check_older_splits(store: ObjectStore, listing: Listing, older: Iterable[Add
 def _object(of: Reference, file: File, listing: Listing, content: Iterable[Finding]) -> Iterator[Finding]:
     """Yield the damage of one object: the object is missing, has another size, or has wrong content.
 
-    The content is read only if needed.
+    The content is read only if this is necessary.
     """
     missing, resized, damaged = _FINDINGS[of.kind]
     info = listing.objects.get(of.key)
@@ -245,7 +246,7 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     The check cannot detect some damage:
 
     - A hint, plan, boundary or lock has a valid but wrong content.
-    - A missing object is not needed by any other object.
+    - An object is missing, but no other object needs it.
     - The newest version or WAL entry is missing, and no later object depends on it.
 
     Raises:

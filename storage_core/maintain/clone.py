@@ -1,6 +1,7 @@
 """Clones: a new table from a version of a table, with copied or shared objects (decision 0033).
 
-A deep clone copies all objects. A shallow clone shares the objects with the source, and a tag in the source keeps them.
+A deep clone copies all objects. A shallow clone shares the objects with the source, and a tag in the source keeps these
+objects.
 """
 
 from __future__ import annotations
@@ -98,10 +99,10 @@ def clone(source: TransactionLog, snapshot: Snapshot, target: TransactionLog, *,
     """Create a table with the content of the snapshot at an empty location.
 
     A tag keeps the version in the source. For a deep clone, the tag exists during the copy. For a shallow clone, the
-    tag has no end. A single PUT of version 0 then creates the clone. Before this PUT, the clone is not a table. The
-    clone has the splits, segments, transactions and settings of the snapshot, except the setting `raw_logs`. The files
-    stay valid because the clone has the same table id. The regions of the clone start empty, and the clone gets no rows
-    from a raw log.
+    tag does not expire. A single PUT of version 0 then creates the clone. Before this PUT, the clone is not a table.
+    The clone has the splits, segments, transactions and settings of the snapshot, except the setting `raw_logs`. The
+    files stay valid because the clone has the same table id. The regions of the clone start empty, and the clone gets
+    no rows from a raw log.
 
     If the process is killed, the same call continues and reuses the copied objects. If the clone exists, the call
     changes nothing.
@@ -179,7 +180,7 @@ def _point_to(source: TransactionLog, target: TransactionLog) -> None:
 def _require_empty(target: TransactionLog) -> None:
     """Raise `InvalidInput` if one of the first 1,000 objects of the location is not an object of a table.
 
-    An interrupted clone may have copied objects of the table. The next call reuses them.
+    An interrupted clone may have copied objects of the table. The next call reuses these objects.
     """
     other = next((each.key for each in islice(target.store.list(""), PAGE_KEYS) if parse(each.key) is None), None)
     if other is not None:

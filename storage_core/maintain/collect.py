@@ -119,9 +119,9 @@ def note_candidates(
 ) -> tuple[Plan, int]:
     """Replace `plan` with a plan that has these candidates. Return the new plan and the earlier of two current times.
 
-    The two times are `now_ms` and the store's timestamp of the new plan. A first time after this timestamp comes from a
-    clock that was ahead. The first time is then reduced to the timestamp. Otherwise nothing would be deleted until the
-    store's clock reaches this time.
+    The two times are `now_ms` and the store's timestamp of the new plan. If the first time of a candidate is after this
+    timestamp, it comes from a clock that was ahead. The first time is then reduced to the timestamp. Otherwise nothing
+    would be deleted until the store's clock reaches this time.
 
     Cost:
         A PUT and a HEAD, and a second PUT if a first time is reduced. Raises the errors of `write_plan`.
@@ -169,11 +169,11 @@ def delete_objects(store: ObjectStore, keys: Sequence[str]) -> list[str | None]:
 
 
 def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
-    """Move the boundary to `first` unless it is already there or beyond. One GET and at most one PUT.
+    """Raise the boundary to `first` unless it is already at `first` or higher. One GET and at most one PUT.
 
-    The boundary never moves back. The boundary moves before the first version file below it is deleted. Only a writer
-    that was stalled for a long time creates a version below the boundary. The name of this version was used before, so
-    the commit never counts.
+    The boundary never moves back. The boundary moves before a version file below the new boundary is deleted. Only a
+    writer that was stalled for a long time creates a version below the boundary. The name of this version was used
+    before, so the commit never counts.
 
     Raises:
         CommitConflict: Another collector moved the boundary. Nothing may be deleted.
@@ -190,7 +190,8 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
     roots. An operation that keeps an object, such as a new tag, therefore writes its root first and then reads the
-    plan. If the plan does not contain the object, it is already deleted, or every later sweep sees the root.
+    plan. If the plan does not contain the object, there are two cases. The object is already deleted, or every later
+    sweep sees the root.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -202,7 +203,7 @@ def forgotten_keys(plans: Iterable[Plan]) -> frozenset[str]:
 
 
 def forgotten_chunks(plans: Iterable[Plan]) -> Mapping[str, int]:
-    """Return the number of the last chunk of each writer that these plans mark as forgotten. No request."""
+    """Return, for each writer, the number of the last chunk that these plans mark as forgotten. No request."""
     found: dict[str, int] = {}
     for key in map(parse_raw_key, forgotten_keys(plans)):
         if isinstance(key, ChunkKey):
@@ -372,11 +373,12 @@ RequireHeld = Callable[[], None]
 def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
-    If two collectors overlap, or a paused collector has lost its lease, a collector can read the name of a deleted
-    object. This is not damage. A second call of `look` distinguishes the two cases. It does not read an object that
-    only an outdated view needed. A needed object is missing again. The caller deletes nothing in both cases.
+    Two collectors may overlap, or a paused collector may have lost its lease. A collector can then read the name of a
+    deleted object. This is not damage. A second call of `look` distinguishes this case from damage. The second call
+    does not read an object that only an outdated view needed. An object that the table really needs is missing again.
+    The caller deletes nothing in either case.
 
-    `look` must be idempotent. It is called again only after an error.
+    `look` must be idempotent. The function calls `look` again only after an error.
 
     Raises:
         NotFound, Corrupt, SnapshotExpired: Two calls in a row raised the same error.
@@ -405,7 +407,7 @@ def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The requested and the configured horizon: the minimum time in ms of an unneeded object in the plan."""
+    """The requested and the configured horizon: the minimum time in ms that an unneeded object stays in the plan."""
 
     requested_ms: int
     configured_ms: int
@@ -413,7 +415,7 @@ class Horizon:
     def of(self, candidate: Candidate) -> int:
         """Return the horizon of a candidate, in ms."""
         # A requested horizon never shortens the horizon of reusable names. It does not shorten the horizon of a
-        # generation's manifest either, because only this manifest names the WAL entries of the generation.
+        # generation's manifest either. Only this manifest contains the names of the generation's WAL entries.
         numbered = _kind(candidate) in REUSED or _goes_last(candidate)
         return max(self.requested_ms, self.configured_ms) if numbered else self.requested_ms
 
@@ -444,11 +446,13 @@ def sweep(
     now_ms: int,
     require_held: RequireHeld = no_lease,
 ) -> Swept:
-    """Delete the candidates of the plan that are due, and return the outcome. A killed sweep can be run again.
+    """Delete the candidates that have been in the plan long enough, and return the outcome.
+
+    A killed sweep can be run again.
 
     First, all roots are read again. Before each batch, new versions are read. A read error or another collector stops
-    the sweep. Manifests of generations are deleted last. Only a manifest lists the remaining WAL entries, and after a
-    killed sweep, the next run needs this list. If a deletion fails, the sweep ends after the current batch.
+    the sweep. Manifests of generations are deleted last. Only a manifest contains the list of remaining WAL entries.
+    After a killed sweep, the next run needs this list. If a deletion fails, the sweep ends after the current batch.
     """
     marked = undisturbed(store, lambda: mark(store, log, now_ms=now_ms))
     due = [
@@ -498,7 +502,7 @@ def _goes_last(candidate: Candidate) -> bool:
 
 
 def has_passed(since_ms: int, needed_ms: int, now_ms: int) -> bool:
-    """Return whether this much time has passed. Zero always counts as passed, even if two clocks differ."""
+    """Return whether this time has passed. Zero always counts as passed, even if two clocks differ."""
     return needed_ms == 0 or now_ms - since_ms >= needed_ms
 
 
@@ -520,7 +524,7 @@ def _kind(candidate: Candidate) -> KeyKind | None:
 class CollectionReport:
     """The outcome of one run.
 
-    `candidates` contains all objects that were unreachable at the start, including deleted ones.
+    `candidates` contains all objects that were unreachable at the start, including deleted objects.
 
     - `unknown_keys`: objects in the table's folder that Tidemark did not write. The collector never deletes these
       objects. Inspect them.
@@ -560,11 +564,11 @@ def collect(
     dry_run: bool = False,
     require_held: RequireHeld = no_lease,
 ) -> CollectionReport:
-    """Run both passes: add unreachable objects to the plan, then delete objects that stayed in it for the horizon.
+    """Run both passes. Add unreachable objects to the plan, then delete objects that were in the plan for the horizon.
 
     The run is idempotent, and can be repeated after a kill at any point. Expired tags keep no object, and only this
-    function removes expired tags. At the end, the run removes generations from the manifests of regions if they were
-    deleted before the run.
+    function removes expired tags. At the end, the run updates the manifests of regions. It removes generations that
+    were deleted before the run.
 
     The age of an object is measured with the earlier of this machine's clock and the store's clock. A clock that is
     ahead therefore deletes nothing too early (lesson 48).
@@ -649,7 +653,7 @@ def _plan_and_sweep(
 
 
 def _reached(found: Roots, *, before_ms: int) -> dict[str, int]:
-    """Return the raw log offsets of the table at that time, or none if no region needs them."""
+    """Return the raw log offsets of the table at that time, or no offsets if no region needs them."""
     if not any(each.distributed for each in found.regions.values()):
         return {}
     recorded = found.retained.head.txns.every(OFFSETS)

@@ -4,11 +4,11 @@ The steps run in this order. A step that was already done does nothing, so an in
 
 1. Delete the rows as `delete` does. For a keyed table, also flush and merge the regions with records of these rows.
 2. In one commit, rewrite every split with the rows, remove every index segment with the rows, and record this work.
-3. Write as many new states as the table retains. Then no retained state lists the removed objects.
+3. Write new states until the table retains only new states. Then no retained state contains the removed objects.
 4. Write new quarantine entries without the rows. Mark the old entries and the chunks of raw logs for the collector.
 
 This module deletes no object, and its new objects do not describe the rows (decision 0030). A raw log that was not
-searched counts as holding rows. Tidemark never changes a landed file, so a person must remove it.
+searched counts as containing the rows. Tidemark never changes a landed file, so a person must remove the file.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class RawFound:
 
     - `holding`: chunks that contain rows.
     - `unread`: chunks that cannot be read, with the reason.
-    - `offsets`: by writer, the last chunk that the table has.
+    - `offsets`: the last chunk of each writer that is in the table.
     - `keys`: the keys of all chunks, by store.
     - `writers`: the writers of all chunks, including deleted chunks.
     - `unreachable`: stores that did not answer.
@@ -125,14 +125,14 @@ def with_named(
 
 
 def unknown_writers(snapshot: Snapshot, searched: Iterable[RawFound]) -> list[str]:
-    """Return the raw log writers with rows in the table that are not in a searched raw log. No request."""
+    """Return the raw log writers that wrote rows of the table but are not in a searched raw log. No request."""
     known = {WITH_IDS}.union(*(each.writers for each in searched))
     return sorted(log_offsets(snapshot).keys() - known)
 
 
 @dataclass(slots=True, eq=False)
 class RawSearch:
-    """Search of a raw log for chunks with the rows to forget. A chunk with a known answer is not read again."""
+    """Search of a raw log for chunks with the rows to forget. A chunk is not read again if its answer is known."""
 
     raw: RawTable
     judge: Judge
@@ -199,7 +199,9 @@ class RawSearch:
 
 
 def note_chunks(found: RawFound, *, ids: Ids, now_ms: int) -> None:
-    """Mark the chunks that hold rows, and all earlier chunks of their writers, as forgotten in every reachable store.
+    """Mark the chunks with the rows as forgotten in every reachable store.
+
+    Also mark all earlier chunks of their writers.
 
     The collector always deletes all chunks of a writer up to a number, so these chunks are deleted together. See
     `note_forgotten`.
@@ -234,7 +236,7 @@ def held_in_raw_logs(looked: Looked) -> Iterator[Held]:
 
 
 def held_in_others(uri: str, snapshot: Snapshot, searched: Sequence[RawFound]) -> Iterator[Held]:
-    """Yield the writers of the table at `uri` with raw logs that were not searched."""
+    """Yield the writers of the table at `uri` whose raw logs were not searched."""
     for writer in unknown_writers(snapshot, searched):
         why = f"rows of the table came from a raw log that was not looked through, by its writer {writer}: name it"
         yield Held(store=uri, key="", kind="raw_log", by=KeptBy.RAW_LOG, why=why)
@@ -327,7 +329,7 @@ MOST_STATES = 10
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """The parts of a version that hold rows: splits, index segments, and translations with names of partitions."""
+    """The parts of a version that contain the rows: splits, index segments, and translations with partition names."""
 
     splits: Sequence[Add]
     segments: Sequence[IndexSegment]
@@ -348,14 +350,17 @@ class Ended:
 
 @dataclass(slots=True, eq=False)
 class Rewriting:
-    """Commits that continue until no part of the newest version holds rows. `look` returns the parts that hold rows."""
+    """Makes commits until no part of the newest version contains the rows.
+
+    `look` returns the parts that contain the rows.
+    """
 
     log: TransactionLog
     look: Callable[[Snapshot], Ending]
     _written: dict[str, tuple[Add, Rewrite]] = field(default_factory=dict)
 
     def run(self, head: Snapshot, found: Found) -> Ended:
-        """Rewrite the parts of `head` or a later version that hold rows, and record this, in one commit.
+        """Rewrite the parts of `head` or a later version that contain the rows, and record this work, in one commit.
 
         A commit without rewrites is still made, to record the run. No commit is made if an earlier run is recorded and
         no object with rows has left the table since then. A missing object counts as an object with rows, because its
@@ -379,7 +384,7 @@ class Rewriting:
         return replanned(self.log, head, attempt)
 
     def _left_after(self, since: Since, head: Snapshot, found: Found) -> bool:
-        """Return whether a version after the last recorded run names objects that may hold rows.
+        """Return whether a version after the last recorded run references objects that may contain the rows.
 
         The check is needed because the last recorded run may have had another condition. Two kinds of objects count:
         splits with rows or missing splits, and merged generations of a region that holds rows or is recorded. A missing
@@ -444,7 +449,8 @@ def _may_be_of(action: Action, since: Since, found: Found) -> bool:
 def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
     """Return the context for the rewrite of each split.
 
-    The context has the order and windows of the split. If these do not fit, it has the order and windows of the table.
+    The context has the order and windows of the split. If these do not fit the table, the context has the order and
+    windows of the table.
     """
     own = context_of(head)
     scopes = [scope_of(head.table_id, add) for add in splits]
@@ -513,16 +519,17 @@ def merge_regions(log: TransactionLog, head: Snapshot, found: Found) -> Snapshot
 def are_clean_states(store: ObjectStore, head: Snapshot, found: Found, wanted: int) -> bool:
     """Return whether the newest `wanted` states exist and a report would list none of them.
 
-    A clean state belongs to the version of the last `FORGET` or a later version. It lists no tombstone and no split
-    that may have held rows. A split that was live then may be deleted now, and cannot be read.
+    A clean state belongs to the version of the last `FORGET` or a later version. It contains no tombstone, and no split
+    that may have contained the rows. A split that was live in an older state may be deleted now, and a deleted split
+    cannot be searched.
 
     Cost:
         One LIST per 1,000 objects. One GET per version file down to the `FORGET` commit, one GET per state, and one GET
         per manifest of the states.
     """
     since = Since.of(head)
-    # The version of the commit itself names the removed splits. With partitions, the folder of a split can describe
-    # rows. The first clean state is then one version later.
+    # The version file of the commit itself contains the paths of the removed splits. With partitions, the folder of a
+    # split can describe rows. The first clean state is then one version later.
     first = _forgetting_version(store, head, since) + bool(head.config.partition_by)
     forms = {each.version: each for each in list_table(store).checkpoints()}
     newest = [forms[version] for version in sorted(forms)[-wanted:]]
@@ -555,7 +562,7 @@ class Forgetting:
     _judge: Judge | None = None
 
     def forget(self, matching: Matching | None) -> Forgotten:
-        """Forget the rows that match now. Return the outcome, and the report of objects that still hold the rows.
+        """Forget the rows that match now. Return the outcome, and the report of objects that still contain the rows.
 
         An interrupted call can be repeated. The call also removes temporary files of killed processes of this user.
 
@@ -588,7 +595,7 @@ class Forgetting:
         )
 
     def report(self, head: Snapshot) -> ForgetReport:
-        """Return the objects that hold the rows. `head` must be the newest version. Writes nothing.
+        """Return the objects that contain the rows. `head` must be the newest version. Writes nothing.
 
         A read error is raised, because the report would be incomplete.
 
@@ -647,7 +654,7 @@ class Forgetting:
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
     def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
-        """Search the table and the raw logs. A key that one search finds is also searched in the other."""
+        """Search the table and the raw logs. A key that one search finds is also used in the other search."""
         judge = self._judging(head)
         in_table = Search.of(self.target.log.store, judge)
         in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]
@@ -673,7 +680,7 @@ class Forgetting:
         return merge_regions(self.target.log, head, found)
 
     def _ending(self, head: Snapshot, found: Found) -> Ending:
-        """Return the parts of a version that hold rows. Splits added since the search are read."""
+        """Return the parts of a version that contain the rows. Splits added since the search are read."""
         splits = holding_splits(self.target.log.store, self._judging(head))
         found.splits |= {add.path for add in splits}
         segments = [*holding_segments(head, found, strict=True).values()]

@@ -1,14 +1,15 @@
 """Find the metadata that may describe forgotten rows, and explain why an object with such rows still exists.
 
-Metadata contains no rows. But bounds, row keys, expressions and keys of generations are values of rows. Metadata refers
-to a split or a generation. If the split or generation exists, the search determines whether it holds rows. A deleted
-split or generation may have held some of the rows if the version of the last `FORGET` or an earlier version named it.
-Metadata about this split or generation may then contain values of these rows.
+Metadata contains no rows. But bounds, row keys, expressions and keys of generations contain values of rows. Metadata
+refers to a split or a generation. If the split or generation exists, the search determines whether it contains the
+rows. A deleted split or generation may also have contained some of the rows. This is possible if the version of the
+last `FORGET` or an earlier version references it. Metadata about this split or generation may then contain values of
+these rows.
 
 Index segments contain words, values or embeddings of rows (decision 0030). A segment contains the rows of its source
-splits, even if these rows were moved or deleted since. For an existing split, the search determines whether it had a
-row to forget. For a deleted split, this is unknown. A segment of a deleted split is clean only if all rows of the
-segment are in live splits.
+splits, even if these rows were moved or deleted later. For an existing split, the search determines whether it had a
+row to forget. For a deleted split, the search cannot determine this. A segment of a deleted split is clean only if all
+rows of the segment are in live splits.
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ OPERATION = "FORGET"
 
 
 def holding_segments(head: Snapshot, found: Found, *, strict: bool) -> dict[str, IndexSegment]:
-    """Return the live segments that hold rows, by path. Makes requests for manifests only.
+    """Return the live segments that contain the rows, by path. Makes requests for manifests only.
 
     Args:
         head: Version to check.
@@ -92,7 +93,7 @@ def _holds(segment: IndexSegment, covered: Coverage | None, found: Found, *, str
 
 
 def sources(segment: IndexSegment, found: Found) -> Iterator[bool | None]:
-    """Yield whether each source split or generation of the segment holds rows.
+    """Yield, for each source split or generation of the segment, whether it contains the rows.
 
     None means that the source is deleted.
     """
@@ -123,7 +124,7 @@ class Since:
     """The last recorded `FORGET` commit.
 
     - `version`: the version of its plan. None means that there was no `FORGET` commit.
-    - `at_ms`: the time of the record in ms. If there is no record, the time of the head.
+    - `at_ms`: the time of the record in ms. If there is no record, it is the time of the head.
     - `generations`: by region, the last merged generation at the time of the commit.
     """
 
@@ -154,14 +155,14 @@ class Since:
 
 
 def may_have_held(split: str, version: int, found: Found, since: Since) -> bool:
-    """Return whether a split that was added in this version may have held rows."""
+    """Return whether a split that was added in this version may have contained the rows."""
     if found.has_split(split):
         return split in found.splits or split in found.unread
     return since.version is None or version <= since.version
 
 
 def names_rows(store: ObjectStore, manifest: str, found: Found, since: Since) -> bool:
-    """Return whether a manifest has an entry of a split that may have held rows. One GET."""
+    """Return whether a manifest has an entry of a split that may have contained the rows. One GET."""
     entries = decode_entries(store.get(manifest).data, manifest)
     added = zip(entries.column("path").to_pylist(), entries.column("addedAtVersion").to_pylist(), strict=True)
     return any(may_have_held(path, version or 0, found, since) for path, version in added)
@@ -210,7 +211,7 @@ class MetadataSearch:
                 yield each.key
 
     def _speaks_of(self, split: str, version: int) -> bool:
-        """Return whether a split that was added in this version may have held rows."""
+        """Return whether a split that was added in this version may have contained the rows."""
         return may_have_held(split, version, self.found, self.since)
 
     def _of_version(self, each: ParsedKey) -> bool:
@@ -261,7 +262,7 @@ class MetadataSearch:
         return any(self._speaks_of(add.path, each.version or 0) for add in adds)
 
     def _of_delta(self, each: ParsedKey) -> bool:
-        """Return whether a Delta commit or checkpoint names a split that may have held rows.
+        """Return whether a Delta commit or checkpoint references a split that may have contained the rows.
 
         A commit adds splits of the versions after the previous published version.
         """
@@ -279,7 +280,7 @@ class MetadataSearch:
         return any(speaks(key, version) for key in keys)
 
     def _of_iceberg(self, each: ParsedKey) -> bool:
-        """Return whether an Iceberg manifest names a live split that may have held rows.
+        """Return whether an Iceberg manifest references a live split that may have contained the rows.
 
         A manifest contains bounds of the named splits, except for splits that are marked as deleted.
         """
@@ -316,7 +317,7 @@ class MetadataSearch:
         return self.judge.text(self.store.get(each.key).data.decode(errors="replace")) is True
 
     def _of_older_segment(self, key: str) -> bool:
-        """Return whether a segment outside the newest version may hold rows."""
+        """Return whether a segment outside the newest version may contain the rows."""
         if key in self.head.segments:
             return False
         action = self._actions.get(key)
@@ -334,7 +335,7 @@ class MetadataSearch:
 
     @cached_property
     def versions(self) -> Mapping[int, list[Action]]:
-        """The actions of the existing version files. One GET per file, several at a time, only once."""
+        """The actions of the existing version files. The first use makes one GET per file, several at a time."""
         numbers = [each.version or 0 for each in self.found.listing.of(KeyKind.VERSION)]
         read = all_of(lambda number: read_version(self.store, number), numbers, AT_ONCE)
         return {number: actions for number, actions in zip(numbers, read, strict=True) if actions is not None}
@@ -346,7 +347,7 @@ class MetadataSearch:
 
 
 def _named(actions: Iterable[Action]) -> Iterator[str]:
-    """Yield the splits that the actions name but do not add."""
+    """Yield the splits that the actions reference but do not add."""
     for action in actions:
         match action:
             case Remove():
@@ -590,7 +591,7 @@ class Holders:
 
     @cached_property
     def _named_by(self) -> Mapping[str, frozenset[str]]:
-        """The keys that each checkpoint names. One GET per checkpoint, several at a time."""
+        """The keys that each checkpoint references. One GET per checkpoint, several at a time."""
 
         def named(checkpoint: Checkpointed) -> frozenset[str]:
             try:

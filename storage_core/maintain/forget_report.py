@@ -1,4 +1,7 @@
-"""Arguments and results of `forget`: the raw logs to search, and the objects that still hold rows, with the reason."""
+"""Arguments and results of `forget`: the raw logs to search, and the objects that still contain the rows.
+
+Each object has the reason that keeps it.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ class KeptBy(StrEnum):
     TAG = "tag"
     """A tag keeps the version of the object."""
     COLLECTOR = "collector"
-    """Nothing needs the object. The collector deletes it after the horizon."""
+    """Nothing needs the object. The collector deletes the object after the horizon."""
     RAW_LOG = "raw_log"
     """A raw log keeps the object.
 
@@ -47,10 +50,10 @@ class KeptBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An object that holds rows or may hold values of rows, and the reason that keeps it.
+    """An object that contains the rows or may contain values of the rows, and the reason that keeps the object.
 
     `until_ms` is the earliest time at which a daily collection deletes the object. `until_ms` is None if a person must
-    act first (see `why`). `tag` and `version` identify the version that shows the rows, if any.
+    act first (see `why`). `tag` and `version` identify a version in which the rows can be read, if there is one.
     """
 
     store: str
@@ -68,8 +71,8 @@ class ForgetReport:
     """The result of a search of all objects at the time `at_ms`, at the newest version `version`.
 
     `since` is the version of the plan of the last `FORGET`. None means that there was no `FORGET`. Deleted objects of
-    this version or an earlier version may have held rows. Metadata about such an object therefore counts as holding
-    values. `objects` is the number of existing objects, in all stores.
+    this version or an earlier version may have held rows. Metadata about such an object therefore counts as containing
+    values of the rows. `objects` is the number of existing objects, in all stores.
     """
 
     version: int
@@ -80,7 +83,7 @@ class ForgetReport:
 
     @property
     def is_clean(self) -> bool:
-        """Whether no object holds any of the rows."""
+        """Whether no object contains any of the rows."""
         return not self.held
 
     @property

@@ -1,8 +1,8 @@
 """Search for rows to forget: check rows, records and texts of every object against the condition.
 
-The search uses a listing and not the log, because a split outside all versions may also hold rows. For live splits, the
-statistics of the log and the indexes give most answers. All other objects are decoded. Objects never change, so an
-answer stays correct and each object is read once.
+The search uses a listing and not the log, because a split outside all versions may also contain the rows. For live
+splits, the statistics of the log and the indexes give most answers. All other objects are decoded. Objects never
+change, so an answer stays correct and each object is read once.
 
 Records that contain a key but no row are an exception. Such a record belongs to a forgotten row if the search finds a
 row with this key. The search may find this row later. So objects with such records are read again when new keys are
@@ -59,7 +59,10 @@ _WHOLE = pa.array([int(Operation.PUT), int(Operation.RESET)], pa.int8())
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """Whether an object holds rows (None: unknown). `keys_at` is set if later keys can change the answer."""
+    """Whether an object contains the rows.
+
+    None means that this is unknown. `keys_at` is set if later keys can change the answer.
+    """
 
     holds: bool | None
     keys_at: int | None
@@ -128,8 +131,8 @@ class Memory:
 class Judge:
     """A condition on rows of a table, for every schema of the rows.
 
-    For a keyed table, the judge also collects the keys of rows that met the condition. A patch or a delete of one of
-    these keys belongs to such a row, although the record lacks the columns of the condition.
+    For a keyed table, the judge also collects the keys of rows that met the condition. A patch or a delete with one of
+    these keys belongs to such a row. The record itself lacks the columns of the condition.
     """
 
     store: ObjectStore
@@ -261,11 +264,11 @@ Read = TypeVar("Read")
 
 @dataclass(slots=True)
 class Found:
-    """The objects in a listing, and the objects among them that hold rows.
+    """The objects in a listing, and the objects among them that contain the rows.
 
-    - `shared`: live splits of a shallow clone that are in its source. These splits are searched as well.
-    - `splits`, `entries`, `quarantine`: keys of splits, WAL entries and quarantine entries that hold rows.
-    - `directories`: generations that hold rows, in their own files or in WAL entries.
+    - `shared`: live splits of a shallow clone that are stored in its source. These splits are searched as well.
+    - `splits`, `entries`, `quarantine`: keys of splits, WAL entries and quarantine entries that contain the rows.
+    - `directories`: generations that contain the rows, in their own files or in WAL entries.
     - `unread`: objects for which the answer is unknown, with the reason.
     - `generations`: the manifests of all generations.
     """
@@ -285,7 +288,7 @@ class Found:
 
     @property
     def regions(self) -> frozenset[str]:
-        """The regions with a WAL entry or a generation that holds rows."""
+        """The regions with a WAL entry or a generation that contains the rows."""
         of_entries = {self.listing.parsed[key].region or "" for key in self.entries}
         return frozenset(of_entries | {region for region, _ in self.directories})
 
@@ -317,7 +320,7 @@ def side_by_side(
 class Search:
     """Search of the objects of a table for rows that meet the condition.
 
-    An object with a known answer is not read again.
+    An object is not read again if its answer is known.
     """
 
     store: ObjectStore
@@ -357,7 +360,7 @@ class Search:
         self._each(self._keys(KeyKind.QUARANTINE), lambda key: read_object(self.store, key), self._quarantined)
 
     def done(self) -> Found:
-        """Return the objects that hold rows, according to the answers so far.
+        """Return the objects that contain the rows, according to the answers so far.
 
         One GET per new manifest of a generation.
         """
@@ -373,7 +376,7 @@ class Search:
         return found
 
     def live(self) -> None:
-        """Store the answers for live splits that the log, the indexes and the files give.
+        """Store the answers that the log, the indexes and the files give for live splits.
 
         Makes the requests of `ByCondition`.
 

@@ -119,7 +119,7 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
 
 
 def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
-    """Return the region spec id of every region with merges that wrote some of the splits."""
+    """Return the region spec ids of all regions whose merges wrote some of the splits."""
     return {each.lineage.merged.region: _spec_id(each.origin) for each in found if each.lineage.merged is not None}
 
 
@@ -163,8 +163,8 @@ class Evidence:
     - `merged`: the last merged generation, by region.
     - `ranges`: the generations that readable commits merged. No other merge of these generations was committed.
     - `generations`: by region, the complete generations. These can be merged again.
-    - `added_at`: by live split, the version that added it. If a rewrite with an earlier plan replaced the split, a
-      restore has undone the rewrite.
+    - `added_at`: for each live split, the version that added the split. If a rewrite with an earlier plan replaced the
+      split, a restore has undone the rewrite.
     """
 
     live: frozenset[str] = frozenset()
@@ -180,7 +180,7 @@ class Choice:
     """The live found splits, the other found splits with the reasons, and the replaced splits.
 
     - `replaced`: splits in `Evidence.live` that a live found split replaced later.
-    - `unproven`: live splits for which nothing proves that they were committed.
+    - `unproven`: live splits without proof that they were committed.
     - `merged`: the merge progress of every region.
     """
 
@@ -195,9 +195,9 @@ def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
     """Return which of the found splits are live. The result does not depend on the order of `found`.
 
     The function replays the rewrites in the metadata of the files. The outputs and inputs of a rewrite exist together
-    for weeks, so a split that another split replaces is not live. The outputs of a killed rewrite and of its second run
-    can also exist together, so a rewrite counts once. An unproven rewrite counts only if it changes no row. This is the
-    case for a complete compaction, and for a merge with missing records.
+    for weeks. A split is therefore not live if another split replaces it. The outputs of a killed rewrite and of its
+    second run can also exist together. Such a rewrite counts once. An unproven rewrite counts only if it changes no
+    row. This is the case for a complete compaction, and for a merge with missing records.
     """
     floor = dict(evidence.merged)
     while True:
@@ -232,7 +232,7 @@ class _Group:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the outputs of a compaction have as many rows as its inputs."""
+        """Whether the outputs of a compaction have the same number of rows as its inputs."""
         return sum(each.add.numRecords or 0 for each in self.members) == sum(self.inputs.values())
 
 

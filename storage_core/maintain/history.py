@@ -3,8 +3,8 @@
 docs/architecture/transaction-log.md describes the history of a table in the section "History".
 
 A restore is one commit after the head. It makes the splits of an older version live again, and restores the schema and
-the configuration. A restore never takes back progress: transactions, fences and merged generations only grow. So a file
-or record that was ingested or merged once is not applied again.
+the configuration. A restore never takes back progress: transactions, fences and merged generations only grow. A file or
+record that was ingested or merged once is therefore not applied again.
 
 A split contains the version number of its plan. A repair can reduce the number of versions, and the number in the split
 would then mean another version. A repair therefore stores the highest old number (`renumbered_up_to`).
@@ -60,7 +60,7 @@ _logger = logging.getLogger(__name__)
 
 
 def renumbered_up_to(configuration: Mapping[str, str]) -> int:
-    """Return the newest version number in splits from before a repair, or -1 without a valid record."""
+    """Return the newest version number in splits from before a repair, or -1 if there is no valid record."""
     text = configuration.get(RENUMBERED_UP_TO, "")
     return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else -1
 
@@ -115,9 +115,9 @@ def set_tag(
 ) -> Tag:
     """Set a tag to the version of `target`. After the call, no object of this version can be collected.
 
-    An existing tag of this name is moved. The objects are checked before and after the write of the tag. The collector
-    sees the tag before it deletes an object, or the second check finds the deletion. In the second case, the tag is
-    removed again.
+    If a tag of this name exists, the tag is moved to this version. The objects are checked before and after the write
+    of the tag. The collector sees the tag before it deletes an object, or the second check finds the deletion. In the
+    second case, the tag is removed again.
 
     Args:
         log: Transaction log of the table.

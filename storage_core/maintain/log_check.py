@@ -4,8 +4,8 @@ The version files are the source of truth, and all other files are derived from 
 retained version files. The usual reader of the log replays the version files for this comparison. The reader sees only
 a part of the objects (`PartOfStore`).
 
-If a version file is missing, a split can show that the version existed, because a split contains the version of its
-plan. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The older versions in this part
+A split contains the version of its plan. A split can therefore show that a version existed although its file is
+missing. A repair keeps the longest part of the log that opens (`kept_part`) unchanged. The older versions in this part
 still need their splits.
 """
 
@@ -46,8 +46,7 @@ from storage_core.store.contract import Blob, ObjectFile, ObjectInfo, ObjectStor
 class ReadVersion:
     """A readable version file: the number in its key (`place`), the number of its commit, and the commit's time in ms.
 
-    `number` is None for a file of early 0.1 under the key of another version, because such a file does not contain its
-    number.
+    A file of early 0.1 does not contain its number. For such a file under the key of another version, `number` is None.
     """
 
     place: int
@@ -69,7 +68,7 @@ def missing_versions(gap: range, expected: str) -> Finding:
 class VersionWalk:
     """The version files in order.
 
-    - `sound`: versions with a file under the right key. Other readable files are only evidence.
+    - `sound`: versions with a file under the right key. Other readable files are used only as evidence.
     - `named`: splits that any of the files adds or removes.
     - `missing`: gaps between the files. Filled by `note_gaps`.
     """
@@ -173,7 +172,7 @@ class VersionWalk:
     def _check_paths(self, key: str, actions: Sequence[Action]) -> None:
         removed = {action.path for action in actions if isinstance(action, Remove)}
         for action in actions:
-            # An add of a live path can change its deletion vector. Such an add names a deletion vector.
+            # An add of a live path can change its deletion vector. Such an add contains a deletion vector.
             if isinstance(action, Add) and action.deletionVector is None and action.path in self._live - removed:
                 self.findings.add(Kind.PATH_LIVE_TWICE, key, f"{action.path} once", "added while it is live")
         self._live -= removed
@@ -181,10 +180,10 @@ class VersionWalk:
 
 
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
-    """Yield for each time whether it is in every longest increasing subsequence of the times.
+    """Yield for each time whether every longest increasing subsequence of the times contains it.
 
-    The time of a copy under the key of another version is in no longest subsequence. If two files are swapped, each
-    time is only in some longest subsequences. The check does not trust such files.
+    If a file is a copy under the key of another version, no longest subsequence contains its time. If two files are
+    swapped, only some longest subsequences contain their times. The check does not trust such files.
     """
     up = _growing(times)
     down = _growing([-time for time in reversed(times)])[::-1]
@@ -205,13 +204,13 @@ def _growing(times: Iterable[int]) -> list[int]:
     return lengths
 
 
-# Findings for a log that follows the rules of another program. They report only what the log's reader cannot read.
+# Findings for a log that follows the rules of another program. They report only faults that stop the log's reader.
 _OF_READING = frozenset({Kind.VERSION_DAMAGED, Kind.STATE_DAMAGED, Kind.NEWER_FORMAT})
 
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """The newest version of the plan of any split, and this split."""
+    """The newest plan version of all splits, and the split with this version."""
 
     version: int
     path: str
@@ -220,10 +219,10 @@ class VersionEvidence:
 def newest_evidence(
     store: ObjectStore, listing: Listing, named: Collection[str], metadata: Metadata | None
 ) -> VersionEvidence | None:
-    """Return the newest version recorded in splits outside the log, or None if no split records a version.
+    """Return the newest version recorded in splits outside the log, or None if no split contains a version.
 
-    The function ignores unreadable splits, splits of other tables than `metadata`, and splits with a plan from before a
-    repair renumbered the versions.
+    The function ignores unreadable splits and splits of other tables than `metadata`. It also ignores splits that were
+    planned before a repair renumbered the versions.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -237,7 +236,9 @@ def newest_evidence(
 def newest_planned(
     store: ObjectStore, listing: Listing, paths: Iterable[str], table_id: str | None
 ) -> VersionEvidence | None:
-    """Return the split with the newest version of its plan, of one table or of any table. None without a version.
+    """Return the split with the newest plan version, of one table or of any table.
+
+    Return None if no split has a version.
 
     Cost:
         A few ranged GETs for the footer of each split.
@@ -292,7 +293,7 @@ class LogCheck:
 def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
     """Compare the files of the log with each other and return the findings. Raises only `Unavailable`.
 
-    For a log without the writer feature `tidemark`, the check reports only what prevents a reader from reading it.
+    For a log without the writer feature `tidemark`, the check reports only faults that stop a reader of the log.
 
     Cost:
         One GET per version file, manifest and hint. A few GETs per state, and per split that no version file names. The
@@ -317,8 +318,8 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
     named = walk.named | ({*head.splits} if head is not None else set())
     metadata = walk.metadata if head is None else head.metadata
     evidence = newest_evidence(store, listing, named, metadata) if ours and newest >= 0 else None
-    # The head was opened after the listing. A running writer may have committed versions in between. These are not
-    # lost.
+    # The head was opened after the listing. A running writer may have committed versions in between. These versions are
+    # not lost.
     lost = lost_versions(newest if head is None else max(newest, head.version), evidence)
     findings = [*walk.findings.every, *_planned_on(lost, evidence), *_manifests(store, listing)]
     findings += [*checkpoints.findings.every, *_hint(hinted, listing, found)]
@@ -409,7 +410,10 @@ def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: C
 
 
 def snapshot_differences(expected: Snapshot, found: Snapshot) -> list[str]:
-    """Return the names of the different fields of two snapshots of one version, regardless of the way of loading."""
+    """Return the names of the fields that differ between two snapshots of one version.
+
+    The way of loading does not matter.
+    """
     return [
         each.name
         for each in fields(Snapshot)
@@ -564,7 +568,7 @@ def _reach(base: int, versions: frozenset[int]) -> int:
 
 
 def older_splits(store: ObjectStore, check: LogCheck) -> list[Add]:
-    """Return the splits that only older versions name. Uses the versions that still open.
+    """Return the splits that only older versions reference. Uses the versions that still open.
 
     Cost:
         The requests of opening two versions, and one GET per version file. Memory: an action per split.

@@ -1,19 +1,20 @@
-"""The quarantine of a table as people work with it: list, count, retry and clear entries.
+"""Operations on the quarantine of a table: list, count, retry and clear entries.
 
-**Validity.** The commit that adds the rows of landed files also names the quarantine objects of these files. Objects
-that no commit names do not count. If a run ends before its commit, the next run reads its files again.
+**Validity.** The commit that adds the rows of landed files also references the quarantine objects of these files.
+Objects that no commit references do not count. If a run ends before its commit, the next run reads its files again.
 
 **Identity.** Each line or row in quarantine has an identity: the file, its size and content, and the number of the line
 (`Unit` and line). `pending_entries` yields a line once, even if several objects contain the line. Rows of a call of
 `append` have no file. Their identity is the object and the position of the row.
 
-**Leaving.** A line leaves the quarantine in a commit. The commit names a receipt, an object that lists the lines. A
-retry commits the rows and the receipt together, and every retry advances the same transaction (`RETRIES`). So of two
-retries that were planned on the same version only one commits, and no line is added twice. A `clear` commits only the
-receipt. Afterwards, objects without pending lines are marked for the collector.
+**Leaving.** A line leaves the quarantine in a commit. The commit references a receipt, which is an object with the list
+of the lines. A retry commits the rows and the receipt together, and every retry advances the same transaction
+(`RETRIES`). If two retries were planned on the same version, only one of them commits. No line is therefore added
+twice. A `clear` commits only the receipt. Afterwards, objects without pending lines are marked for the collector.
 
-**Pruning.** Every listing reads the receipts. So the collector's job folds them into one if there are many. The folded
-receipt has only the lines that a stored object still contains. The names of deleted objects are pruned, too.
+**Pruning.** Every listing reads the receipts. The collector's job therefore combines the receipts into one receipt if
+there are many. The combined receipt has only the lines that a stored object still contains. The names of deleted
+objects are pruned, too.
 
 **New reasons.** A line that fails again for another reason is written again under `_again.<number>`. If several
 entries contain a line, the entry with the largest number is valid.
@@ -87,7 +88,7 @@ from storage_core.write.late_rows import (
 )
 
 Unit = tuple[str, int | None, str]
-"""The file of a line: its source, its size, and its content as the entry has it."""
+"""The file of a line: its source, its size, and its content as recorded in the entry."""
 
 RETRIES: Final = "quarantine:retries"
 """The transaction that counts the commits in which lines left the quarantine."""
@@ -96,13 +97,16 @@ _RECEIPT: Final = "quarantine:"
 _AGAIN: Final = f"{REWRITTEN}."
 _MOST_BYTES: Final = 256 * 2**20
 _MOST_KEYED: Final = 1_000
-"""The most entries that a retry puts into a keyed table. The manifest of a region names these entries."""
+"""The maximum number of entries that a retry puts into a keyed table.
+
+The manifest of a region contains the names of these entries.
+"""
 
 _OF_ENTRY: Final = "again:"
-"""The prefix of the offsets of a region that name entries of the quarantine."""
+"""The prefix of the offsets that identify quarantine entries in the manifest of a region."""
 
 _NUMBER_BITS: Final = 40
-"""The bits of such an offset below the number of the retry."""
+"""The number of low bits in such an offset. The higher bits contain the number of the retry."""
 
 _ATTEMPTS: Final = 5
 
@@ -131,7 +135,7 @@ class PendingEntry:
 
 
 def receipt_app(receipt_id: str) -> str:
-    """Return the appId that names a receipt."""
+    """Return the appId of the transaction that references a receipt."""
     return _RECEIPT + receipt_id
 
 
@@ -154,7 +158,7 @@ def done_lines(store: ObjectStore, snapshot: Snapshot) -> dict[Unit, set[int]]:
 def pending_entries(
     store: ObjectStore, snapshot: Snapshot, *, most: int | None = None, unneeded: list[str] | None = None
 ) -> Iterator[PendingEntry]:
-    """Yield every line and row that is in quarantine, each once. The entries of an object follow each other.
+    """Yield every line and row in quarantine once. The entries of an object follow each other.
 
     Args:
         most: The most objects to read.
@@ -246,7 +250,7 @@ class Quarantined:
 def count_rejected(store: ObjectStore, snapshot: Snapshot, most: int = MOST_OBJECTS) -> Quarantined:
     """Return the rejected lines that are still in quarantine, from at most `most` objects.
 
-    Raises the errors of `pending_entries`, and has its cost.
+    Raises the errors of `pending_entries`, and has the same cost.
     """
     reasons: dict[str, int] = {}
     for each in pending_entries(store, snapshot, most=most):
@@ -274,7 +278,10 @@ class _Leaving:
         return any(self._done.values())
 
     def write(self, now_ms: int) -> tuple[list[Action], TxnProgress]:
-        """Write the receipt. Return the actions that name it, and the requirement of the commit. One PUT."""
+        """Write the receipt.
+
+        Return the actions that reference the receipt, and the requirement of the commit. One PUT.
+        """
         done = tuple(
             DoneLines(source=source, size=size, content=content, lines=tuple(sorted(set(lines))))
             for (source, size, content), lines in sorted(self._done.items(), key=repr)
@@ -291,7 +298,7 @@ class _Leaving:
 def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int, Snapshot]:
     """Remove the selected lines and rows from the quarantine. Return their number and the new version.
 
-    A repetition removes nothing more. The collector deletes the objects that have no pending lines.
+    A repeated call removes nothing more. The collector deletes the objects that have no pending lines.
 
     Raises:
         CommitConflict: Other processes changed the quarantine in every attempt.
@@ -323,14 +330,15 @@ def clear(log: TransactionLog, snapshot: Snapshot, wanted: Wanted) -> tuple[int,
 
 
 MOST_RECEIPTS: Final = 8
-"""The most receipts that `prune` leaves. A listing of the quarantine sends one GET per receipt."""
+"""The maximum number of receipts that `prune` leaves. A listing of the quarantine sends one GET per receipt."""
 
 
 def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[[], None] = lambda: None) -> int:
-    """Fold the receipts if there are many, and prune the names of objects that the collector has deleted.
+    """Combine the receipts if there are many, and prune the names of objects that the collector has deleted.
 
-    Return the number of transactions that were removed. A receipt that no transaction names any more is marked for the
-    collector when it is older than the horizon. Until then, a retry may be about to name it.
+    Return the number of transactions that were removed. A receipt is marked for the collector if no transaction
+    references the receipt any more and it is older than the horizon. Until then, a retry may be about to reference the
+    receipt.
 
     Args:
         require_held: called before the commit. It raises if the caller has lost its lease.
@@ -348,7 +356,8 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
         names = [*head.txns.every("quarantined")]
         if not receipts and not names:
             return 0
-        # Listed after the snapshot. An object of a name was durable before its commit, so now the collector deleted it.
+        # Listed after the snapshot. A named object was durable before its commit. If it is missing now, the collector
+        # has deleted it.
         stored = {info.key: info for info in log.store.list(QUARANTINE_PREFIX)}
         gone = [app for app in names if quarantine_key(SHARED, app.partition(":")[2]) not in stored]
         folded = receipts if len(receipts) > MOST_RECEIPTS else []
@@ -375,7 +384,7 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
 
 
 def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple[list[Action], Sequence[TxnProgress]]:
-    """Write one receipt with the lines of all receipts that stored objects still contain.
+    """Write one receipt that combines all receipts. It has only the lines that stored objects still contain.
 
     An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
     without a content is a file that was rejected as a whole. A later run may store the same entry again.
@@ -437,15 +446,15 @@ NOT_A_FILE = "the entry is not from a landed file or an append. Write the record
 
 
 def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
-    """Put the entries in quarantine through the present declaration, each line exactly once.
+    """Retry the entries in quarantine with the present declaration, each line exactly once.
 
     The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
-    in quarantine with their new reason. A run stops reading after the object with which its entries exceed 256 MiB.
-    The next run reads the entries that are then in quarantine. It begins again with the lines that still fail.
+    in quarantine with their new reason. A run stops reading after the object that makes its entries exceed 256 MiB. The
+    next run reads the entries that are then in quarantine. That run begins again with the lines that still fail.
 
     In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
-    records that the table holds, unless the landing location declares `order_by`.
+    existing records of the table, unless the landing location declares `order_by`.
 
     Raises:
         InvalidInput: The format cannot be read with the columns of the table.
@@ -526,7 +535,10 @@ class _AppliedPlan:
 def _applied(
     job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan, grown: GrownTable | None
 ) -> _AppliedPlan:
-    """Read the lines of a plan. With `grown`, its columns are final. Otherwise, the lines may need other columns."""
+    """Read the lines of a plan.
+
+    With `grown`, the columns of the plan are final. Otherwise, the lines may need other columns.
+    """
     log, store = job.log, job.store
     snapshot, now_ms = (job.before if grown is None else grown.snapshot), log.clock.now_ms()
     sources = {each.unit[0] for each in plan.entries}
@@ -603,7 +615,7 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
 def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
     """Return the entries to write again: the lines with a new reason.
 
-    Rows that are identified by their object are written again as soon as another row of the object has left.
+    Some rows are identified by their object. If another row of this object has left, these rows are written again.
     """
     entry, (_, _, content) = each.entry, each.unit
     if isinstance(entry, RejectedLines):
@@ -620,7 +632,7 @@ def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed:
 
 
 Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
-"""The rows that are valid now, their positions in the entry, and the reason of each other position."""
+"""The rows that are valid now, their positions in the entry, and the reasons for all other positions."""
 
 
 class _Declared:
@@ -770,7 +782,7 @@ class _Declared:
 
     @property
     def _has_header(self) -> bool:
-        """Whether the first record of a file names the columns."""
+        """Whether the first record of a file contains the column names."""
         return self._spec is not None and self._spec.format == "csv" and self._spec.header
 
     def _blocks(self, source: str, stream: io.BytesIO, times: LandedTimes) -> Iterator[Parsed]:
@@ -788,7 +800,7 @@ class _Declared:
             blocks = text_blocks(source, stream, spec, target, block_bytes=BLOCK_BYTES)
         if changes is None:
             return blocks
-        # The JSON of a typed row names every column, and a patch sets only the columns with a value.
+        # The JSON of a typed row contains every column, and a patch sets only the columns with a value.
         return (as_records(replace(each, given=None) if is_typed else each, changes) for each in blocks)
 
 
@@ -800,7 +812,7 @@ def _changes_of(spec: LandingSpec | None, snapshot: Snapshot) -> ChangeFormat | 
 
 
 def _has_text_time(text: bytes, times: LandedTimes) -> bool:
-    """Return whether a column whose times can be numbers has a text."""
+    """Return whether a column has a text although its times can be numbers."""
     if not times.units:
         return False
     try:
@@ -828,7 +840,7 @@ def selection(source: str | None, reason: str | None) -> Wanted:
 
 
 def selected_entries(store: ObjectStore, snapshot: Snapshot, wanted: Wanted) -> Iterator[PendingEntry]:
-    """Yield the selected lines and rows. Raises the errors of `pending_entries`, and has its cost."""
+    """Yield the selected lines and rows. Raises the errors of `pending_entries`, and has the same cost."""
     for each in pending_entries(store, snapshot):
         chosen = [index for index in range(len(each.lines)) if wanted(each.entry, index)]
         if chosen:
@@ -858,7 +870,7 @@ class Summary:
 
 
 def summarize(entries: Iterable[PendingEntry]) -> list[Summary]:
-    """Return a summary per reason, source and day, with the most lines first.
+    """Return a summary per reason, source and day. Summaries with more lines come first.
 
     Foreign files can contain any number of reasons. After 10,000 groups, further reasons become `other reasons`.
     """

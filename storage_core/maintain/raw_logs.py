@@ -70,7 +70,7 @@ from storage_core.write.raw_log.history import (
 )
 
 KEPT_MS = 90 * 24 * 3_600_000
-"""Time in ms for which the entry of a writer stays after its last chunk is deleted.
+"""Time in ms that the entry of a writer stays after the writer's last chunk is deleted.
 
 If the writer returns later, there is a gap before its next chunk.
 """
@@ -79,13 +79,13 @@ If the writer returns later, there is a gap before its next chunk.
 _logger = logging.getLogger(__name__)
 
 HORIZON_MS = 24 * 3_600_000
-"""Time in ms from the entry of a chunk in the plan to its deletion. Default of `RawLogCollector.horizon_ms`."""
+"""Time in ms between the addition of a chunk to the plan and its deletion. Default of `RawLogCollector.horizon_ms`."""
 
 _Number = tuple[str, int]
 
 
 def note_collected(history: History, reached: Mapping[str, Collected], *, now_ms: int, ids: Ids) -> None:
-    """Store in every reachable store the last collected chunk of these writers.
+    """Record the last collected chunk of these writers in every reachable store.
 
     If a store already records a later chunk, its record stays. The entry of a writer without a chunk is removed after
     `KEPT_MS`, if all stores answer.
@@ -115,7 +115,7 @@ def put_collected(store: ObjectStore, stored: StoredCollected, writers: Mapping[
 class RawLogCollection:
     """The outcome of one run.
 
-    - `candidates`: by the URI of the store, the objects that were due at the start.
+    - `candidates`: the objects that were ready for deletion at the start, by URI of the store.
     - `unknown`: the number of records by unknown table. These records are in quarantine.
     - `damaged`: keys of chunks without a valid copy. These chunks stay.
     - `unreachable`: stores that did not answer. A later run collects the copies in these stores.
@@ -150,7 +150,7 @@ class RawLogCollector:
     horizon_ms: int = HORIZON_MS
 
     def collect(self, *, dry_run: bool = False) -> RawLogCollection:
-        """Run both passes: add deletable objects to the plan, and delete objects that stayed in it for the horizon.
+        """Run both passes. Add deletable objects to the plan, and delete objects that were in the plan for the horizon.
 
         The run is idempotent, and can be repeated after a kill at any point. A read error is raised before anything is
         deleted.
@@ -302,7 +302,7 @@ class _Sweep:
     damaged: list[str] = field(default_factory=list)
 
     def run(self, refs: Sequence[RawChunkRef], going: Mapping[str, Mapping[str, ObjectInfo]], now_ms: int) -> None:
-        """Read these chunks, and then delete the copies that are due."""
+        """Read these chunks, and then delete the copies that are ready for deletion."""
         sound: list[RawChunkRef] = []
         reached: dict[str, Collected] = {}
         for ref in refs:
@@ -321,7 +321,7 @@ class _Sweep:
             self._delete(store, {key: own[key] for ref in sound for key in ref.keys if key in own})
 
     def drop_ids(self, going: Mapping[str, Mapping[str, ObjectInfo]]) -> None:
-        """Delete the record ids that are due."""
+        """Delete the record ids that are ready for deletion."""
         for store in self.history.stores:
             own = [(key, info) for key, info in going[store.uri].items() if key.startswith(IDS_PREFIX)]
             for start in range(0, len(own), PAGE_KEYS):
@@ -356,7 +356,7 @@ def _list_ids(store: ObjectStore) -> Iterator[tuple[IdsKey, ObjectInfo]]:
 
 
 def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int) -> dict[str, Candidate]:
-    """Return the candidates of now. Known candidates keep their first time.
+    """Return the current candidates. Known candidates keep their first time.
 
     Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while it exists, even
     if a table lacks its records.

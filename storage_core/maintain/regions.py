@@ -68,7 +68,7 @@ class ReadEntry:
 class RegionReading:
     """The objects of one region. Entries, generations and their records are read once. Records are not kept in memory.
 
-    An error that does not describe the object, such as `Unavailable`, is raised.
+    An error such as `Unavailable` does not describe the object. Such an error is raised.
     """
 
     store: ObjectStore
@@ -81,7 +81,7 @@ class RegionReading:
         return try_read(key, f"manifest {version}", lambda: read_version(self.store, self.region, version))
 
     def generation(self, flushed: FlushedGeneration) -> Generation | Unread:
-        """Return the content of a generation's manifest. One GET, only once."""
+        """Return the content of a generation's manifest. The first call makes one GET."""
         key = keys.generation_file_key(self.region, flushed.path, MANIFEST_FILE)
         what = f"generation {flushed.generation}"
         return self._once(
@@ -89,7 +89,10 @@ class RegionReading:
         )
 
     def records(self, found: Generation) -> int | Unread:
-        """Return the number of records in the file of a generation, or 0 if it has no file. One GET, only once."""
+        """Return the number of records in the file of a generation, or 0 if it has no file.
+
+        The first call makes one GET.
+        """
         if found.data is None:
             return 0
         key = keys.generation_file_key(self.region, found.path, RECORDS_FILE)
@@ -111,7 +114,7 @@ class RegionReading:
             yield action.index, try_read(action.path, what, partial(segments.load, self.store, action))
 
     def entry(self, number: int) -> ReadEntry | Unread:
-        """Return the WAL entry under a number. One GET, only once."""
+        """Return the WAL entry with this number in its key. The first call makes one GET."""
         return self._once(number, lambda: _entry(self.store, self.region, number))
 
     def _once(self, name: object, read: Callable[[], Read]) -> Read:
@@ -196,19 +199,19 @@ class RegionRoots:
     """The needed objects of one region: its newest manifest and its unmerged generations.
 
     A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
-    that a sorted generation replaced is garbage, unless a retained version has merged a part of the sorted generation
-    (docs/architecture/ingestion.md). Indexes do not keep a generation longer, because a merge adds the segments of the
-    generation to the log (decision 0019).
+    is garbage if a sorted generation replaced it. It is kept if a retained version has merged a part of the sorted
+    generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer, because a merge adds the
+    segments of the generation to the log (decision 0019).
 
-    WAL entries are deleted with the generation that names them. An entry outside all generations is a fence sentinel
-    and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for its next put. So
-    this number must stay occupied (lesson 06). When the objects of the oldest generations are deleted, the manifest may
-    prune these generations (docs/architecture/collection.md).
+    WAL entries are deleted together with the generation that references them. An entry outside all generations is a
+    fence sentinel and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for
+    its next put. So this number must stay occupied (lesson 06). When the objects of the oldest generations are deleted,
+    the manifest may prune these generations (docs/architecture/collection.md).
 
     - `merged_directories`: the folders of merged generations.
     - `merged_entries`: WAL entries of merged and replaced generations, which can be collected.
     - `collected_generation`: the manifest need not list generations up to this number, because their objects are
-      deleted. 0 if there is no such generation.
+      deleted. It is 0 if there is no such generation.
     - `segments`: keys of the index segments of unmerged generations.
     - `distributed`: the region's offsets of the raw log.
 
@@ -511,7 +514,10 @@ class _Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostGeneration:
-    """A flushed generation that cannot be read, and the number of its records. None if the manifest is lost, too."""
+    """A flushed generation that cannot be read, and the number of its records.
+
+    The number is None if the manifest is lost, too.
+    """
 
     key: str
     flushed: FlushedGeneration
@@ -527,7 +533,7 @@ class RegionSalvage:
     - `filed`: generations in the newest valid manifest with a valid file of records. These are distributed and sorted
       generations. A sorted generation represents the range of generations that it replaced.
     - `unread`: generations in this manifest that cannot be read.
-    - `unreadable`: by key, the number of records with invalid values in WAL entries with intact bytes.
+    - `unreadable`: the number of records with invalid values in WAL entries with intact bytes, by key of the entry.
     - `offsets`: the manifest's offsets of the raw log. The offsets prevent a second distribution of the same records.
     - `spec_id`, `closed_by`: values of this manifest. If there is no manifest, the registry may contain the spec.
     """
