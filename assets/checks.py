@@ -1,8 +1,8 @@
 """Asset checks that examine the files, indexes and regions of a table.
 
 The checks only read. A compaction job checks the same invariants before it commits. The asset checks read the committed
-files again. After a compaction, the checks read only the files of this compaction. The job that runs all checks reads
-the files of the whole table.
+files again. After a compaction, the checks read only the files that this compaction wrote. The job that runs all checks
+reads the files of the whole table.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
@@ -42,7 +42,7 @@ from storage_core.maintain.rejections import measure_rejections, rejection_text
 from storage_core.table import Table, exists
 from storage_core.write.region import merge
 
-# The groups of invariants of docs/architecture/compaction.md. Each group is one check.
+# The groups of invariants in docs/architecture/compaction.md. Each group is one check.
 AUDITED: Mapping[str, tuple[str, str]] = {
     "TW": ("tw_windows", "Every row is in the window of its split, and no merge combines two windows."),
     "CS": (
@@ -59,12 +59,12 @@ RECALL = "recall_at_least_floor"
 REJECTED_LINES = "no_rejected_lines"
 
 CHECK_NAMES = (*(name for name, _ in AUDITED.values()), INDEX_COVERS_ALL, NO_GAP, RECALL, REJECTED_LINES)
-"""Every name that a check of an asset can have."""
+"""The name of every check that an asset can have."""
 
 INDEX_METADATA = frozenset(f"index_{name}" for name in IndexDebt.__dataclass_fields__)
-"""Metadata that a materialization of an index shows in addition to the report of its job.
+"""The metadata that a materialization of an index adds to the report of its job.
 
-Only a materialization of a vector index has all keys.
+Only a vector index has all these keys.
 """
 
 _MOST_SHOWN = 20
@@ -75,7 +75,7 @@ def build_table_checks(declaration: TableDeclaration) -> list[AssetChecksDefinit
     """Return the checks of a table.
 
     The checks examine the compaction invariants, the coverage of every index, and whether a generation is missing. If a
-    vector index declares the lowest allowed recall, there is also a check of its recall.
+    vector index declares a lowest allowed recall, another check measures its recall.
     """
     indexes = [_index_check(declaration, index.name) for index in declaration.indexes]
     floors = {each.name: _recall_floor(each) for each in declaration.indexes}
@@ -130,7 +130,10 @@ def _verdicts(key: AssetKey, details: Report) -> Iterator[AssetCheckResult]:
 
 
 def _first(violations: Sequence[Report]) -> str | None:
-    """Return the first violation in one line: the invariant, its location, the fault and the advice."""
+    """Return the first violation in one line.
+
+    The line contains the invariant, the location, the fault and the advice.
+    """
     for each in violations:
         where = f" {each['path']}" if each.get("path") else ""
         return f"{each['invariant']}{where}: {each['message']}. {each.get('advice') or 'See docs/operations.md'}"
@@ -173,7 +176,7 @@ def _recall_check(declaration: TableDeclaration, index: str, floor: float) -> As
     def recall_at_least_floor() -> AssetCheckResult:
         with typed_failures():
             table = _open(declaration)
-            if table is None or table.snapshot.config.index(index) is None:  # the next catch-up will add the index
+            if table is None or table.snapshot.config.index(index) is None:  # the next catch-up adds the index
                 return AssetCheckResult(passed=True, metadata={"recall_floor": floor})
             found = table.recall(index, k=_K)
         advice = f"Run: tidemark catch-up {declaration.name} --retrain --index {index}"
@@ -218,7 +221,7 @@ def _open(declaration: TableDeclaration) -> Table | None:
 
 
 def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
-    """Return the specification of the check. Dagster shows it before the first run."""
+    """Return the specification of the check on rejected lines. Dagster shows the specification before the first run."""
     description = (
         "Every landed line is a valid row. Other lines stay in quarantine until someone removes them. The check is an "
         "error if the last 24 hours rejected more than `landing.max_rejected`, and otherwise a warning."
@@ -227,10 +230,10 @@ def rejected_lines_spec(key: AssetKey) -> AssetCheckSpec:
 
 
 def judged_by_quarantine(declaration: TableDeclaration, report: Report, clock: Clock | None = None) -> AssetCheckResult:
-    """Return the result of the check after an ingest. It examines the whole quarantine.
+    """Return the result of the check on rejected lines after an ingest. The check examines the whole quarantine.
 
-    If the check examined only the lines of this run, the next run would turn the check green. If the rejected rows of
-    24 hours exceed the limit of the table, the result is an error. Otherwise, it is a warning.
+    If the check examined only the lines of this run, it would pass in the next run. A failed check is an error if the
+    rows rejected in 24 hours exceed the limit of the table. Otherwise, it is a warning.
     """
     rejected = mapping(report["details"]).get("rejected", 0)
     with typed_failures():

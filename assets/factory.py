@@ -1,7 +1,8 @@
 """The assets of one table, created from its declaration (docs/architecture/orchestration.md, "Assets").
 
-An asset submits one job to the launcher and records the report of the job. The job itself finds its work in storage.
-Every asset can therefore be materialized at any time, in any order, and again. A job that finds no work reports this.
+An asset submits one job to the launcher and records the report of the job. The job reads from storage which work is
+pending. Every asset can therefore be materialized at any time, in any order, and repeatedly. If a job finds no work,
+its report says so.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
@@ -160,9 +161,9 @@ def _report_up_to_date_assets(
     is_windowed: bool,
     clock: Clock | None,
 ) -> None:
-    """Report which other assets of the table are up to date.
+    """Report the other assets of the table that are up to date.
 
-    An error is only a warning, because the step has succeeded.
+    An error is logged only as a warning, because the step has already succeeded.
     """
     apart = set(context.run.asset_selection or context.job_def.asset_layer.executable_asset_keys)
     if context.has_partition_key_range or is_of_all_windows(context):
@@ -183,7 +184,7 @@ def _report_up_to_date_assets(
 def _pool(table: str, step: Step) -> str:
     """Return the pool of a step.
 
-    A step that brings new rows does not wait for maintenance of its table (decision 0037).
+    Steps that add rows have their own pool. They therefore do not wait for maintenance of the table (decision 0037).
     """
     return f"tidemark_{identifier(table)}{'_rows' if step.brings_rows else ''}"
 
@@ -199,10 +200,11 @@ def _debt_left(table: Table, mode: Mode) -> int:
 
 
 def freshness_policy(declaration: TableDeclaration, step: str) -> FreshnessPolicy | None:
-    """Return the freshness policy of the asset of this step, or None if the asset has no policy.
+    """Return the freshness policy of the asset of this step, or None if it has none.
 
-    If the declaration has a freshness, the asset that adds rows has the policy. This is `ingested` for a table
-    with a landing location, and `merged` for a keyed table. No step adds rows to other tables.
+    If the declaration sets `freshness`, the policy belongs to the asset that adds rows. For a table with a landing
+    location, this asset is `ingested`. For a keyed table without a landing location, this asset is `merged`. In other
+    tables, no step adds rows.
     """
     brings = "ingested" if declaration.landing else "merged"
     if declaration.freshness is None or step != brings:

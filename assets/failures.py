@@ -1,4 +1,4 @@
-"""How Dagster shows typed errors and tables."""
+"""Dagster failures for typed errors, and Dagster metadata for tables."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from storage_core.base.errors import TidemarkError
 from storage_core.data.rows.vectors import type_text
 from storage_core.table import Table
 
-# After one of these errors, a later run of the same step may succeed. Any other error remains until a person acts.
+# After one of these errors, a later run of the same step may succeed. Any other error remains until a person fixes its
+# cause.
 _WORTH_A_RETRY = frozenset({"conflict", "held", "unavailable", "outcome_unknown", "snapshot_expired"})
 
 
 def shown(kind: str, message: str) -> dict[str, Any]:
-    """Return the arguments of a `Failure` for an error of this kind.
+    """Return the arguments of a Dagster `Failure` for an error of this kind.
 
-    The argument `allow_retries` affects only users' assets that have a `RetryPolicy`. Tidemark's assets have no such
-    policy. With a policy, Dagster would also retry a step that a person interrupts
+    The argument `allow_retries` affects only assets with a `RetryPolicy`. Assets of users can have this policy, and
+    Tidemark's assets have none. With a policy, Dagster would also retry a step after a person interrupts it
     (docs/architecture/orchestration.md).
     """
     return {
@@ -32,7 +33,10 @@ def shown(kind: str, message: str) -> dict[str, Any]:
 
 @contextmanager
 def typed_failures() -> Iterator[None]:
-    """Convert a `TidemarkError` of the block into a `Failure`. The event log then shows its kind and message."""
+    """Convert a `TidemarkError` inside the block into a `Failure`.
+
+    The event log then shows the kind and message of the error.
+    """
     try:
         yield
     except TidemarkError as error:
@@ -43,13 +47,15 @@ def typed_failures() -> Iterator[None]:
 
 
 TABLE_METADATA = frozenset({"dagster/uri", "dagster/table_name", "dagster/column_schema", "dagster/row_count"})
-"""The keys of `table_metadata`. A keyed table does not have the last key."""
+"""The keys of `table_metadata`. A keyed table does not have the key `dagster/row_count`."""
 
 
 def table_metadata(table: Table, name: str) -> dict[str, MetadataValue[Any]]:
-    """Return the location, name and columns of a table, and for an append table the number of rows. Cost: no request.
+    """Return the location, name and columns of a table.
 
-    The number of rows of a keyed table is missing, because only a read of all keys would show it.
+    For an append table, also return the number of rows. Cost: no request.
+
+    A keyed table has no number of rows here, because only a read of all keys would give this number.
     """
     columns = [
         TableColumn(each.name, type_text(each.type), constraints=TableColumnConstraints(nullable=each.nullable))

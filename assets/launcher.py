@@ -1,11 +1,14 @@
-"""How an asset runs a job: in a subprocess with Dagster Pipes, or in this process on a shared Spark session.
+"""How an asset runs a job.
 
-Both launchers return the same report and fail a step in the same way. Assets therefore do not depend on the launcher.
-See docs/architecture/orchestration.md, "Spark". The launcher is the Dagster resource `launcher`.
+The job runs in a subprocess with Dagster Pipes, or in this process on a shared Spark session.
 
-A run that does a step for many small tables has one process for all its jobs, `jobs.job_server`. This process starts
-with the first job of the run. It ends when the run ends, after one minute without jobs, or when this process ends. If a
-job kills the shared process, only the step of this job fails. The next job gets a new process.
+Both launchers return the same report and report failures in the same way. Assets therefore do not depend on the
+launcher. See docs/architecture/orchestration.md, "Spark". The launcher is the Dagster resource `launcher`.
+
+If a run does a step for many small tables, all its jobs share one process, `jobs.job_server`. The shared process starts
+with the first job of the run. The shared process ends when the run ends, after one minute without jobs, or when the
+present process ends. A job can crash the shared process. Then only the step of this job fails, and the next job gets a
+new process.
 """
 
 from __future__ import annotations
@@ -51,22 +54,22 @@ from storage_core.log.job_run import Failed, report_of, run
 
 Report = Mapping[str, object]
 Context = AssetExecutionContext | OpExecutionContext
-"""The context of an asset, or of the op that runs asset checks."""
+"""The Dagster context of an asset, or of the op that runs asset checks."""
 
 LAUNCHER = "launcher"
 
 MOST_DEATHS = 2
-"""How many times a step starts its job again after the job was killed."""
+"""The number of times that a step restarts its job after the job was killed."""
 
 COMMITS_STAY = "Committed work is kept, and the next run does the rest"
 _KILLED = f"ended without a report, mostly because memory ran out. Its output is in the compute logs. {COMMITS_STAY}"
 
 
 class Launcher(Protocol):
-    """Runs one step to its end. Implementations differ only in the process of the step."""
+    """Runs one step until the step ends. Implementations differ only in the process that runs the step."""
 
     def submit(self, context: Context, options: RunOptions) -> Report:
-        """Return the job's report as plain data (the fields of `JobReport`).
+        """Return the report of the job as a mapping of plain values (the fields of `JobReport`).
 
         If the run is cancelled, the job is stopped.
 
@@ -78,10 +81,10 @@ class Launcher(Protocol):
 
 
 class PartlyDone(Failure):
-    """The failure of a job that has done a part of its work. `report` contains this part."""
+    """The failure of a job that has finished a part of its work. The attribute `report` contains the finished part."""
 
     def __init__(self, failed: Failed, report: Report) -> None:
-        """Store the kind and message of the job's error, and its report."""
+        """Store the kind and message of the job's error, and the report of the finished work."""
         super().__init__(**shown(failed.kind, failed.message))
         self.report = report
 
@@ -89,9 +92,9 @@ class PartlyDone(Failure):
 class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothing but itself
     """Runs `python -m jobs STEP` in a subprocess. This is the default launcher.
 
-    The job starts Spark unless its work is small. `root` is the working directory of the job. Relative locations are
-    relative to this directory. The default is the working directory of this process. The launcher passes the range of
-    windows as arguments, because Pipes drops the partition range of a run.
+    The job starts Spark only if its work is not small. `root` is the working directory of the job, and relative
+    locations start there. The default of `root` is the working directory of this process. The launcher passes the range
+    of windows as arguments, because Pipes does not pass the partition range of a run.
     """
 
     root: str | None = Field(default=None, description="The working directory of jobs (default: that of Dagster).")
@@ -109,17 +112,17 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
     _shared: SharedJobs | None = PrivateAttr(default=None)
 
     def __init__(self, root: Path | str | None = None, **settings: Any) -> None:
-        """Store the settings. If a value is invalid, each job fails."""
+        """Store the settings. If a value is invalid, every job fails."""
         super().__init__(**{"root": None if root is None else str(root), **settings})
 
     def _jobs_of_run(self) -> SharedJobs:
-        """Return the process of a run of several tables."""
+        """Return the process for a run that does a step of several tables."""
         if self._shared is None:
             self._shared = SharedJobs(self.root)
         return self._shared
 
     def _settings(self) -> dict[str, str]:
-        """Return the settings as environment variables of jobs."""
+        """Return the settings as environment variables for jobs."""
         given = {SPARK: self.spark, DRIVER_MIB: self.driver_mib, DRIVER_ITEMS: self.driver_items}
         return {name: str(value) for name, value in given.items() if value is not None}
 
@@ -154,16 +157,16 @@ class PipesLauncher(ConfigurableResource):  # type: ignore[type-arg]  # of nothi
 
 
 class InProcessLauncher:
-    """Runs jobs in this process on one Spark session, for tests and for several steps in a row.
+    """Runs jobs in this process on one Spark session. It serves tests and programs that run several steps.
 
-    The session starts with the first step that needs it, and stays open. The caller stops it.
+    The session starts with the first step that needs it, and stays open. The caller must stop the session.
     """
 
     def __init__(self, spark: Spark) -> None:
         self._spark = spark
 
     def submit(self, context: Context, options: RunOptions) -> Report:
-        """Run the step. Its log lines go to the log of this process."""
+        """Run the step. The log lines of the step go to the log of this process."""
         context.log.info("the job %s in this process: %s", step_of(options).name, " ".join(to_arguments(options)))
         self._spark.begin_job()
         with _job_failures():
@@ -173,7 +176,10 @@ class InProcessLauncher:
 
 @contextmanager
 def _job_failures() -> Iterator[None]:
-    """Convert the `TidemarkError` of a job into a `Failure`, with the report of the work that the job had done."""
+    """Convert a `TidemarkError` of a job into a `Failure`.
+
+    The failure contains a report of the finished work, if there is one.
+    """
     try:
         yield
     except TidemarkError as error:
@@ -184,10 +190,11 @@ def _job_failures() -> Iterator[None]:
 
 @contextmanager
 def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[None]:
-    """Raise the error in the report of the job, because it contains more than the exit code.
+    """Raise the error from the report of the job, because this error contains more than the exit code.
 
-    A job that ended without a report was killed. Its step is retried, or fails after the last retry. An interruption of
-    the step is not an `Exception`, so this function does not replace it with an error that the job reports afterwards.
+    A job without a report was killed. In this case, the step is retried, and it fails after the last retry. An
+    interruption of the step is not an `Exception`, so this function does not catch it. Errors that the job reports
+    afterwards therefore do not replace the interruption.
     """
     try:
         yield
@@ -204,7 +211,7 @@ def _reported_failure(job: str, messages: Path, *, is_last: bool) -> Iterator[No
 
 @contextmanager
 def _quiet_previews() -> Iterator[None]:
-    """Suppress the warnings about a preview feature of Pipes that Dagster's client uses in each step."""
+    """Suppress the warnings about a preview feature of Pipes. Dagster's Pipes client uses this feature in each step."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", PreviewWarning)
         yield
@@ -255,25 +262,25 @@ def _as_report(body: object) -> Report:
 
 IDLE_SECONDS = 60.0
 STOP_SECONDS = 20.0
-"""How many seconds a stopped job has to release its leases."""
+"""The number of seconds that a stopped job has to release its leases."""
 
 SHARED = (TableOptions, Audit)
-"""The option classes of the steps whose jobs may share a process."""
+"""The option classes of the steps that may share a process."""
 
 
 class JobKilled(Unavailable):
-    """The process of a job was ended from outside."""
+    """The error that is raised if something outside the job ended its process."""
 
 
 class SharedJobs:
-    """Runs jobs of one Dagster run one after another in one process. `root` is its working directory."""
+    """Runs the jobs of one Dagster run sequentially in one process. `root` is the working directory of this process."""
 
     def __init__(self, root: str | None) -> None:
         self._root = root
         self._process: _Process | None = None
 
     def submit(self, context: Context, options: TableOptions | Audit, environment: Mapping[str, str]) -> Report:
-        """Return the result of the job: its report, or `{"status": "failed", …}`.
+        """Return the report of the job, or `{"status": "failed", …}` if the job failed.
 
         Args:
             context: The context of the step.
@@ -320,7 +327,10 @@ class SharedJobs:
 
 
 class _Process:
-    """One process for the jobs of a run. The process also ends when no code refers to this object any more."""
+    """One process for the jobs of a run.
+
+    The process also ends when the program drops the last reference to this object.
+    """
 
     def __init__(self, run_id: str, root: str | None, environment: Mapping[str, str]) -> None:
         self.run_id = run_id
@@ -341,11 +351,11 @@ class _Process:
 
     @property
     def id(self) -> int:
-        """The id of the process."""
+        """The operating system's id of the process."""
         return self._started.pid
 
     def begins(self, line: str) -> bool:
-        """Send the job to the process, and return whether the job begins.
+        """Send the job to the process. Return whether the job begins.
 
         The job does not begin if the process has ended.
         """
@@ -364,7 +374,7 @@ class _Process:
             yield answer
 
     def stop(self) -> None:
-        """Stop the job by a signal, and end the process."""
+        """Stop the job with a signal, and end the process."""
         with suppress(ProcessLookupError):
             self._started.send_signal(signal.SIGTERM)
         self.end()
@@ -377,7 +387,7 @@ class _Process:
 
 
 def _end(process: subprocess.Popen[str], answers: IO[str]) -> None:
-    """Close the input of the process. The process then ends by itself. Kill the process if it does not end."""
+    """Close the input of the process, so that the process ends. Kill the process if it does not end in time."""
     answers.close()
     with suppress(BrokenPipeError):
         _of(process.stdin).close()

@@ -1,6 +1,6 @@
-"""The metadata of assets and runs.
+"""The metadata that Dagster shows for assets and runs.
 
-An asset shows the location, links, tags and code version of its table. A run shows a fixed set of metadata, created
+An asset shows the location, links, tags and code version of its table. A run shows a fixed set of metadata, which comes
 from the report of its job (docs/architecture/orchestration.md).
 """
 
@@ -31,7 +31,7 @@ _REQUESTS = ("get", "put", "list", "head", "delete")
 
 PARTITION_METADATA = frozenset({*_OF_A_WINDOW, "version", "status", "commit_id"})
 PREDICTED_OF_PARTITION = frozenset({"predicted_bytes_in", "predicted_bytes_out", "predicted_benefit", "benefit"})
-"""Additional metadata of a compacted partition. Its benefit is the reduction in the number of splits."""
+"""Additional metadata of a compacted partition. The benefit of a partition is the reduction in its number of splits."""
 
 METADATA = frozenset(
     {
@@ -48,12 +48,12 @@ METADATA = frozenset(
     }
 )
 PREDICTED = frozenset({"benefit", "benefit_unit", "predicted_benefit", "predicted_requests", "predicted_price"})
-"""Additional metadata of a step whose job predicts its work (docs/architecture/orchestration.md)."""
+"""Additional metadata of a step with a job that predicts its work (docs/architecture/orchestration.md)."""
 
 PREDICTED_BYTES = frozenset({"predicted_bytes_in", "predicted_bytes_out"})
 """Additional metadata of a step that predicts its work.
 
-A key exists only if storage contains the number before the run.
+A key exists only if storage already contained the number before the run.
 """
 
 _LONGEST_LIST = 50
@@ -62,9 +62,9 @@ _LONGEST_LIST = 50
 def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, MetadataValue]:
     """Return the metadata of a materialization.
 
-    The keys are those of `METADATA`. The key `debt_left` is missing if its value is None. If the job predicts its work,
-    there are also the keys of `PREDICTED`, and the keys of `PREDICTED_BYTES` with known numbers. Sizes are in
-    bytes, times in seconds, and prices in the currency of `Prices`.
+    The result has the keys of `METADATA`. The key `debt_left` is missing if its value is None. A job can predict its
+    work. Then the result also has the keys of `PREDICTED`, and each key of `PREDICTED_BYTES` with a known number. Sizes
+    are in bytes, times in seconds, and prices in the currency of `Prices`.
 
     Args:
         report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all
@@ -88,7 +88,7 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
 
 
 def _predicted(report: Report) -> dict[str, MetadataValue[Any]]:
-    """Return the predicted work and the actual benefit. Return an empty mapping for a job without predictions."""
+    """Return the predicted work and the actual benefit, or an empty mapping for a job without predictions."""
     if not isinstance(predicted := report["predicted"], Mapping):
         return {}
     requests = {"get": _whole(predicted["gets"]), "put": _whole(predicted["puts"])}
@@ -104,7 +104,10 @@ def _predicted(report: Report) -> dict[str, MetadataValue[Any]]:
 
 
 def windows_failed(report: Report) -> list[tuple[int | None, str]]:
-    """Return the windows that the job could not process, ascending, each with the kind and text of its error."""
+    """Return the windows that the job could not process, in ascending order.
+
+    Each window has the kind and text of its error.
+    """
     return [
         (
             window if isinstance(window := each.get("window"), int) else None,
@@ -115,12 +118,13 @@ def windows_failed(report: Report) -> list[tuple[int | None, str]]:
 
 
 def metadata_of_partitions(report: Report, partitions: Sequence[str]) -> dict[str, dict[str, MetadataValue[Any]]]:
-    """Return the metadata of each partition of a ranged run. Its keys are exactly `PARTITION_METADATA`.
+    """Return the metadata of each partition of a ranged run. The metadata has exactly the keys of `PARTITION_METADATA`.
 
-    For a compaction with predictions per window, they also include `PREDICTED_OF_PARTITION`. Each number counts only
-    this window. The number is 0 if nothing was committed to the window. For an ingest, `rows_in` is the number of
-    ingested rows, and `bytes_in` is 0, because a file is read for several windows. An older window may begin between
-    two partitions. It belongs to the earlier partition.
+    If a compaction predicts its work per window, the metadata also has the keys of `PREDICTED_OF_PARTITION`. Each
+    number counts only this window, and is 0 if the job committed nothing to this window. For an ingest, `rows_in` is
+    the number of ingested rows. `bytes_in` is 0, because an ingest reads one file for several windows. A window with an
+    earlier window length may begin between the starts of two partitions. The metadata of the earlier partition then
+    includes this window.
     """
     details, names = mapping(report["details"]), sorted(partitions)
     done = _by_partition(entries_in(details, "by_window"), names)
@@ -138,7 +142,7 @@ def _by_partition(entries: _Entries, names: Sequence[str]) -> dict[str, list[Map
     found: dict[str, list[Mapping[str, object]]] = {}
     for each in entries:
         if isinstance(window := each["window"], int):
-            place = bisect_right(names, partition_key(window))  # names sort like their times
+            place = bisect_right(names, partition_key(window))  # names have the same order as their times
             if place:
                 found.setdefault(names[place - 1], []).append(each)
     return found
@@ -149,7 +153,7 @@ def _predicted_of(
 ) -> dict[str, MetadataValue[Any]]:
     """Return the prediction for a partition and the reduction in splits.
 
-    Return an empty mapping without a prediction.
+    Return an empty mapping if there is no prediction.
     """
     if not predicted:
         return {}
@@ -173,13 +177,13 @@ def _metadata_of_partition(report: Report, commits: _Entries) -> dict[str, Metad
 
 
 def entries_in(details: Mapping[str, object], name: str) -> list[Mapping[str, object]]:
-    """Return the objects that the details of a report list under a name, or an empty list."""
+    """Return the objects in the list `name` of a report's details. Return an empty list if this list is missing."""
     listed = details.get(name)
     return [mapping(each) for each in listed] if isinstance(listed, list) else []
 
 
 def json_value(value: object) -> MetadataValue[Any]:
-    """Return a number of a report as a number, and anything else as JSON."""
+    """Convert a value of a report into metadata. A whole number stays a number, and any other value becomes JSON."""
     return MetadataValue.int(value) if isinstance(value, int) else MetadataValue.json(value)  # type: ignore[arg-type]
 
 
@@ -196,7 +200,7 @@ def _shortened(value: object) -> object:
 
 
 def mapping(value: object) -> Mapping[str, object]:
-    """Return the value if it is an object. Raises `TypeError` otherwise."""
+    """Return the value if it is a mapping. Raises `TypeError` otherwise."""
     if not isinstance(value, Mapping):
         raise TypeError(f"expected an object in the job report, found {type(value).__name__}")
     return value
@@ -215,7 +219,7 @@ def _number(value: object) -> float:
 
 
 Automated = Literal["on", "off", "when_started"]
-"""When the upkeep sensor and the schedules maintain a table: at once, never, or after a person starts them."""
+"""The condition for automatic maintenance of a table: always, never, or after a person starts the automation."""
 
 AUTOMATION_TAG: Final = "tidemark/automation"
 _OPERATIONS: Final = Path(__file__).resolve().parents[1] / "docs" / "operations.md"
@@ -223,7 +227,7 @@ _OPERATIONS: Final = Path(__file__).resolve().parents[1] / "docs" / "operations.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Project:
-    """The properties of the project that an asset shows: its automation, and the address of the report."""
+    """The properties of the project that an asset shows: the state of its automation, and the address of the report."""
 
     automated: Automated = "when_started"
     report: str | None = None
@@ -237,7 +241,7 @@ def tags_of(declaration: TableDeclaration, project: Project) -> dict[str, str]:
 def metadata_of_asset(declaration: TableDeclaration, project: Project) -> Mapping[str, object]:
     """Return the metadata of each asset of the table: its location and name, the report, and the operations guide.
 
-    The metadata does not link to a file, because a browser does not open local files from a server's page.
+    The metadata has no link to a file, because browsers do not open local files from a web page.
     """
     found: dict[str, object] = {"dagster/uri": declaration.uri, "dagster/table_name": declaration.name}
     if project.report is not None:
@@ -248,7 +252,10 @@ def metadata_of_asset(declaration: TableDeclaration, project: Project) -> Mappin
 
 
 def code_version(declaration: TableDeclaration) -> str:
-    """Return a version that changes when the declaration requires other rows, files or indexes, or another order."""
+    """Return the code version.
+
+    It changes if the declaration requires different rows, files, indexes or another order.
+    """
     settings = sorted(declaration.config().to_configuration().items())
     text = repr((to_schema_string(declaration.schema()), settings, declaration.landing))
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,7 +1,7 @@
 """The assets of a raw log (`<raw log>/distributed`, `raw_healed`, `raw_collected`) and the Dagster job `forget`.
 
-With the job `forget`, a person erases rows of a table. The config of the job contains the table and the condition. The
-job has no asset, because it runs only once for each condition. Dagster stores the condition with the run
+A person starts the job `forget` to erase rows of a table. The config of the job contains the table and the condition.
+The job has no asset, because it runs only once for each condition. Dagster stores the condition with the run
 (docs/operations.md, "A person asks to be forgotten"). For the assets see docs/architecture/orchestration.md, "Assets".
 """
 
@@ -98,7 +98,7 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute)
                 raise Failure(partly.description, shown, partly.allow_retries) from partly
             yield _distributed(report)
             held = _held(report)
-            if gaps_of(held) - known:  # the run fails once per gap, so one alert is sent
+            if gaps_of(held) - known:  # the run fails once per gap, so each gap sends one alert
                 error = missing_chunks(name, held)
                 raise Failure(**shown_failure(error.kind, str(error)))
 
@@ -106,16 +106,16 @@ def build_distributed_asset(declaration: RawLogDeclaration, request: Distribute)
 
 
 Gap = tuple[str, int, int]
-"""The writer of missing chunks, and the first and the last number of these chunks."""
+"""A gap of missing chunks: the writer, the number of the first chunk, and the number of the last chunk."""
 
 
 def gaps_of(held: Iterable[Mapping[str, Any]]) -> frozenset[Gap]:
-    """Return the gaps of the list `held` in the report of a distribution."""
+    """Return the gaps in the list `held` of a distribution report."""
     return frozenset((str(each["writer"]), int(each["first"]), int(each["last"])) for each in held)
 
 
 def recorded_gaps(instance: DagsterInstance, raw_log: str) -> frozenset[Gap]:
-    """Return the gaps that the newest result of the check `nothing_is_missing` contains. Cost: one query."""
+    """Return the gaps in the newest result of the check `nothing_is_missing`. Cost: one query."""
     key = AssetCheckKey(distributed_key(raw_log), NOTHING_MISSING)
     done = COMPLETED_ASSET_CHECK_EXECUTION_RECORD_STATUSES
     for each in instance.event_log_storage.get_asset_check_execution_history(key, limit=1, status=done):
@@ -127,7 +127,7 @@ def recorded_gaps(instance: DagsterInstance, raw_log: str) -> frozenset[Gap]:
 
 
 def _held(report: Report) -> list[Any]:
-    """Return the gaps that hold chunks back."""
+    """Return the gaps that prevent the distribution of later chunks."""
     return entries_in(mapping(report["details"]), "held")
 
 
@@ -164,7 +164,7 @@ def _distributed(report: Report) -> MaterializeResult[None]:
 
 @dataclass(frozen=True, slots=True)
 class RawStep:
-    """One asset of a raw log: its step, its check, and the details that must be empty for the check to pass."""
+    """One asset of a raw log, with its step and its check. The check passes if the details in `empty` are empty."""
 
     options: type[RawLogOptions]
     check: str
@@ -186,14 +186,14 @@ _COLLECTED = RawStep(CollectRaw, NOTHING_IS_DAMAGED, ("damaged", "failed"))
 
 
 def raw_steps(declaration: RawLogDeclaration) -> Iterator[RawStep]:
-    """Yield the steps of a raw log: healing if there are several stores, and collection."""
+    """Yield the steps of a raw log. Healing is a step only if there are several stores. Collection is always a step."""
     if len(declaration.stores) > 1:
         yield _HEALED
     yield _COLLECTED
 
 
 def raw_key(raw_log: str, step: RawStep) -> AssetKey:
-    """Return the key of the asset of one step."""
+    """Return the asset key of one step."""
     return AssetKey([raw_log, step.step.asset])
 
 
@@ -237,8 +237,8 @@ Fed = tuple[TableDeclaration, Sequence[RawLogOptions]]
 def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinition:
     """Return the job that erases rows from a table and from its raw logs. It needs the resource `launcher`.
 
-    With `report`, the job changes nothing, and fails as long as an object still contains the rows. The key
-    `landed_files` in its metadata `details` lists the landed files that contain the rows.
+    With `report`, the job only searches, and it fails if an object still contains the rows. The key `landed_files` in
+    the metadata `details` contains the landed files with the rows.
     """
 
     @op(
@@ -250,7 +250,7 @@ def build_forget_job(tables: Sequence[Fed], *, prefix: str = "") -> JobDefinitio
     def forget_rows(context: OpExecutionContext) -> None:
         table, raw_logs = _named(tables, context.op_config["table"])
         landing = table.landing_spec()
-        context.instance.add_run_tags(context.run_id, {TABLE: table.name})  # an alert reads the table's name here
+        context.instance.add_run_tags(context.run_id, {TABLE: table.name})  # alerts read the table's name here
         request = Forget(
             table_uri=table.uri,
             where=context.op_config["where"],

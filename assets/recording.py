@@ -1,16 +1,16 @@
-"""The events that Dagster stores for a run: metrics of the work, for the asset and for each partition.
+"""The events that Dagster stores for a run. They contain metrics of the work, for the asset and for each partition.
 
-A run without work records an observation, so that zeros do not replace the metrics of earlier work. There is one
-exception. If an asset or partition was never materialized, a run without work materializes it to show that it is empty.
-Plots over time and over partitions therefore show only work.
+A run without work records an observation. Its zeros therefore do not replace the metrics of earlier work. There is one
+exception. A run without work materializes an asset or partition that was never materialized. The materialization shows
+that the asset or partition is empty. Plots over time and over partitions therefore show only work.
 
-If a run of one of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed.
-Runs of these backfills therefore repeat the materialization of earlier work with its metrics. The metadata contains the
-id of the run that did the work (decision 0038).
+If a run of Dagster's own backfills does not materialize a partition, Dagster treats the partition as failed. Runs of
+Dagster's own backfills therefore materialize such a partition again with the metrics of earlier work. The metadata
+contains the id of the run that did this work (decision 0038).
 
-A step without work gets no run, so no run materializes its asset. The upkeep sensor reports such assets by events
-without a run (decision 0038), so that the UI does not show them as missing. An asset without partitions gets at most
-one such event. An asset with partitions gets at most one for each window with rows.
+A step without work gets no run, so no run materializes its asset. The upkeep sensor reports this asset with an event
+that has no run (decision 0038). The UI therefore does not show the asset as missing. An asset without partitions gets
+at most one such event. An asset with partitions gets at most one such event for each window with rows.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ DATA_VERSION = "dagster/data_version"
 FAILED_PARTITIONS = "failed_partitions"
 
 METRICS_OF_RUN = "metrics_of_run"
-"""Metadata of a repeated materialization: the run that did the work."""
+"""Metadata of a repeated materialization. It identifies the run that did the work."""
 
-# Marks an output for which no further event is logged. Dagster marks outputs in the same way if their events are
-# logged. Without any output, Dagster would skip the next steps.
+# This metadata marks an output, and Dagster then logs no other event for the output. Dagster uses the same mark for
+# outputs with events that are already logged. Without an output, Dagster would skip the next steps.
 _LOGGED = {"__source_asset_observation__": MetadataValue.bool(True)}
 
 Metadata = Mapping[str, MetadataValue[Any]]
@@ -73,8 +73,9 @@ def recorded(
 ) -> MaterializeResult[None]:
     """Record the work of the run, and return the result of the asset. `span` contains the partitions of the asset.
 
-    If the run has several partitions, or is about all windows of a partitioned asset, each partition gets the metrics
-    of its window. An observation without a partition then contains the metrics of the whole run.
+    A run can have several partitions, or it can process all windows of a partitioned asset. In both cases, each
+    partition gets the metrics of its own window. An observation without a partition then contains the metrics of the
+    whole run.
     """
     if span is not None and (context.has_partition_key_range or is_of_all_windows(context)):
         materialize_partitions(context, key, report, span=span)
@@ -93,10 +94,10 @@ def recorded(
 def record_part(
     context: AssetExecutionContext, key: AssetKey, partly: PartlyDone, debt_left: int, *, span: Span | None
 ) -> Failure:
-    """Record the finished partitions, and return a failure with a list of the failed partitions.
+    """Record the finished partitions. Return a failure with a list of the failed partitions.
 
-    A step fails as a whole. The finished partitions are recorded before the step fails. Only the partitions of
-    failed windows then count as failed in the UI and in backfills.
+    A failure always concerns the whole step. This function therefore records the finished partitions before the step
+    fails. Only the partitions of failed windows then count as failed in the UI and in backfills.
     """
     report, metadata = partly.report, metadata_of(partly.report, debt_left)
     failed = {partition_key(window): why for window, why in windows_failed(report) if window is not None}
@@ -121,11 +122,11 @@ def materialize_partitions(
     span: Span | None,
     failed: Mapping[str, str] | None = None,
 ) -> None:
-    """Record the partitions with work, and the requested partitions that are empty.
+    """Record the partitions with work, and the requested partitions without rows.
 
-    Each partition gets one event. An event is one row in Dagster's storage. It contains the commit of its own window.
-    Partitions in `failed` get no event. If the run belongs to one of Dagster's own backfills, all other requested
-    partitions get an event too.
+    Each partition gets one event. An event is one row in Dagster's storage. It contains the commit of the partition's
+    own window. Partitions in `failed` get no event. In Dagster's own backfills, all other requested partitions also get
+    an event.
     """
     asked = [] if is_of_all_windows(context) else list(context.partition_keys)
     names = [name for name in asked or _touched(report, span) if name not in (failed or {})]
@@ -143,14 +144,14 @@ def materialize_partitions(
 
 
 def _touched(report: Report, span: Span | None) -> list[str]:
-    """Return the partitions of the windows that the job changed. Windows without a partition are skipped."""
+    """Return the partitions of the windows that the job changed. Windows outside all partitions are skipped."""
     windows = [each["window"] for each in entries_in(mapping(report["details"]), "by_window")]
     starts = [span.partition_of(window) for window in windows if isinstance(window, int)] if span else []
     return [partition_key(start) for start in sorted({start for start in starts if start is not None})]
 
 
 def _materialized(context: AssetExecutionContext, key: AssetKey, names: Sequence[str]) -> Mapping[str, int]:
-    """Return the newest materialization of each partition, as its id in Dagster's storage.
+    """Return the id of the newest materialization of each partition in Dagster's storage.
 
     The result does not contain partitions that were never materialized.
     """
@@ -160,7 +161,10 @@ def _materialized(context: AssetExecutionContext, key: AssetKey, names: Sequence
 
 
 def _last(context: AssetExecutionContext, key: AssetKey) -> EventLogRecord | None:
-    """Return the newest materialization of the asset, or of the partition of the run."""
+    """Return the newest materialization.
+
+    If the run has a partition, return the newest materialization of this partition.
+    """
     if context.has_partition_key:
         found = _records(context, key, _materialized(context, key, [context.partition_key]).values())
     else:
@@ -182,8 +186,8 @@ def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
     before = record.asset_materialization
     if before is None:
         raise TypeError(f"record {record.storage_id} of Dagster's storage is not a materialization")
-    # The event of an asset that never had work has no run. The metadata of a repeated materialization already contains
-    # the id of the run.
+    # If an asset never had work, its event has no run. The metadata of a repeated materialization already contains the
+    # id of the run.
     of_run = {METRICS_OF_RUN: MetadataValue.dagster_run(record.run_id)} if record.run_id else {}
     tags = {name: value for name, value in (before.tags or {}).items() if name == DATA_VERSION}
     metadata = {**of_run, **before.metadata}
@@ -194,7 +198,7 @@ def _repeated(key: AssetKey, record: EventLogRecord) -> AssetMaterialization:
 
 
 MOST_AT_ONCE = 200
-"""The largest number of windows that one call reports per asset. The newest windows come first."""
+"""The largest number of windows that one call reports per asset. The call reports the newest windows first."""
 
 
 def report_up_to_date(
@@ -206,7 +210,7 @@ def report_up_to_date(
     apart: Collection[AssetKey] = (),
     clock: Clock | None = None,
 ) -> bool:
-    """Report the assets and windows of the table that have no work left and were never materialized.
+    """Report assets and windows that have no pending work and were never materialized.
 
     Args:
         instance: The instance. Its storage gets the events.
@@ -244,7 +248,7 @@ def report_up_to_date(
 
 
 _Partitions = AbstractSet[str | None]
-"""Names of partitions. For an asset without partitions, the only name is None."""
+"""Names of partitions. Names of partitions. The only name of an asset without partitions is None."""
 
 
 def _ever_materialized(instance: DagsterInstance, keys: Sequence[AssetKey]) -> dict[AssetKey, bool]:
@@ -257,9 +261,9 @@ def _ever_materialized(instance: DagsterInstance, keys: Sequence[AssetKey]) -> d
 def _missing(
     instance: DagsterInstance, key: AssetKey, table: Table, *, is_known: bool, span: Span | None
 ) -> _Partitions:
-    """Return the partitions of windows with rows that were never materialized.
+    """Return the partitions that have rows and were never materialized.
 
-    For an asset without partitions: None.
+    For an asset without partitions, the only name in the result is None.
     """
     if span is None:
         return set() if is_known else {None}

@@ -1,6 +1,6 @@
 """The tags of runs. This module does not import Dagster.
 
-Some tags control a run, some tags describe the run, and Dagster defines some tags.
+Some tags control a run, and some tags describe it. Other tags come from Dagster.
 """
 
 from __future__ import annotations
@@ -14,27 +14,31 @@ MODE_TAG = "tidemark/compaction"
 Schedules and sensors request only merges that cost less than they save. A run without this tag finalizes the windows.
 """
 STATE_TAG, COMPACT_STATE = "tidemark/state", "compact"
-"""Requests a compact state of the table."""
+"""The tag that requests a compact state of the table (`storage_core.log.log`)."""
 ACCEPT_LATE_TAG, ACCEPT_LATE = "tidemark/late", "accept"
-"""Lets a retry of the quarantine also add late rows."""
+"""The tag that allows a retry of the quarantine to add late rows too."""
 AUDIT_TAG, AUDIT_ALL = "tidemark/audit", "all"
-"""Audits the whole table. Without the tag, a run audits only what the last compaction wrote."""
+"""The tag that requests an audit of the whole table. Without it, a run audits only the files of the last compaction."""
 WINDOWS_TAG, ALL_WINDOWS = "tidemark/windows", "all"
-"""Marks a run for all windows. Such a run has a partition only because Dagster requires one."""
+"""The tag of a run for all windows. Such a run has a partition only because Dagster requires one."""
 
 TABLE = "tidemark/table"
 TABLES = "tidemark/tables"
-"""The number of small tables in a shared run. Their jobs share a process."""
+"""The number of small tables in a shared run. The jobs of these tables share a process."""
 REASON = "tidemark/reason"
 VERSION = "tidemark/version"
 
-# Dagster hides tags with this prefix in the UI. Their values are too long for a list of runs.
+# Dagster hides tags with this prefix in the UI. The values of these tags are too long for a list of runs.
 PROCESS = ".dagster/tidemark_process"
-"""The process of the run, as `storage_core.base.process` writes it. A retry inherits the value of its parent."""
+"""The process of the run, in the format of `storage_core.base.process`.
+
+A retry inherits this tag from its parent run.
+"""
 BYTES_TAG = ".dagster/tidemark_bytes"
 """The number of bytes that the run may read from each table (`bytes_tag`)."""
 
-# Tags of a run of one partition, and of a ranged run. Dagster's own single-run backfills also have them.
+# Tags of runs with one partition or with a range of partitions. Dagster's own single-run backfills also have these
+# tags.
 PARTITION = "dagster/partition"
 RANGE_START = "dagster/asset_partition_range_start"
 RANGE_END = "dagster/asset_partition_range_end"
@@ -46,12 +50,12 @@ WILL_RETRY = "dagster/will_retry"
 
 
 def bytes_tag(granted: Mapping[str, int]) -> dict[str, str]:
-    """Return the tag with the granted bytes of each table, or no tag if nothing was granted."""
+    """Return a tag with the granted bytes of each table. Return no tag if nothing was granted."""
     return {BYTES_TAG: json.dumps(granted, separators=(",", ":"))} if granted else {}
 
 
 def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
-    """Return the granted bytes of a run by table. An invalid tag is ignored."""
+    """Return the number of bytes that this run may read from each table. An invalid tag is ignored."""
     try:
         found = json.loads(tags.get(BYTES_TAG, "{}"))
         return {str(name): int(size) for name, size in found.items()}
@@ -60,5 +64,5 @@ def granted_bytes(tags: Mapping[str, str]) -> dict[str, int]:
 
 
 def identifier(table: str) -> str:
-    """Return the table's name for Dagster. Dagster does not allow dashes."""
+    """Return the table's name in the form that Dagster allows, without dashes."""
     return table.replace("-", "_")

@@ -1,7 +1,7 @@
 """The assets of one table and their partitions.
 
-A table has one asset per step (`storage_core.data.steps`), and one per index. A partition is a window. Its name is the
-start of the window, such as `2015-05-17T10:00` (UTC).
+A table has one asset per step (`storage_core.data.steps`), and one asset per index. Each partition is a window. The
+name of a partition is the start of its window, such as `2015-05-17T10:00` (UTC).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from storage_core.data.steps import STEPS, TABLE_STEPS, RunOptions, Step, option
 
 @dataclass(frozen=True, kw_only=True)
 class TableStep:
-    """One asset of a table: its step, its index if it has one, its promise, and the assets that run before it."""
+    """One asset of a table. It contains the step, the index if there is one, the promise, and the preceding assets."""
 
     declaration: TableDeclaration
     step: Step
@@ -43,7 +43,7 @@ class TableStep:
         return self.step.is_windowed(self.declaration)
 
     def options(self, **of_run: object) -> RunOptions:
-        """Return the options of a run. Values for options that the step does not have are ignored."""
+        """Return the options of a run. Ignore values for options that the step does not have."""
         return options_for(self.job, table_uri=self.declaration.uri, index=self.index, **of_run)
 
 
@@ -60,7 +60,7 @@ def index_asset(index: str) -> str:
 def steps_of(declaration: TableDeclaration) -> list[TableStep]:
     """Return the assets of a table.
 
-    Steps that the declaration does not need (landing, key, indexes, retention) have no asset.
+    If the declaration does not need a step (landing, key, indexes, retention), the step has no asset.
     """
     has = [step for step in TABLE_STEPS if step.is_of(declaration)]
     names = {step.name: [name for name, _, _ in _assets(step, declaration)] for step in has}
@@ -98,10 +98,10 @@ _MINUTE, _HOUR = 60, 3600
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The windows that are partitions: those that start in [first, end), in seconds since the epoch.
+    """The windows that are partitions. They start in [first, end), in seconds since the epoch.
 
-    `end` is the end of the declared range, or the end of the window that contains `now`. Rows of today therefore have a
-    partition.
+    `end` is the end of the declared range, or the end of the window that contains `now`. Rows of the current day
+    therefore have a partition.
     """
 
     first: int
@@ -114,22 +114,22 @@ class Span:
         return window is not None and self.first <= window < self.end
 
     def partition_of(self, window: int | None) -> int | None:
-        """Return the start of the partition in which a window of any duration begins, or None."""
+        """Return the start of the partition in which a window begins, or None. The window can have any length."""
         if window is None or not self.holds(window):
             return None
         return window - window % self.window_seconds
 
     @property
     def newest(self) -> int:
-        """The start of the last window."""
+        """The start of the newest window."""
         return self.end - self.window_seconds
 
 
 def span_of(declaration: TableDeclaration, clock: Clock | None = None) -> Span | None:
-    """Return the windows of a table that are partitions, or None for a table without windows.
+    """Return the windows of a table that are partitions. Return None for a table without windows.
 
-    There are at most 40,000 partitions. In a longer range, the oldest days have no partitions, so the range moves with
-    time. Without a declared start, the range begins 40,000 windows ago.
+    There are at most 40,000 partitions. If the range is longer, the oldest days have no partitions. The range therefore
+    moves forward with time. Without a declared start, the range begins 40,000 windows ago.
     """
     seconds = declaration.window
     if seconds is None:
@@ -142,12 +142,12 @@ def span_of(declaration: TableDeclaration, clock: Clock | None = None) -> Span |
     oldest = end - MOST_PARTITIONS * seconds
     oldest += -oldest % DAY_SECONDS  # the start moves by whole days, so it does not change during a day
     first = max(int(declared.start.timestamp()), oldest) if declared else oldest
-    # A range that begins in the future has one partition, so that Dagster can show and request the asset.
+    # If a range begins in the future, it has one partition. Dagster can then show and request the asset.
     return Span(first, max(end, first + seconds), seconds, ends=declared_end is not None and declared_end <= open_end)
 
 
 def partitions_of(span: Span) -> TimeWindowPartitionsDefinition:
-    """Return Dagster's definition of these windows. All assets of a table share one object."""
+    """Return Dagster's definition of these windows. All assets of a table share this one object."""
     return TimeWindowPartitionsDefinition(
         start=partition_key(span.first),
         end=partition_key(span.end) if span.ends else None,
@@ -159,9 +159,9 @@ def partitions_of(span: Span) -> TimeWindowPartitionsDefinition:
 
 
 def windows_per_run(span: Span) -> int:
-    """Return the number of windows in one run of Dagster's own backfills: the windows of one day, but at least 30.
+    """Return the number of windows in one run of Dagster's own backfills. It covers one day, but at least 30 windows.
 
-    A long backfill therefore shows its progress by runs, and each run has few events.
+    A long backfill therefore consists of several runs, which show its progress. Each run has few events.
     """
     return max(FEWEST_PER_RUN, DAY_SECONDS // span.window_seconds)
 
@@ -172,7 +172,7 @@ def partition_key(window: int) -> str:
 
 
 def is_of_all_windows(context: AssetExecutionContext) -> bool:
-    """Return whether a run is about all windows, regardless of its partitions."""
+    """Return whether a run processes all windows, regardless of its partitions."""
     has_partitions = context.has_partition_key or context.has_partition_key_range
     return not has_partitions or context.run.tags.get(WINDOWS_TAG) == ALL_WINDOWS
 
@@ -180,7 +180,7 @@ def is_of_all_windows(context: AssetExecutionContext) -> bool:
 def windows_of(context: AssetExecutionContext) -> WindowRange:
     """Return the windows of a run with one partition or a range of partitions.
 
-    Without partitions, return all windows.
+    If the run has no partitions, return all windows.
     """
     if is_of_all_windows(context):
         return EVERY_WINDOW
@@ -189,9 +189,9 @@ def windows_of(context: AssetExecutionContext) -> WindowRange:
 
 
 def contiguous(windows: Iterable[int], window_seconds: int) -> Iterator[tuple[int, int]]:
-    """Yield the first and last window of every group of adjacent windows, ascending. Groups are cut at midnight (UTC).
+    """Yield the first and last window of each group of adjacent windows, ascending. A group ends at midnight (UTC).
 
-    A ranged run costs Dagster some rows per partition, so no run is longer than a day.
+    Dagster stores several rows per partition of a ranged run, so a run covers at most one day.
     """
     group: list[int] = []
     for window in sorted(set(windows)):

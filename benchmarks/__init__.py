@@ -1,5 +1,5 @@
-"""Benchmarks of the claims in the documentation. Most print a ratio of two sides that were measured in one run.
+"""Benchmarks for the claims in the documentation. Most benchmarks measure two systems in one run and print the ratio.
 
-`python -m benchmarks.<name> [--small] [--json]` runs one benchmark. `make bench` runs all except `sql_confinement`,
-which compares two releases, and writes `benchmarks/RESULTS.md`.
+`python -m benchmarks.<name> [--small] [--json]` runs one benchmark. `make bench` runs all benchmarks except
+`sql_confinement`, and writes `benchmarks/RESULTS.md`. `sql_confinement` compares two releases.
 """

@@ -1,10 +1,10 @@
-"""Ingest of many small files that are announced by a queue.
+"""Ingest of many small files. A queue announces the files.
 
-Each file has one line. A tenth of the messages comes twice, all messages are out of order, and one file in a hundred is
-never announced. The last run lists the location and finds these files. At the end, each file must be in the table
-exactly once.
+Each file has one line. 10 % of the messages arrive twice, all messages are out of order, and 1 % of the files is never
+announced. The last run lists the landing location and finds the files without a message. At the end, each file must be
+in the table exactly once.
 
-The server of the landing location and of its queue is another process of this machine. It makes the content of a file
+Another process of this machine serves the landing location and its queue. This server generates the content of a file
 from its name, and counts the requests. `ANNOUNCED_FILES` in the environment sets the number of files.
 """
 
@@ -47,9 +47,9 @@ _BUCKET = "announced"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the requests per file, the memory, and the time of the first and of the last run.
+    """Yield the requests per file, the memory, and the times of the first and the last run.
 
-    Raises `RuntimeError` if a file is not in the table exactly once.
+    Raises `RuntimeError` if the table does not contain every file exactly once.
     """
     files = SMALL_FILES if small else FILES
     if small:
@@ -69,7 +69,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         _require_each_once(table, announced)
         yield Metric(name=f"{announced:,} announced files in {len(seconds)} runs", value=sum(seconds), unit="s")
         yield Metric(name="a run, the first", value=seconds[0], unit="s")
-        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last run has fewer messages
+        last = seconds[-2] if len(seconds) > 2 else seconds[-1]  # the last run processes fewer messages
         yield Metric(
             name="a run, the last full one", value=last, unit="s", against="the first", ratio=seconds[0] / last
         )
@@ -85,7 +85,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _declared(folder: Path, server: Server, **landing: str) -> Path:
-    """Return the declaration. A change of `landing` makes the next run list the location."""
+    """Return the declaration. After a change of `landing`, the next run lists the location."""
     uri = f"s3://{_BUCKET}/{PLACE}?endpoint={server.endpoint}&region={REGION}&path_style=true"
     queue = f"{server.endpoint}/123456789012/landed"
     body = {
@@ -127,11 +127,11 @@ class Server:
     endpoint: str
 
     def land(self, files: int) -> None:
-        """Land this many files, and send their messages."""
+        """Add this number of files to the landing location, and send their messages."""
         self._call("land", files)
 
     def counts(self) -> Counter[str]:
-        """Return the requests since the files landed, by kind."""
+        """Return the number of requests of each kind since the files landed."""
         return Counter(self._call("counts", None))
 
     def _call(self, action: str, argument: int | None) -> Any:
@@ -168,7 +168,7 @@ def _event(number: int) -> str:
 
 @dataclass(slots=True)
 class _State:
-    """The number of files, the files with waiting messages, and the requests by kind."""
+    """The number of files, the files with waiting messages, and the number of requests of each kind."""
 
     files: int = 0
     waiting: list[int] = field(default_factory=list)

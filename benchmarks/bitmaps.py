@@ -1,7 +1,7 @@
-"""The gain from a bitmap index: queries for rare values of a wide table, with and without the index, in one run.
+"""The benefit of a bitmap index. Queries for rare values of a wide table run with and without the index.
 
-On a local disk, DuckDB also reads the same files. For remote storage, the same queries run over an S3 API that answers
-after 20 ms, each with empty caches. The metrics are milliseconds, requests and bytes.
+On a local disk, DuckDB also reads the same files. For remote storage, the same queries use an S3 API that answers after
+20 ms. Each query starts with empty caches. The metrics are milliseconds, requests and bytes.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ QUERIES: Mapping[str, str] = {
     "sum over one value of a thousand": "select sum(c1) from t where host = 'host 5'",
     "sum over half of the values": "select sum(c1) from t where host < 'host 5'",
 }
-"""All values except null lie between the minimum and the maximum of each split, so statistics prune no split."""
+"""The values in these queries, except null, lie between each split's minimum and maximum. Statistics prune no split."""
 INDEX = IndexDefinition(name="hosts", kind="bitmap", columns=("host",))
 
 

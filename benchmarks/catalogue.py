@@ -1,7 +1,8 @@
-"""The SQL catalog for tables with many splits and many versions, in SQLite and in PostgreSQL.
+"""The SQL catalog for tables with many splits and versions, in SQLite and PostgreSQL.
 
-The splits are in the state of the table as if they had been committed. Loading therefore reads the same data as for a
-real log. Each query returns the first page of its question. Its time includes the connection.
+The benchmark writes the splits into the state of the table without separate commits. A load of this state reads the
+same data as a load of a real log. Each query returns the first page of its result. Its time includes the time to
+connect.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ NAME = "events"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one database after another."""
+    """Yield the metrics of each database."""
     splits, versions = (20_000, 1_000) if small else (SPLITS, VERSIONS)
     with tempfile.TemporaryDirectory() as folder, postgres.running(hurried=False) as server:
         root = Path(folder)
@@ -110,7 +111,7 @@ def _after_a_commit(catalog: Catalog, root: Path) -> float:
 
 
 def _at_version(root: Path, version: int) -> Path:
-    """Make a small table at this version. The state contains the version, and only the state is retained."""
+    """Create a small table at this version. The state contains the version, and the log retains only the state."""
     log = _log(root)
     settings = {
         **snapshot_of_many(1, 1).metadata.configuration,
@@ -122,7 +123,7 @@ def _at_version(root: Path, version: int) -> Path:
 
 
 def _fill_history(catalog: Catalog, root: Path, versions: int) -> None:
-    """Add every earlier commit to the catalog, as if the catalog had applied it."""
+    """Add all earlier commits to the catalog, as if the catalog had applied them."""
     (known,) = [each for each in catalog.tables() if each.uri == _log(root).store.uri]
     constant = {"table_id": known.table_id, "commit_id": "", "operation": "APPEND", "metrics": "{}"}
     rows = {name: pa.repeat(pa.scalar(text), versions) for name, text in constant.items()}

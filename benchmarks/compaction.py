@@ -1,7 +1,7 @@
-"""Compaction: the kernel, the job, the sizes of files, planning, and a large window.
+"""Benchmarks of compaction: the kernel, the job, the sizes of files, planning, and a large window.
 
-The module of each part describes its measurements and its peers. `compaction_questions` compares ways of
-merging.
+The module of each part describes its measurements and the other systems that it compares. `compaction_questions`
+compares ways of merging.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.metrics import Metric, command
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one part after another."""
+    """Yield the metrics of each part."""
     for part in (compaction_kernel, compaction_engines, compaction_sizes, compaction_planning, large_window):
         yield from part.measure(small=small)
 

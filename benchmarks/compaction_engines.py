@@ -1,10 +1,11 @@
-"""The job `compact`, compared to Spark and Delta Lake. Each side makes one sorted file from a table of sorted splits.
+"""The job `compact`, compared to Spark and Delta Lake. Each system makes one sorted file from a table of sorted splits.
 
-The whole job is measured, in one warm Spark session of two cores with the settings of Tidemark's jobs. Our job plans,
-merges in a task, checks and commits. The peers get the same files. Spark reads, sorts and writes them. Delta runs
-`OPTIMIZE`, and `OPTIMIZE ZORDER BY` with the columns of our order, on tables made of these files. All write zstd level
-3. Ratios compare processor seconds of the session's JVM, its Python workers and this process. The wall time is printed,
-too. A warm-up processes a tenth of the rows first.
+The benchmark measures the whole job in one warm Spark session. The session has two cores and the settings of Tidemark's
+jobs. Our job plans, merges in a task, checks and commits. The other systems get the same files. Spark reads, sorts and
+writes the files. Delta runs `OPTIMIZE` on tables that consist of these files. It also runs `OPTIMIZE ZORDER BY` with
+the columns of our order. All write zstd level
+3. Ratios compare the processor seconds of the session's JVM, its Python workers and this process together. The wall
+time is printed, too. Before the measurement, a warm-up processes a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ WIDTH = 8
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Processor seconds and wall-clock seconds."""
+    """The processor seconds and the wall-clock seconds of a measurement."""
 
     processor: float
     wall: float
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the processor time and wall time of the job against each peer."""
+    """Yield the processor time and the wall-clock time of the job, compared to each peer."""
     rows = 1_000 if small else 250_000
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         try:
@@ -54,7 +55,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
             missing = ""
         except NotMeasuredError as error:
             missing = f" (not measured: {error})"
-        spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # the level is 3 by default
+        spark.session().conf.set("spark.sql.parquet.compression.codec", "zstd")  # the default is level 3
         if not small:
             _all(Path(folder) / "small", spark, rows // 10, delta=not missing)
         taken = _all(Path(folder) / "large", spark, rows, delta=not missing)
@@ -94,7 +95,7 @@ def _taken(work: Callable[[], object]) -> Taken:
 
 
 def _table(root: Path, spark: Spark, rows: int) -> Callable[[], object]:
-    """Make a table with one split per file, and return it with the run of the job that merges the splits."""
+    """Create a table with one split per file. Return the table with a run of the job that merges these splits."""
     schema = points.points(0, 1, WIDTH).schema
     table = Table.create(str(root), schema, time_column="observed", sort_schema=points.SORT_SCHEMA, window=None)
     for number in range(SPLITS):

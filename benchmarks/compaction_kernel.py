@@ -1,12 +1,12 @@
-"""One merge of sorted splits, compared to its alternatives: a copy, sorts, and the merges of other systems.
+"""One merge of sorted splits, compared to a copy, to sorts, and to the merges of other systems.
 
-All sides read the same files in one run and write zstd level 3. `sorters` and `programs.ducklake_merge` describe each
-side. The unit is processor seconds on one thread. Each side has its own process. This process has already merged small
-files, so the time does not include its start. The sides take turns. DuckLake needs another Python and is last. The
-cases are 8 columns, 60 columns, and four times as many splits.
+All programs read the same files in one run and write zstd level 3. `sorters` and `programs.ducklake_merge` describe
+each program. The unit is processor seconds on one thread. Each program has its own process. This process merges small
+files first, so the measured time does not include its start. The programs run in turns. DuckLake needs another Python,
+so it runs last. The cases are a table with 8 columns, a table with 60 columns, and four times as many splits.
 
-The memory is the growth of a fresh process during its first merge, without mapped files, for 8 and for 60 columns. The
-aim is that memory does not depend on the number of columns.
+The memory is the growth of a fresh process during its first merge, without mapped files. It is measured for 8 and for
+60 columns. The memory must not depend on the number of columns.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ SPLITS = 16
 TIME_AIMS = {"Arrow copy": 1.25, "DuckDB ORDER BY": 2.2, "DuckLake's merge": 2.0}
 SIZE_AIMS = {"Arrow copy": 1.0, "DuckLake's merge": 1 / 0.85}
 FLAT = 0.8
-"""The smallest ratio of the memory of 8 columns to the memory of 60 columns that counts as flat."""
+"""The smallest ratio of memory for 8 columns to memory for 60 columns at which memory counts as constant."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One set of files, the peers that merge it, and the number of merges."""
+    """A set of files, the peers that merge these files, and the number of merges."""
 
     splits: int
     width: int
@@ -66,14 +66,14 @@ Processes = Mapping[str, ProcessPoolExecutor]
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The processor seconds of each merge of one side, and the bytes that it wrote."""
+    """The processor seconds of each merge of one program, and the number of bytes that it wrote."""
 
     seconds: Sequence[float]
     bytes: int
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one case after another, and then those of the memory."""
+    """Yield the metrics of all cases, and then the metrics of memory."""
     rows = 1_000 if small else 250_000
     grown: dict[int, float] = {}
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
@@ -106,7 +106,7 @@ def _case(case: Case, given: Given, taken: dict[str, Taken], lake: Taken | str |
 
 
 def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[Metric]:
-    """Return the metrics compared to a peer. If the peer was not measured, they contain the reason."""
+    """Return the metrics compared to a peer. If the peer was not measured, the metrics contain the reason."""
     seconds = median(own.seconds)
     if isinstance(found, str):
         against, faster, smaller = f"{peer} (not measured: {found})", 0.0, 0.0
@@ -119,9 +119,9 @@ def _against(case: Case, own: Taken, peer: str, found: Taken | str) -> Iterator[
 
 
 def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> dict[str, Taken]:
-    """Run each side in its own process. The sides merge in turns.
+    """Run each program in its own process. The processes merge in turns.
 
-    Other load on the machine then affects all sides equally.
+    Other load on the machine then affects all programs equally.
     """
     found: dict[str, list[tuple[float, int]]] = {name: [] for name in ("ours", *case.peers)}
     for _ in range(repeats):
@@ -131,8 +131,8 @@ def _taken_by(processes: Processes, case: Case, given: Given, repeats: int) -> d
 
 
 def _one_thread() -> ProcessPoolExecutor:
-    """Return a fresh process in which every library uses one thread."""
-    os.environ.update(sorters.ONE_THREAD)  # libraries read it when the process imports them
+    """Return a new process in which every library uses one thread."""
+    os.environ.update(sorters.ONE_THREAD)  # libraries read these variables when they are imported
     return ProcessPoolExecutor(
         1, mp_context=multiprocessing.get_context("spawn"), initializer=pa.set_cpu_count, initargs=(1,)
     )
@@ -150,7 +150,7 @@ def _taken(side: Side, given: Given) -> tuple[float, int]:
 
 
 def _lake(root: Path, case: Case, given: Given, *, small: bool) -> Taken | str | None:
-    """Return the measurement of DuckLake, or the reason why there is none. Return None for a case without DuckLake."""
+    """Return the measurement of DuckLake, or the reason for a missing one. Return None for a case without DuckLake."""
     if not case.lake:
         return None
     try:
@@ -167,7 +167,7 @@ def _ducklake(root: Path, given: Given, python: Path, repeats: int) -> Taken:
 
 
 def grown_by_merge(given: Given) -> float:
-    """Return the growth of this process in MiB during one merge. The merge must be the first of this process."""
+    """Return the growth of this process in MiB during one merge. This merge must be the first merge of the process."""
     folder = Path(tempfile.mkdtemp(dir=given.root))
     return grown_mib(lambda: sorters.ours(given, folder))
 

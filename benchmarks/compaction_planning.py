@@ -1,8 +1,9 @@
-"""Time and memory of the plan for a compaction of very many splits, and of `tidemark debt`.
+"""Time and memory to plan a compaction of very many splits, and to run `tidemark debt`.
 
-A plan starts from an open snapshot. The reading of its state is measured separately. Every case is opened from a
-checkpoint in its own process. Each step has two times: the wall-clock time, and the processor time of all threads,
-which does not depend on other load. Memory is the peak of the process while it plans, including the open snapshot.
+A plan starts from an open snapshot. The time to read the snapshot's state is measured separately. Every case has its
+own process, which opens the snapshot from a checkpoint. Each step has a wall-clock time and a processor time of all
+threads. The processor time does not depend on other load. The memory is the peak of the process during planning,
+including the open snapshot.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from storage_core.store.local import LocalStore
 from tests.support.many_splits import snapshot_of_many
 
 CASES = ((921_600, 1, 0), (1_000_000, 100, 10_000), (1_000_000, 10_000, 0))
-"""Numbers of splits, of windows, and of partitions in each window."""
+"""The number of splits, the number of windows, and the number of partitions in each window."""
 MOST_SECONDS, MOST_MIB = 2.0, 1024.0
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Wall-clock seconds and processor seconds of one step."""
+    """The wall-clock seconds and the processor seconds of one step."""
 
     wall: float
     cpu: float
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one case after another. A ratio is the bound divided by the value."""
+    """Yield the metrics of all cases. Each ratio is the bound divided by the measured value."""
     for splits, some, partitions in CASES[-1:] if small else CASES:
         count, windows = (splits // 100, min(100, some)) if small else (splits, some)
         case = f"{count:,} splits in {windows:,} window{'s' * (windows > 1)}"
@@ -61,7 +62,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _write(folder: str, splits: int, windows: int, partitions: int) -> None:
-    """Make a table with a checkpoint that lists the splits. None of the splits was committed separately."""
+    """Create a table with a checkpoint that contains all splits. No split has a commit of its own."""
     log = TransactionLog(LocalStore(Path(folder)))
     many = snapshot_of_many(splits, windows, partitions=partitions)
     head = log.create(many.metadata)
@@ -80,7 +81,7 @@ def _plan(folder: str, now_ms: int) -> tuple[Cost, Cost, Cost, float, float]:
 
 
 def _planned(snapshot: Snapshot, now_ms: int) -> None:
-    """Plan as the job does: all merges at once, and their records in parts."""
+    """Plan in the same way as the job: all merges at once, and their records in parts."""
     for _ in choose(snapshot, now_ms=now_ms, mode=Mode.POLICY).first(MOST_INPUTS).parts():
         pass
 
@@ -98,7 +99,7 @@ def _cost(work: Callable[[], object]) -> Cost:
 
 
 def _process() -> ProcessPoolExecutor:
-    """Return a new process. Its memory contains only the data that was sent to it."""
+    """Return a new process. Its memory contains only the data that this process sends to it."""
     return ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn"))
 
 

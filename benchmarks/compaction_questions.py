@@ -1,13 +1,13 @@
-"""Measurements for open design questions about merging. Each question has one table of metrics.
+"""Measurements for open design questions about merging. One table of metrics answers each question.
 
-- How to find the order (packed keys, column by column, k-way), for few and for many splits.
-- How many splits one merge should take: the same 64 splits are merged with each fan-in until one split is left.
-- How many rows a page should have.
+- How a merge finds the order (packed keys, column by column, k-way), for few and for many splits.
+- How many splits one merge takes. Each fan-in merges the same 64 splits until one split is left.
+- How many rows a page has.
 - How much the position of nulls costs.
-- How large a split should be.
+- How large a split is.
 
-All run in one process on one thread, after a merge of small files. The unit is processor seconds. Short measurements
-are the median of three. docs/architecture/compaction.md contains the conclusions.
+All measurements run in one process on one thread, after a merge of small files. The unit is processor seconds. A short
+measurement is the median of three runs. docs/architecture/compaction.md contains the conclusions.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ POINT = f"SELECT value0 FROM rows WHERE metric = '{NAMES[21]}' AND host = 'host-
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one question after another."""
+    """Yield the metrics of each question."""
     rows, repeats = (500, 1) if small else (100_000, 3)
     pa.set_cpu_count(1)
     with tempfile.TemporaryDirectory() as folder:
@@ -78,7 +78,10 @@ def _strategies(root: Path, operation: CompactionTask, repeats: int) -> Iterator
 
 
 def _fan_in(root: Path, operation: CompactionTask) -> Iterator[Metric]:
-    """Merge all splits with this fan-in until one is left. Measure the time, and how often each byte is written."""
+    """Merge all splits with this fan-in until one split is left.
+
+    Measure the time, and how many times each byte is written.
+    """
     given_bytes = sum(add.size for add in operation.inputs)
     for fan_in in FAN_IN:
         started, written, inputs = time.process_time(), 0, operation.inputs
@@ -98,7 +101,7 @@ def _fan_in(root: Path, operation: CompactionTask) -> Iterator[Metric]:
 
 
 def _page_size(root: Path, operation: CompactionTask, repeats: int) -> Iterator[Metric]:
-    """Write the merged rows with pages of this many rows, and query one series."""
+    """Write the merged rows with this number of rows per page, and query one series."""
     result = _merge(root, replace(operation, inputs=operation.inputs[:16]))
     rows = read_split(LocalStore(root), result.adds[0])
     encodings = choose(rows, rows.num_rows)
@@ -112,7 +115,7 @@ def _page_size(root: Path, operation: CompactionTask, repeats: int) -> Iterator[
 
 
 def _target_size(root: Path, operation: CompactionTask) -> Iterator[Metric]:
-    """Merge all splits into one, and into more and more splits."""
+    """Merge all splits into one split, and then into increasing numbers of splits."""
     whole = sum(add.size for add in operation.inputs)
     for share in SHARES:
         context = replace(operation.context, target_bytes=whole if share == 1 else whole // share)

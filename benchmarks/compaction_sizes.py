@@ -1,21 +1,22 @@
-"""Sizes of files with real rows, in the order of arrival and as sorted splits, and the bytes of pages for queries.
+"""Sizes of files with real rows, in arrival order and as sorted splits, and the bytes that queries read.
 
-The data are the flights and the weather of a year, and the access log of a web server. Each is measured in windows and
-as a whole. The terms are:
+The data sets are a year of flights, a year of weather, and the access log of a web server. Each data set is measured in
+windows and as a whole. The terms are:
 
-- "Arrival": the order in which the rows arrived (the weather by hour).
-- Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. They have Arrow's
-  default encodings, or encodings that are chosen on a sample, as for splits.
-- "Bare": such files without page indexes and without checksums.
+- "Arrival": the rows in the order in which they arrived. The weather is ordered by hour.
+- Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. These files have
+  Arrow's default encodings, or encodings that a sample of the rows selects, as for splits.
+- "Bare": the files of the peers without page indexes and checksums.
 - "Splits": the splits after a compaction, one per window or one for all rows.
-- "Sorted and chosen": files of the peers in the order of splits.
+- "Sorted and chosen": the files of the peers with rows in the order of splits.
 - "Packed": splits with the setting `splits.metadata: packed`.
-- "Joined": splits of windows that were joined (`compaction.coarsen_to`): days to weeks, or hours to days.
-- "Pages": the bytes without footers, indexes and metadata. In windows of a hundred rows, these are most of a file.
+- "Joined": splits after windows were joined (`compaction.coarsen_to`), days to weeks or hours to days.
+- "Pages": the bytes of the file without footers, indexes and metadata. In windows of a hundred rows, footers, indexes
+  and metadata are most of a file.
 
-Reads are measured on two tables of the same rows. One table has 32 sorted splits in the order of arrival. The other
-table has the one split of their merge. The tables have no windows, because windows would speed up queries for a time
-range.
+Reads are measured on two tables with the same rows. One table has 32 sorted splits, made from the rows in arrival
+order. The other table has one split, which is the merge of these 32 splits. The tables have no windows, because windows
+would make queries for a time range faster.
 """
 
 from __future__ import annotations
@@ -49,11 +50,11 @@ from storage_core.split.writer import sort_and_write
 from storage_core.store.local import LocalStore
 
 AIM = 1 / 0.75
-"""A quarter less than arrival order with default encodings."""
+"""The aim is 25 % fewer bytes than arrival order with default encodings."""
 NO_LARGER = 1.0
-"""Small windows, packed or joined, take at most as many bytes as arrival order with default encodings."""
+"""Small windows, packed or joined, must not be larger than arrival order with default encodings."""
 MOST_OVERHEAD = 1_024
-"""Bytes that a split of one row may have in addition to a file without metadata."""
+"""The number of bytes that a split of one row may have in addition to a file without metadata."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'
@@ -62,7 +63,7 @@ _REQUEST = r"^(?P<method>[A-Z]+) (?P<path>\S+)"
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Rows in the order of their arrival, settings that a user would declare, and typical queries."""
+    """Rows in arrival order, with typical settings of a user and typical queries."""
 
     name: str
     rows: pa.Table
@@ -73,7 +74,7 @@ class Data:
     queries: Mapping[str, str]
 
     def context(self, *, windows: bool, joined: bool = False, packed: bool = False) -> SplitContext:
-        """Return the context of splits with these rows."""
+        """Return the context for splits with these rows."""
         config = TableConfig(time_column=self.time_column, sort_schema=self.sort_schema)
         order = bind(config, self.rows.schema)
         return SplitContext(
@@ -89,7 +90,7 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """The bytes of files, and of the pages in them."""
+    """The bytes of files, and the bytes of the pages in these files."""
 
     files: int
     pages: int
@@ -99,7 +100,7 @@ class Size:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the sizes of each data set by window and as a whole, and then the bytes that its queries read."""
+    """Yield the sizes of each data set by window and as a whole. Then yield the bytes that queries read."""
     for data in datasets(2_000 if small else None):
         for windows in (True, False):
             yield from _sizes(data, windows=windows)
@@ -109,7 +110,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def datasets(rows: int | None = None) -> list[Data]:
-    """Return the data sets. With a number, each has only its first rows."""
+    """Return the data sets. With a number, each data set has only this number of rows at the start."""
     readings = weather()
     return [
         Data(
@@ -202,7 +203,7 @@ def small_windows(data: Data) -> Iterator[Metric]:
 
 
 def _one_row(data: Data) -> Iterator[Metric]:
-    """Return the additional bytes of a split with the first row, compared to a Parquet file with only this row."""
+    """Return the additional bytes of a split with only the first row, compared to a Parquet file with this row."""
     row = data.rows.slice(0, 1)
     bare = _bare(row).files
     for what, is_packed in (("plain", False), ("packed", True)):
@@ -223,14 +224,20 @@ def _one_row(data: Data) -> Iterator[Metric]:
 
 
 def _bare(rows: pa.Table) -> Size:
-    """Return the size of these rows in a file of Arrow with the codec of splits and no other setting."""
+    """Return the size of a file of Arrow with these rows.
+
+    The file has the codec of splits and otherwise default settings.
+    """
     sink = pa.BufferOutputStream()
     pq.write_table(rows, sink, compression="zstd", compression_level=ZSTD_LEVEL, store_schema=False)
     return _size(pa.BufferReader(sink.getvalue()))
 
 
 def _compacted(data: Data, context: SplitContext) -> Size:
-    """Return the size of the compacted splits of rows that arrived in parts: one per window, or one for all."""
+    """Return the size of the splits after a compaction.
+
+    The rows arrive in parts, and the splits are one per window or one for all.
+    """
     with tempfile.TemporaryDirectory() as folder:
         store, arrived = LocalStore(folder), dict[int | None, list[Add]]()
         step = -(-data.rows.num_rows // ARRIVING)
@@ -252,7 +259,7 @@ def _against(name: str, own: Size, peer: str, against: tuple[Size, float | None]
 
 
 def _written(parts: Sequence[pa.Table], *, chosen: bool) -> Size:
-    """Return the size of the parts, with one file for each."""
+    """Return the total size of the parts, each in its own file."""
     sizes = []
     for rows in parts:
         sink = pa.BufferOutputStream()
@@ -270,7 +277,7 @@ def write(
 ) -> None:
     """Write rows as a file with the settings of a split and with these encodings.
 
-    None selects Arrow's own encodings.
+    If the encodings are None, Arrow selects its default encodings.
     """
     others = {name: each.value for name, each in (encodings or {}).items() if each is not Encoding.DICTIONARY}
     pq.write_table(

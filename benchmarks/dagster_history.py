@@ -1,7 +1,8 @@
-"""The time that Dagster's UI needs to list 100,000 events, in SQLite and PostgreSQL, before and after a purge.
+"""The time to list 100,000 events in Dagster's UI, in SQLite and PostgreSQL, before and after a purge.
 
-The queries are those of the pages of the UI. They are read from the program that the browser gets. The benchmark
-measures the wall-clock time of the answer of the webserver's schema, because the database is another process.
+The queries are the queries of the UI's pages. The benchmark reads the queries from the JavaScript that the browser
+loads. The benchmark measures the wall-clock time until the schema of the webserver answers, because the database is
+another process.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ if TYPE_CHECKING:
 
 EVENTS, SMALL, A_RUN = 100_000, 400, 200
 MADE_BY_A_RUN, SHOWN = 10, 0.1
-"""Number of partitions that a run materializes, and the share of runs whose partitions no later run materialized."""
+"""The number of partitions per run, and the share of runs with partitions that no later run materialized."""
 TRIES = 3
 AIM_SECONDS = 1.0
-"""A waiting time that is acceptable for a person who opens a page."""
+"""The longest acceptable wait for a person who opens a page."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Page:
-    """A page of the UI: its first query, the variables of the query, and the path of the page's lines in the answer."""
+    """A page of the UI: its first query, the query's variables, and the path to the page's lines."""
 
     name: str
     query: str
@@ -44,7 +45,7 @@ class Page:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one database after another."""
+    """Yield the metrics of each database."""
     from benchmarks.programs.ui_queries import Queries
     from tests.support import postgres
 
@@ -60,7 +61,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 @contextmanager
 def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
-    """Open an instance with the settings of the package, in the database at the URL, or in SQLite without a URL."""
+    """Open an instance with the settings of the package. It uses the database at the URL, or SQLite without a URL."""
     from pipelines.instance import home, open_instance
     from pipelines.tables import DAGSTER_HOME, POSTGRES
 
@@ -76,7 +77,7 @@ def _instance(folder: Path, url: str | None) -> Iterator[DagsterInstance]:
 
 
 def _fill(instance: DagsterInstance, runs: int) -> str:
-    """Run an asset once, and store its run and events again as many runs. Return the id of the last run."""
+    """Run an asset once. Store its run and events many times, as different runs. Return the id of the last run."""
     from dagster import AssetExecutionContext, AssetMaterialization, DagsterRun, asset, materialize
     from dagster._core.storage.dagster_run import DagsterRunStatus
     from dagster._core.utils import make_new_run_id
@@ -106,7 +107,7 @@ def _fill(instance: DagsterInstance, runs: int) -> str:
 
 
 def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
-    """Return the event as another run would log it, with partitions that begin with that number."""
+    """Return the event as if another run had logged it. Its partitions begin with the number `first`."""
     from dagster import DagsterEventType
 
     found, now = event.dagster_event, time.time()
@@ -118,7 +119,10 @@ def _of(event: EventLogEntry, run_id: str, first: int) -> EventLogEntry:
 
 
 def _store(instance: DagsterInstance, events: list[EventLogEntry]) -> None:
-    """Store events of one run. Events of assets are stored as Dagster does, and all others at once."""
+    """Store the events of one run.
+
+    Events of assets are stored in Dagster's way, and all other events in one statement.
+    """
     from dagster._core.events import ASSET_EVENTS
     from dagster._core.storage.event_log.schema import SqlEventLogStorageTable
 
@@ -159,7 +163,7 @@ def _pages(run_id: str) -> list[Page]:
 
 
 def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name: str) -> Iterator[Metric]:
-    """Yield for each page the median seconds of a few loads, and its number of lines."""
+    """Yield the median load time and the number of lines for each page."""
     from dagster._core.workspace.context import WorkspaceProcessContext
     from dagster._core.workspace.load_target import EmptyWorkspaceTarget
     from dagster_graphql.schema import create_schema
@@ -187,7 +191,7 @@ def _listed(instance: DagsterInstance, queries: Queries, pages: list[Page], name
 
 
 def _purged(instance: DagsterInstance, name: str) -> Iterator[Metric]:
-    """Yield the time of the purge job for runs of any age, and the number of runs that it keeps."""
+    """Yield the time of the purge job for runs of any age, and the number of runs that remain."""
     from pipelines.runs import purge
     from storage_core.base.clock import SystemClock
 

@@ -1,10 +1,10 @@
-"""A delete and an update of one row in a hundred, scattered over every split, and the cost of later reads.
+"""A delete and an update of 1 % of the rows, scattered over every split, and the cost of later reads.
 
 The peers are delta-rs, DuckLake, and Delta Lake on Spark in a warm session. delta-rs rewrites the files. DuckLake
-writes delete files. Delta Lake uses deletion vectors. All have tables of the same rows in the same number of files, and
-a new table for each statement. Queries run on our unchanged table and on tables with deleted rows. The deleted rows are
-scattered, or are one run of rows per split. The queries take turns, and the unit is processor time.
-`python -m benchmarks.deletes --rows 1000000` uses another number of rows.
+writes delete files. Delta Lake uses deletion vectors. All systems have tables of the same rows in the same number of
+files. Each statement gets a new table. Queries run on our unchanged table and on tables with deleted rows. The deleted
+rows are scattered, or they are one contiguous group of rows per split. The queries take turns, and the unit is
+processor time. `python -m benchmarks.deletes --rows 1000000` uses another number of rows.
 """
 
 from __future__ import annotations
@@ -51,14 +51,17 @@ STATEMENTS: Mapping[str, str] = {
 }
 DELTA_RS, DUCKLAKE, DELTA = "delta-rs", "DuckLake", "Delta on Spark"
 CALLS = 3
-"""Calls of a query per measurement, because the processor time of another process has a resolution of 10 ms."""
+"""Calls of a query per measurement.
+
+One call is too short, because processor time of another process has steps of 10 ms.
+"""
 
 _Made = TypeVar("_Made")
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """Seconds of the statements in order, and milliseconds of the aggregate before and after the first statement."""
+    """Seconds of each statement, and milliseconds of the aggregate before and after the first statement."""
 
     statements: Sequence[float]
     before: float
@@ -66,7 +69,10 @@ class Taken:
 
 
 def measure(*, small: bool, rows: int = ROWS) -> Iterator[Metric]:
-    """Yield the seconds of each statement compared to the peers, and how much longer reads take after the delete."""
+    """Yield the seconds of each statement, compared to the peers.
+
+    Also yield how much longer reads take after the delete.
+    """
     count, runs = (100_000, 1) if small else (rows, 3)
     given = _rows(count)
     peers = {
@@ -115,9 +121,9 @@ def _reads(root: Path, rows: pa.Table, turns: int) -> Iterator[Metric]:
 
 
 def _processor(works: Sequence[Callable[[], object]], turns: int) -> list[float]:
-    """Return the median processor milliseconds of a call of each function.
+    """Return the median processor milliseconds per call of each function.
 
-    A turn calls all functions, and the first turn does not count.
+    One turn calls all functions. The first turn does not count.
     """
 
     def calls(work: Callable[[], object]) -> None:
@@ -172,7 +178,7 @@ def _ducklake(rows: pa.Table, runs: int, *, make: bool) -> Taken:
 
 
 def _delta(rows: pa.Table, runs: int, *, make: bool) -> Taken:
-    """Run the statements on Spark with two cores, once on a few rows before."""
+    """Run the statements on Spark with two cores. Before the measurement, run them once on a few rows."""
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         start_with_delta(spark, make=make)
         root, session = Path(folder), spark.session()

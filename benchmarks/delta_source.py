@@ -1,15 +1,16 @@
-"""Rows per second of ingest from a Delta table: first all rows, then version by version, compared to Spark.
+"""Rows per second of an ingest from a Delta table, compared to Spark. It ingests all rows, then version by version.
 
-All sides share one Spark session of two cores with Delta Lake. A small table has been ingested before. The first ingest
-costs about four more processor seconds, for the start of Python in the tasks and for Java's compilation.
+All systems share one Spark session with Delta Lake and two cores. Before the measurement, a small table is ingested.
+The first ingest needs about four more processor seconds. They are the start of Python in the tasks and Java's
+compilation.
 
-Our side is the ingest job with its commits. It reads and sorts rows and writes them as splits, or it routes rows to
-regions and writes them as generations. One peer is Spark that reads the same rows with Delta Lake and drops them. The
-other peer sorts the rows and writes them as Parquet with the same compression, which is comparable to the work for an
-append table.
+Our system runs the ingest job with its commits. For an append table, the job reads and sorts rows and writes splits.
+For a keyed table, it routes rows to regions and writes generations. One peer is Spark. It reads the same rows with
+Delta Lake and drops the rows. The other peer sorts the rows and writes Parquet with the same compression. Its work is
+comparable to an append table.
 
-Then the Delta table gets versions that add rows, each followed by a version that deletes half of them. Each added or
-deleted row counts as one row. Processor seconds are those of all processes.
+Then the Delta table gets further versions. A version adds rows, and the next version deletes half of these rows. Each
+added or deleted row counts as one row. The processor seconds include all processes.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _VERSIONS = 20
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield rows per second of the first read and of the later versions, into both kinds of tables."""
+    """Yield rows per second of the first read and of the later versions, for both kinds of tables."""
     rows = 20_000 if small else 1_000_000
     with tempfile.TemporaryDirectory() as folder, Spark("local[2]") as spark:
         for _ in _landed(Path(folder) / "warming up", spark, 1_000):
@@ -81,7 +82,7 @@ def _taken(work: Callable[[], object], rows: int) -> _Rates:
 
 
 def _run_of(folder: Path, number: int) -> Ingest:
-    """Declare a table that lands from the Delta table, and return the options of its job."""
+    """Declare a table that ingests the Delta table, and return the options of its job."""
     name, more = f"table_{number}", [*_TABLES.values()][number]
     landing = f"landing: {{uri: {folder}/delta, format: delta, {more}"
     (folder / f"{name}.yaml").write_text(f"name: {name}\nuri: {folder}/{name}\n{_COLUMNS}\n{landing}\n")
@@ -105,7 +106,7 @@ _PEERS: Mapping[str, Callable[[Spark, Path], None]] = {
 
 
 def _change(place: Path, rows: int) -> int:
-    """Add versions of new rows, each followed by a version that deletes half of them.
+    """Add versions with new rows. After each of these versions, add a version that deletes half of its rows.
 
     Return the number of changed rows.
     """

@@ -1,11 +1,11 @@
-"""Durable appends of 1,000 rows by a region writer: the time of one append, and the rate of many threads.
+"""Durable appends of 1,000 rows by a region writer. It measures the time of one append and the rate of many threads.
 
-A timed append begins with rows as an Arrow table, and ends when the call returns and the rows are durable. The peers
-append the same rows to their own tables on the same disk, with default settings. deltalake and DuckLake do not fsync
-their files.
+The time of an append begins with the rows as an Arrow table. It ends when the call returns and the rows are durable.
+The peers append the same rows to their own tables on the same disk, with default settings. The peers deltalake and
+DuckLake do not fsync their files.
 
-A bare write writes the bytes of our log entry to a new file and calls fsync. "Under a name" also ensures that readers
-see only whole objects: write, fsync, link, and fsync of the folder.
+A bare write is a new file with the bytes of our log entry, followed by fsync. A write "under a name" also ensures that
+readers see only complete objects. It consists of write, fsync, link, and fsync of the folder.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _ROWS = 1_000
 _WARM_UP = 20
 
 Taken = list[float]
-"""Milliseconds of each append."""
+"""The milliseconds of each append."""
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the time of one append compared to the peers, and the rate of several threads."""
+    """Yield the time of one append, compared to the peers, and the rate of several threads."""
     appends = 10 if small else 200
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
@@ -80,8 +80,8 @@ def _to_peer(own: Taken, peer: str, taken: Taken, aim: float) -> Iterator[Metric
 def _durable(root: Path, batches: Sequence[pa.Table]) -> tuple[Taken, Taken, Taken]:
     """Measure our append, the bare write and the write under a name in turns.
 
-    Other load on the machine then affects all equally. The peers without fsync are measured separately, because an
-    fsync would also write the unwritten data of these peers.
+    Other load on the machine then affects all three equally. The peers without fsync are measured separately.
+    Otherwise, our fsync would also write the unwritten data of these peers.
     """
     table = Table.create(str(root / "ours"), SCHEMA, primary_key=[KEY])
     with table.writer() as writer, _Files(root / "files") as files:
@@ -109,7 +109,7 @@ def _delta(root: Path, batches: Sequence[pa.Table]) -> Taken:
 
 
 class _Files:
-    """A folder. Its files are written with the minimum work for durability."""
+    """A folder. It writes files with the minimum work for durability."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

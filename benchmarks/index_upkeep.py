@@ -1,9 +1,9 @@
-"""The cost of up-to-date indexes while a table grows: appends, a catch-up after each append, and some compactions.
+"""The cost of up-to-date indexes while a table grows, with appends, index catch-ups and some compactions.
 
-Bytes are all bytes that were written for indexes, including translations. Nothing is collected meanwhile. The processor
-time is the time of the catch-ups. For comparison, "rebuilding" has the same appends and compactions, and builds every
-segment again after each compaction. Lance appends the same rows, runs `optimize_indices` after each append, and
-`compact_files` as often as we compact.
+The bytes are all bytes that are written for indexes, including translations. Nothing is collected during the benchmark.
+The processor time is the time of the index catch-ups. For comparison, "rebuilding" does the same appends and
+compactions. It builds every segment again after each compaction. Lance appends the same rows and runs
+`optimize_indices` after each append. It runs `compact_files` as often as our side compacts.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INDEXES = [
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield bytes and processor seconds per million rows, and the number of segments that a search at the end opens."""
+    """Yield bytes and processor seconds per million rows, and how many segments a search at the end opens."""
     size = SMALL if small else FULL
     appends, rows, _ = size
     millions = appends * rows / 1e6
@@ -79,7 +79,7 @@ class _Grown:
         self.seconds = 0.0
 
     def grow(self, size: Size) -> _Grown:
-        """Append rows, compact at the given interval, and let the indexes catch up after each append."""
+        """Append rows, compact at the given interval, and update the indexes after each append."""
         appends, rows, every = size
         for number in range(1, appends + 1):
             self.table.append(rows_of(number, rows))
@@ -128,7 +128,7 @@ def _against_lance(root: Path, label: str, kept: _Grown, size: Size, *, make: bo
 
 
 def rows_of(seed: int, count: int) -> pa.Table:
-    """Return lines of twelve words, with several levels."""
+    """Return lines with twelve words each, and with several levels."""
     random = np.random.default_rng(seed)
     lines = [" ".join(words) for words in random.choice(WORDS, (count, 12)).tolist()]
     levels = random.choice(["debug", "info", "warning", "error"], count).tolist()

@@ -1,9 +1,10 @@
-"""Ingest and compaction of a year of flights, compared to sorting and rewriting with plain Spark.
+"""Ingest and compaction of a year of flights, compared to a sort and a rewrite with plain Spark.
 
-Both sides share one warm Spark session and start from the same CSV files, two per month. Tidemark ingests the files
-into sorted daily splits and compacts each day into one. All of this is committed, checked (MC-1 to MC-4) and counted.
-Plain Spark reads the same files, writes Parquet partitioned by day and sorted within each day, and then rewrites every
-day into one sorted file. It has no log, no checks and no statistics of its own.
+Tidemark and plain Spark share one warm Spark session. Both read the same CSV files, two per month. Tidemark ingests the
+files into sorted daily splits. It then compacts the splits of each day into one split. The measured time includes the
+commits and the checks (MC-1 to MC-4). Plain Spark reads the same files and writes Parquet, partitioned by day and
+sorted within each day. It then rewrites every day into one sorted file. Plain Spark has no log, no checks and no
+statistics of its own.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ landing: {{uri: {landing}, format: csv}}
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield seconds and rows per second of both steps on both sides, and the resulting bytes."""
+    """Yield seconds and rows per second of both steps for Tidemark and Spark, and the resulting bytes."""
     months = (1,) if small else tuple(range(1, 13))
     repeats = 1 if small else 3
     with tempfile.TemporaryDirectory() as folder, Spark() as spark:
@@ -63,7 +64,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _land(landing: Path, months: tuple[int, ...]) -> int:
-    """Write each month as two CSV files, one per half of its rows. Return the number of rows."""
+    """Write each month as two CSV files, each with half of the month's rows. Return the number of rows."""
     landing.mkdir(parents=True)
     table = flights()
     total = 0

@@ -1,7 +1,7 @@
-"""Ingestion: durable appends, their memory, distribution and merging, and reads of unmerged rows.
+"""Benchmarks of ingestion: durable appends, their memory, distribution and merging, and reads of unmerged rows.
 
-The module of each part describes its measurements and its peers: `durable_appends`, `writer_memory`,
-`merging`, `unmerged`.
+The modules `durable_appends`, `writer_memory`, `merging` and `unmerged` describe their measurements and the systems
+that they compare.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from benchmarks.metrics import Metric, command
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one part after another."""
+    """Yield the metrics of each part."""
     for part in (durable_appends, writer_memory, unmerged, merging):
         yield from part.measure(small=small)
 

@@ -1,12 +1,13 @@
-"""The cost of starting a job: one compaction of 4,000 rows with the command that Dagster runs.
+"""The time to start a job. The job is one compaction of 4,000 rows with the command that Dagster runs.
 
-- Cold: with its own Spark. The first job also creates files on disk that later jobs find.
-- Warm: on the Spark that `tidemark spark up` started.
-- Through a Connect server with a given address.
-- In the process of the job.
+- Cold: the job starts its own Spark. The first job also creates files on disk, and later jobs use these files.
+- Warm: the job uses the Spark that `tidemark spark up` started.
+- Through a Connect server: the job uses the Spark at a given address.
+- In the process of the job, without Spark.
 
-Each run compacts a copy of the same table, and ratios are those of this run. The last lines of `make demo` contain the
-time of a whole pipeline. To compare two versions, remove `.dagster/` and `warehouse/`, and run the demo in both.
+Each job compacts a copy of the same table. Ratios compare measurements of the same run of the benchmark. The last lines
+of `make demo` contain the time of a whole pipeline. To compare two versions, remove `.dagster/` and `warehouse/`, and
+run the demo in both.
 """
 
 from __future__ import annotations
@@ -33,15 +34,15 @@ from jobs.spark.warm import SERVER, read
 ROOT = Path(__file__).resolve().parents[1]
 ROWS = 4_000
 COLD_AIM, WARM_AIM = 8.0, 1.5
-"""Seconds that are aimed at on a machine without other load."""
+"""The target in seconds on a machine without other load."""
 
 DRIVER = "compaction in the job's own process"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the seconds of the first and of later jobs for each kind of start.
+    """Yield the seconds of the first job and of later jobs for each kind of start.
 
-    `small` leaves out the kinds that start a Spark for each job.
+    `small` omits the kinds that start a new Spark for each job.
     """
     repeats = 1 if small else 5
     with tempfile.TemporaryDirectory() as folder:
@@ -77,7 +78,7 @@ def _first_and_later(where: str, seconds: Sequence[float], aim: float) -> Iterat
 
 
 class _WarmSpark:
-    """A warm Spark for the block, with the time of its start, and its address including its token."""
+    """A warm Spark for a `with` block. It contains the time of its start, and its address with the token."""
 
     def __init__(self, file: Path, environment: Mapping[str, str]) -> None:
         self._environment = environment
@@ -100,7 +101,7 @@ class _WarmSpark:
 
 
 class _Jobs:
-    """Compactions of copies of one table, each in its own process."""
+    """Runs compactions of copies of one table. Each compaction has its own process."""
 
     def __init__(self, folder: Path) -> None:
         self._made = folder / "made"
@@ -118,11 +119,11 @@ class _Jobs:
             table.append(pa.Table.from_pylist(rows, schema=schema))
 
     def warm_spark(self) -> _WarmSpark:
-        """Return a warm Spark that these jobs find."""
+        """Return a warm Spark that the jobs of this object use."""
         return _WarmSpark(self._file, self._environment)
 
     def seconds(self, *options: str, ran: str = "") -> float:
-        """Return the seconds of one compaction with these options, from the start of its process to the end."""
+        """Return the seconds of one compaction with these options, from the start to the end of its process."""
         shutil.rmtree(self._table, ignore_errors=True)
         shutil.copytree(self._made, self._table)
         words = [sys.executable, "-m", "jobs", "compact", "--table-uri", str(self._table), "--json", *options]

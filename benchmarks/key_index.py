@@ -1,7 +1,8 @@
-"""The gain from a primary-key index: `get`, and a merge of a few changes, with and without the index, in one run.
+"""The gain from a primary-key index. `get` and a merge of a few changes run with and without the index.
 
-Keys are random and rows are ordered by time, so the key prunes neither splits nor row groups. Requests and bytes are
-those of a table on remote storage. Milliseconds are those of a table on a local disk. Nothing is cached between calls.
+Keys are random, and rows are ordered by time. A key therefore prunes neither splits nor row groups. Requests and bytes
+are measured for a table on remote storage. Milliseconds are measured for a table on a local disk. No data is cached
+between calls.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ AGAINST = "without the index"
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield requests, MiB and milliseconds of every kind of lookup, and of merges, with and without the index."""
+    """Yield requests, MiB and milliseconds of each kind of lookup and of merges, with and without the index."""
     rows = 20_000 if small else 200_000
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         local = [_written(f"{folder}/{name}", rows, is_indexed=name == "indexed") for name in _NAMES]

@@ -1,17 +1,17 @@
-"""Ingest of many small landed files, compared to DuckDB with delta-rs and to plain Spark.
+"""Ingest of many small landed files, compared to DuckDB with delta-rs, and compared to plain Spark.
 
-The input has one file per producer and hour. Of the rows, 0.3 percent arrive up to a day late, in the file of another
-hour. The table has windows of a day. Each side reads the same files and commits once:
+The input has one file per producer and hour. 0.3 % of the rows arrive up to a day late, in the file of another hour.
+The table has windows of a day. Each system reads the same files and commits once:
 
 - Tidemark on the driver, in this process. The peer reads the files with DuckDB and writes the rows with delta-rs.
 - Tidemark on the warm Spark of its jobs. The peer is a warm session of plain Spark that writes Delta.
 - Tidemark in a new process with its own Spark. The peer is a new process of plain Spark.
 
-The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers skip them.
-Tidemark quarantines each with its reason. The sides take turns. For the smaller input, a value is the median of three
-runs. Runs with the larger input, and runs in new processes, are done once. On Spark, the larger input is NDJSON, and
-new processes read the smaller clean NDJSON. The machine may have other load, so only ratios of processor time have
-aims. Processor time includes the processes that a side starts.
+The peers write Delta tables partitioned by day. The dirty input has one percent of bad lines. The peers skip bad lines.
+Tidemark puts each bad line into the quarantine, with the reason. The systems run in turns. For the smaller input, a
+value is the median of three runs. Runs with the larger input and runs in new processes are done once. On Spark, the
+larger input is NDJSON. New processes read the smaller NDJSON input without bad lines. The machine may have other load,
+so only ratios of processor time have aims. Processor time includes the processes that a system starts.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ _DUCKDB_COLUMNS = {
 }
 BAD_LINES = ('{"time": "2026-01-01T00:00:00Z", "host": "h1", ', "not a line", '{"time": "yesterday", "host": "h1"}')
 KINDS = (("ndjson", False), ("ndjson", True), ("csv", False), ("csv", True), ("parquet", False))
-"""The formats, and whether the input has bad lines."""
+"""The formats of the input, and whether the input has bad lines."""
 
 FEW_FILES = 72
 DUCKDB, SPARK = "DuckDB + delta-rs", "plain Spark"
@@ -101,7 +101,10 @@ Side = Callable[[Input, Path], object]
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the processor and wall times of each input and format, the splits per window, and the PUTs per split."""
+    """Yield the processor and wall-clock times for each input and format.
+
+    Also yield splits per window and PUTs per split.
+    """
     sizes = ((6, 1_000),) if small else ((FEW_FILES, 6_000), (336, 6_000))
     with tempfile.TemporaryDirectory() as folder, ExitStack() as closing:
         root = Path(folder)
@@ -123,7 +126,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 @dataclass(frozen=True, slots=True)
 class _Pair:
-    """Tidemark and a peer. `peer` is None if it is not available on this machine."""
+    """Tidemark and a peer. If the peer is not available on this machine, `peer` is None."""
 
     where: str
     own: Side
@@ -131,13 +134,13 @@ class _Pair:
     against: str
 
     def warm_up(self, given: Input) -> None:
-        """Run both sides once."""
+        """Run Tidemark and the peer once each."""
         for work in (self.own, self.peer):
             if work:
                 _new_table(work, given)
 
     def compared(self, given: Input, *, runs: int) -> Iterator[Metric]:
-        """Run the sides in turns, and yield the metrics of the input."""
+        """Run Tidemark and the peer in turns, and yield the metrics of the input."""
         reports: list[object] = []
         ours, peers = [], []
         for _ in range(runs):
@@ -166,7 +169,7 @@ def _counts(name: str, report: JobReport) -> Iterator[Metric]:
 
 
 def _on_spark(root: Path, closing: ExitStack, *, make: bool) -> tuple[_Pair, _Pair]:
-    """Return the pairs of the warm and of the cold Spark."""
+    """Return two pairs: one pair for the warm Spark, and one pair for the cold Spark."""
     adopt_orphans()
     java.make()
     own = closing.enter_context(_Warm(root)).ingest
@@ -186,7 +189,7 @@ def _new_table(work: Side, given: Input) -> object:
 
 
 def _both(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the wall and the processor seconds of one call."""
+    """Return the wall-clock seconds and the processor seconds of one call."""
     wall: list[float] = []
     cost = processor_seconds(lambda: wall.append(seconds(work)))
     return wall[0], cost
@@ -221,7 +224,7 @@ def _duckdb_and_delta(given: Input, folder: Path) -> None:
 
 
 class _Warm:
-    """A warm Spark, on which this process runs jobs."""
+    """A warm Spark. This process runs jobs on it."""
 
     def __init__(self, root: Path) -> None:
         self._file = root / "spark" / "server.json"
@@ -255,13 +258,13 @@ def _cold(root: Path, given: Input, folder: Path) -> None:
 
 
 def _run(*words: str, server: str | None = None) -> None:
-    """Run a module to its end. The pipe also waits for its Java."""
+    """Run a module until it ends. The wait for its output also waits for its Java process."""
     environment = _environment() | ({warm.SERVER: server} if server else {})
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=True, capture_output=True)
 
 
 def _environment() -> dict[str, str]:
-    """Return the environment without the variables that a session on the warm Spark sets."""
+    """Return the environment without the variables that a session on a warm Spark sets."""
     return {name: value for name, value in os.environ.items() if not name.startswith("SPARK_")}
 
 
@@ -340,7 +343,7 @@ def _as_text(table: pa.Table) -> pa.Table:
 
 
 def events(number: int, rows: int) -> pa.Table:
-    """Return the rows of one file, in the order of arrival."""
+    """Return the rows of one file in arrival order."""
     chance = np.random.default_rng(number)
     times = START_S + number * HOUR_S + np.sort(chance.integers(0, HOUR_S, rows))
     late = chance.random(rows) < LATE_SHARE

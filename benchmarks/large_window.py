@@ -1,9 +1,12 @@
-"""A window that is too large for one task becomes one run of splits that do not overlap (decision 0015).
+"""The compaction of a window that is too large for one task (decision 0015).
 
-Readings of a fleet arrive in splits that all have the same series, in one window. The job `compact` merges them into
-one run, on Spark with two cores. Each merge reads at most an eighth of the rows. The benchmark observes the calls of
-the job to Spark to find what the merges read. The memory is the largest peak of a Python worker. A worker runs one task
-at a time. DuckDB counts rows, their checksum and the order of the files, from the files alone.
+The result is a set of splits that do not overlap.
+
+The readings of a fleet arrive in splits of one window. Every split contains all series. The job `compact` merges the
+splits into one sorted run, on Spark with two cores. Each merge reads at most one eighth of the rows. To know what the
+merges read, the benchmark observes the calls from the job to Spark. The memory is the largest peak of a Python worker.
+A worker runs one task at a time. DuckDB reads only the files. It computes the number of rows, a checksum, and the order
+of the files.
 """
 
 from __future__ import annotations
@@ -45,11 +48,11 @@ FROM (
 )
 GROUP BY filename ORDER BY first, last
 """
-"""The first and last key of each file in the order of the sort schema, as a number: series, then latest time first."""
+"""Each file's first and last key as numbers, in the order of the sort schema. Series come first, then latest times."""
 
 
 class Watched(Spark):
-    """Records how many rows each merge reads, and the peak memory of its workers in MiB."""
+    """Records how many rows each merge reads, and the peak memory of the Python workers in MiB."""
 
     def __init__(self) -> None:
         """Start nothing yet."""
@@ -60,7 +63,7 @@ class Watched(Spark):
     def map(
         self, execute: Callable[[Item], Answer], items: Sequence[Item], *, input_bytes: float = math.inf
     ) -> list[Answer]:
-        """Return the same as every session."""
+        """Return the same result as `Spark.map`."""
         if execute.__name__ == "compact":
             self.merges += [_rows(CompactionTask.from_json(each["task"])) for each in items]
         done = threading.Event()
@@ -78,7 +81,7 @@ class Watched(Spark):
 
 
 def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
-    """Yield the window before and after, the cost of its merges, and whether the rows are the same."""
+    """Yield the window before and after the compaction, the cost of its merges, and whether the rows are the same."""
     rows, each = (20_000, 2_000) if small else (rows, SPLIT_ROWS)
     most = rows // PARTS
     with tempfile.TemporaryDirectory() as folder, Watched() as spark:
@@ -123,7 +126,7 @@ def measure(*, small: bool, rows: int = 20_000_000) -> Iterator[Metric]:
 
 
 def _arrived(folder: str, rows: int, each: int, most: int) -> Table:
-    """Make a table with all rows in one window, with these sizes of splits and of merges."""
+    """Create a table with all rows in one window. The parameters set the sizes of splits and of merges."""
     table = Table.create(
         folder,
         _readings(0, 1).schema,
@@ -149,7 +152,7 @@ def _readings(number: int, rows: int) -> pa.Table:
 
 
 def _rows(task: CompactionTask) -> int:
-    """Return the number of rows that a merge reads. For a part, these are the rows of the part."""
+    """Return the number of rows that a merge reads. If a merge is only a part, return the rows of this part."""
     places = [task.row_range(number) for number in range(len(task.inputs))]
     return sum(end - first for first, end in places)
 
@@ -159,20 +162,23 @@ def _files(table: Table) -> list[str]:
 
 
 def _checksum(files: Sequence[str]) -> tuple[int, int]:
-    """Return the number of rows, and a sum over a hash of each row. The order of the rows does not matter."""
+    """Return the number of rows, and the sum of a hash of each row.
+
+    The sum does not depend on the order of the rows.
+    """
     query = "SELECT count(*), sum(hash(series, seen, level)::HUGEINT) FROM read_parquet($files)"
     ((count, total),) = duckdb.execute(query, {"files": list(files)}).fetchall()
     return int(count), int(total)
 
 
 def _ends(files: Sequence[str]) -> list[tuple[int, int]]:
-    """Return the last keys of all files but the last, in order, each with the first key of the next file."""
+    """Return pairs of keys: the last key of a file, and the first key of the next file."""
     found = duckdb.execute(_ENDS, {"files": list(files)}).fetchall()
     return [(last, first) for (_, last), (first, _) in pairwise(found)]
 
 
 def _peak_mib(process: int) -> float:
-    """Return the peak memory of a Python process. The result for the JVM, and for a process that has ended, is 0."""
+    """Return the peak memory of a Python process. Return 0 for the JVM, and for a process that has ended."""
     try:
         is_java = Path(f"/proc/{process}/comm").read_text().strip() == "java"
         found = _PEAK.search(Path(f"/proc/{process}/status").read_text())

@@ -1,8 +1,8 @@
 """The log of a table with many files: opening, pruning, committing and checkpointing, compared to delta-rs and JSON.
 
-Every side lists the same files with the same statistics. Each log is opened from its own newest checkpoint. Each side
-has its own process with imported libraries. "Open" ends when a query can be planned. "Look at all" ends when all files
-are in columns, including statistics.
+Every system has a log of the same files with the same statistics. Each log is opened from its own newest checkpoint.
+Each system has its own process, in which the libraries are already imported. "Open" ends when the system can plan a
+query. "Look at all" ends when memory contains all files as columns, including statistics.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ DELTA_TYPES = ("string", "string", "long", "timestamp")
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the metrics of one table after another."""
+    """Yield the metrics of each table."""
     for files in (5_000,) if small else (100_000, MOST_FILES):
         with tempfile.TemporaryDirectory() as folder:
             yield from _measure(Path(folder), files, repeats=1 if small else 3)
@@ -97,7 +97,7 @@ def _measure(root: Path, files: int, repeats: int) -> Iterator[Metric]:
 
 
 def _files(start: int, count: int, at: int) -> pa.Table:
-    """Return rows of `FILES_SCHEMA`: one file per hour and partition, with statistics of three columns."""
+    """Return rows of `FILES_SCHEMA`. There is one file per hour and partition, with statistics of three columns."""
     numbers = np.arange(start, start + count)
     days = numbers % PARTITIONS
     text = pc.cast(pa.array(numbers), pa.string())
@@ -142,7 +142,10 @@ def _maps(values: dict[str, pa.Array], count: int) -> pa.MapArray:
 
 
 def _write_ours(root: Path, files: int, config: TableConfig) -> float:
-    """Make a table whose first version is checkpointed with that many files. Return the seconds of its checkpoint."""
+    """Create a table with a checkpoint of this number of files at the first version.
+
+    Return the seconds of the checkpoint.
+    """
     log = _log(root)
     metadata = Metadata(
         id=log.ids.uuid(), schemaString=to_schema_string(SCHEMA), partitionColumns=("day",),
@@ -151,7 +154,7 @@ def _write_ours(root: Path, files: int, config: TableConfig) -> float:
     created = log.create(metadata)
     head = log.commit(created, _new_adds(0, 1), operation="APPEND").snapshot
     listed = _listed(head, [_files(at, min(CHUNK, files - at), 1) for at in range(0, files, CHUNK)])
-    # Bypass the log, which checks stored objects, because these files were never committed one by one.
+    # This code does not use the log. The log checks stored objects, and these files were never committed individually.
     full = replace(head, splits=LiveFiles(listed))
     return seconds(lambda: write_checkpoint(log.store, full, log.ids.uuid, compact=True))
 
@@ -223,7 +226,7 @@ Timed = Callable[[Path], float]
 
 
 def _apart(work: Timed, root: Path, repeats: int) -> tuple[float, float]:
-    """Return the median seconds of a step and its process's peak MiB. Each repetition has a fresh process."""
+    """Return the median seconds of a step and the peak MiB of its process. Each repetition has a new process."""
     found = []
     for _ in range(repeats):
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:

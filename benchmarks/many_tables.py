@@ -1,7 +1,7 @@
-"""The cost of hundreds of tables in Dagster: loading, validation, and ticks of the upkeep sensor without and with work.
+"""The cost of hundreds of tables in Dagster: loading, validation, and ticks of the upkeep sensor.
 
-Seconds are processor seconds. Requests are requests to storage, as the sensor counts them. Runs are requested but not
-started.
+All times are processor seconds. Requests are the storage requests that the sensor counts. The sensor requests runs, but
+no run starts.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield seconds, requests, memory and counts, each with the number of tables."""
+    """Yield seconds, requests, memory and counts. Each metric contains the number of tables."""
     began = time.process_time()
     from dagster import DagsterInstance, build_sensor_context  # Dagster is measured
 
@@ -67,7 +67,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
         yield from _ticked(f"{count} tables, a tick with nothing to do", upkeep, tick)
         landing = [each for each in tables if each.landing]
         for in_debt in sorted({min(each, len(landing)) for each in IN_DEBT}):
-            tick()  # checks the logs, so that the next tick checks landing locations
+            tick()  # this tick checks the logs, so that the next tick checks landing locations
             for each in landing[:in_debt]:
                 land_line(each)
             yield from _ticked(f"{count} tables, a tick with debt in {in_debt}", upkeep, tick)
@@ -86,7 +86,7 @@ def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metr
 
 
 def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metric]:
-    """Yield the number of ticks that check all tables, and the time of a tick in which all tables have changed."""
+    """Yield how many ticks check all tables, and the time of a tick after all tables have changed."""
     from dagster import DagsterInstance, build_schedule_context
 
     from pipelines.automation import Automation

@@ -1,6 +1,8 @@
-"""Ways to sort the keys of a merge, all with the same result. `compaction_questions` measures their speed.
+"""Several ways to sort the keys of a merge.
 
-Compaction sorts packed keys (decision 0016). The other ways are here so that the measurement can be repeated.
+All have the same result. `compaction_questions` measures the speed of each way.
+
+Compaction sorts packed keys (decision 0016). This module keeps the other ways so that the measurement can be repeated.
 """
 
 from __future__ import annotations
@@ -23,21 +25,21 @@ class Strategy(StrEnum):
     """A way to find the order of a merge."""
 
     PACKED = "packed"
-    """Columns packed into 64-bit keys, sorted with a stable sort."""
+    """The columns are packed into 64-bit keys, and a stable sort orders these keys."""
 
     BY_COLUMN = "by-column"
-    """A stable sort per column, from the last to the first."""
+    """One stable sort per column, from the last column to the first column."""
 
     K_WAY = "k-way"
-    """The same packed keys, with sorted inputs merged in pairs."""
+    """The columns are packed into the same keys. Pairs of sorted inputs are merged."""
 
 
 def positions(inputs: Sequence[pa.Table], order: SortOrder, strategy: Strategy) -> Positions:
-    """Return the stable order of the rows of all inputs, which are concatenated.
+    """Return the stable order of the rows of all inputs, in one sequence.
 
     Each input has all columns of the order.
 
-    The inputs need not be sorted. `K_WAY` sorts the packed keys of unsorted inputs.
+    The inputs do not have to be sorted. For unsorted inputs, `K_WAY` sorts the packed keys.
     """
     rows = [table.num_rows for table in inputs]
     columns = ((each, [table.column(each.name) for table in inputs]) for each in order.columns)
@@ -66,7 +68,7 @@ def _merged(keys: Sequence[Unsigned], input_rows: Sequence[int]) -> Positions:
 
 
 def _merged_two(key: npt.NDArray[np.int64] | Unsigned, first: Positions, second: Positions) -> Positions:
-    """Merge adjacent runs in pairs. For equal keys, the rows of the first run come first."""
+    """Merge pairs of adjacent runs. If keys are equal, the rows of the first run come first."""
     places = np.searchsorted(key[first], key[second], side="right") + np.arange(len(second))
     merged = np.empty(len(first) + len(second), np.int64)
     free = np.ones(len(merged), np.bool_)

@@ -1,12 +1,13 @@
 """A million upserts into a table of a million keys, compared to a Delta `MERGE` of the same rows.
 
-All sides use one warm Spark session of two cores with the settings of Tidemark's jobs. Half of the upserts have
+All systems use one warm Spark session with two cores and the settings of Tidemark's jobs. Half of the upserts have
 existing keys, and half have new keys, in random order.
 
-For our side, two ways are measured, including commits. One is the distribute job from closed segments of a raw log
-followed by the merge job, each until it has no more work. The other is only the merge job, with rows that a writer has
-flushed in ten generations. For the peers, one `MERGE` is measured, from the rows as a Parquet file, or as an Arrow
-table without Spark. Our input is less prepared: a raw log contains records as producers sent them.
+Two ways are measured for Tidemark, and both include commits. The first way is the distribute job, followed by the merge
+job. The input is closed segments of a raw log. Each job runs until it has no more work. The second way is only the
+merge job. Its input is ten generations of rows that a writer has flushed. For the peers, one `MERGE` is measured. Its
+input is a Parquet file, or an Arrow table without Spark. Tidemark's input is less prepared, because a raw log contains
+the records in the form in which producers sent them.
 """
 
 from __future__ import annotations
@@ -36,7 +37,10 @@ from tidemark import Table
 _GENERATIONS = 10
 _PRODUCER_ROWS = 10_000
 _CLOSED_S = 1.1
-"""Seconds after which every segment counts as closed: the setting in `_RAW_LOG` and a small margin."""
+"""The number of seconds after which every segment counts as closed.
+
+It is the setting in `_RAW_LOG` plus a small margin.
+"""
 _TABLE = """
 name: events
 uri: table
@@ -55,7 +59,7 @@ _MERGE = (
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield rows per second of both ways, and of the peers."""
+    """Yield rows per second of Tidemark's two ways and of the peers."""
     count = 2_000 if small else 1_000_000
     random = np.random.default_rng(1)
     base = events(random.permutation(count), 1)
@@ -120,7 +124,7 @@ def _merge(root: Path, spark: Spark, base: pa.Table, given: pa.Table) -> float:
 
 
 def _based(root: Path, spark: Spark, base: pa.Table) -> Table:
-    """Make a table that contains the base rows, merged."""
+    """Create a table that contains the base rows in merged form."""
     root.mkdir()
     table = Table.create(str(root / "table"), SCHEMA, primary_key=[KEY])
     _flush(table, base, 1)
@@ -141,7 +145,7 @@ def _merge_all(root: Path, spark: Spark) -> None:
 
 
 def _exhaust(work: Callable[[], str]) -> None:
-    """Run a job until it reports no more work, as its schedule would."""
+    """Run a job repeatedly until it reports no more work, like its schedule."""
     while work() == "committed":
         continue
 

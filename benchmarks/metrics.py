@@ -1,4 +1,4 @@
-"""A metric of a benchmark, and the command line of every benchmark."""
+"""The class for a metric of a benchmark, and the command line of every benchmark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Metric:
 
     @property
     def holds(self) -> bool | None:
-        """Whether the aim is reached, or None without an aim."""
+        """Whether the ratio reaches the aim, or None without an aim."""
         return None if self.aim is None or self.ratio is None else self.ratio >= self.aim
 
     def to_json(self) -> str:
@@ -55,15 +55,15 @@ class Metric:
 
 
 class Measure(Protocol):
-    """A benchmark, which yields its metrics. With `small`, it takes only a few seconds."""
+    """A benchmark, which yields its metrics. With `small`, the benchmark takes only a few seconds."""
 
     def __call__(self, *, small: bool) -> Iterable[Metric]:
-        """Measure, and yield each metric as soon as it is known."""
+        """Run the measurement. Yield each metric as soon as it is known."""
         ...
 
 
 def command(measure: Measure, summary: str, argv: Sequence[str] | None = None) -> int:
-    """Run a benchmark as a command, print one line per metric, and return 0 unless it raised."""
+    """Run a benchmark as a command and print one line per metric. Return 0 if the benchmark raises no error."""
     parser = argparse.ArgumentParser(description=summary)
     parser.add_argument("--small", action="store_true", help="a few seconds' worth, to see that it runs")
     parser.add_argument("--json", action="store_true", help="one JSON object per metric")
@@ -82,25 +82,25 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median, which is the value to report on a machine with other load."""
+    """Return the median. It is the right value on a machine with other load."""
     return statistics.median(values)
 
 
 def in_turns(works: Sequence[Callable[[], object]], runs: int) -> list[float]:
-    """Return the median milliseconds of each function. A turn calls all of them, and the first turn does not count."""
+    """Return the median milliseconds of each function. A turn calls all functions. The first turn does not count."""
     turns = [[1000 * seconds(work) for work in works] for _ in range(runs + 1)]
     return [median(times) for times in zip(*turns[1:], strict=True)]
 
 
 def beside(name: str, value: float, ours: float) -> Metric:
-    """Return the metric with the milliseconds of a peer."""
+    """Return a metric that compares the milliseconds of a peer to ours."""
     return Metric(name=name, value=value, unit="ms", against="ours", ratio=ours / value)
 
 
 def peak_mib() -> float:
     """Return the peak memory of this process.
 
-    `getrusage` also counts the memory of the process that it was forked from.
+    `getrusage` also counts the memory of the process from which this process was forked.
     """
     status = Path("/proc/self/status")
     if not status.exists():  # not Linux
@@ -112,7 +112,7 @@ def peak_mib() -> float:
 def grown_mib(work: Callable[[], object], every_s: float = 0.005) -> float:
     """Return the largest growth of this process in MiB during a call. The memory is read at short intervals.
 
-    Pages of mapped files do not count, because the system drops them when it needs the memory.
+    Pages of mapped files do not count, because the operating system drops them when it needs memory.
     """
     most = before = _anonymous_mib()
     done = threading.Event()
@@ -141,9 +141,9 @@ def _anonymous_mib() -> float:
 
 
 def reset_peak() -> None:
-    """Let `peak_mib` count from the current memory.
+    """Make `peak_mib` count from the current memory.
 
-    On systems other than Linux, it counts from the start of the process.
+    On systems other than Linux, `peak_mib` counts from the start of the process.
     """
     reset = Path("/proc/self/clear_refs")
     if reset.exists():

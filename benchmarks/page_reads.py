@@ -1,9 +1,9 @@
-"""The bytes of pages that a query has to read, as counted by DataFusion.
+"""The bytes of the pages that a query must read. DataFusion counts these bytes.
 
-The query prunes by statistics and page index.
+The query prunes with statistics and the page index.
 
-DataFusion skips files, row groups and pages by their minimum and maximum values. It also skips pages of other columns
-whose rows the conditions exclude. Footers and indexes are not counted.
+DataFusion skips files, row groups and pages by their minimum and maximum values. DataFusion also skips a page if the
+conditions on other columns exclude all its rows. Footers and indexes are not counted.
 """
 
 from __future__ import annotations

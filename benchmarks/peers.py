@@ -1,7 +1,10 @@
-"""Peers that cannot be installed into `.venv/`. Each peer is installed once, into its own folder.
+"""Peers that cannot be installed into `.venv/`.
 
-DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. The judged
-documents are in a package. If a peer cannot be installed, its metric contains the reason and counts as missed.
+A peer is a system that a benchmark compares with Tidemark. Each peer is installed once, into its own folder.
+
+DuckLake needs an older DuckDB, Lance needs many other packages, and Delta Lake on Spark needs JARs. The documents with
+judgements are the data of a package. If a peer cannot be installed, its metric contains the reason and counts as a
+missed aim.
 """
 
 from __future__ import annotations
@@ -27,21 +30,21 @@ _LATER = "not brought along yet; the full benchmark does that"
 
 
 class NotMeasuredError(Exception):
-    """A peer is not available on this machine. The message contains the reason."""
+    """The error for a peer that is not available on this machine. The message contains the reason."""
 
 
 def ducklake_python(*, make: bool) -> Path:
-    """Return the Python that has DuckLake. Without `make`, it must already be installed."""
+    """Return the Python that has DuckLake. Without `make`, DuckLake must already be installed."""
     return _python(DUCKLAKE, REQUIREMENTS / "ducklake.lock", make=make)
 
 
 def lance_python(*, make: bool) -> Path:
-    """Return the Python that has Lance. Without `make`, it must already be installed."""
+    """Return the Python that has Lance. Without `make`, Lance must already be installed."""
     return _python(LANCE, REQUIREMENTS / "lance.lock", make=make)
 
 
 def judged_documents(*, make: bool) -> Path:
-    """Return the folder with the judged documents of a package.
+    """Return the folder with the judged documents. They are the data of a package.
 
     Without `make`, the package must already be installed.
     """
@@ -51,7 +54,7 @@ def judged_documents(*, make: bool) -> Path:
 
 
 def printed(python: Path, program: str, *arguments: str) -> Any:
-    """Return what a program of `benchmarks.programs` prints when this Python runs it."""
+    """Run a program of `benchmarks.programs` with this Python, and return its output."""
     command = [str(python), "-m", f"benchmarks.programs.{program}", *arguments]
     finished = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     if finished.returncode != 0:
@@ -73,10 +76,10 @@ def start_with_delta(spark: Spark, *, make: bool) -> None:
 def delta_jars(folder: Path, *, make: bool) -> Path:
     """Return a folder with the JARs of Delta Lake for files on disk.
 
-    Spark downloads the JARs if necessary. Without `make`, they must already be downloaded, or the function raises
-    `NotMeasuredError`.
+    Spark downloads the JARs if necessary. Without `make`, the function raises `NotMeasuredError` if the JARs are not
+    already downloaded.
     """
-    from tests.support import delta_jars as downloaded  # takes half a second
+    from tests.support import delta_jars as downloaded  # this takes half a second
 
     if given := os.environ.get(JARS):
         return Path(given)
@@ -91,7 +94,7 @@ def delta_jars(folder: Path, *, make: bool) -> Path:
 
 
 def linked(files: Sequence[Path], folder: Path) -> None:
-    """Fill the folder with links to the files, in their order."""
+    """Fill the folder with links to the files. The names of the links keep the order of the files."""
     for index, file in enumerate(files):
         (folder / f"{index:05}.parquet").symlink_to(file)
 
@@ -108,7 +111,10 @@ def _python(folder: Path, lock: Path, *, make: bool) -> Path:
 
 
 def _bring(folder: Path, described_by: Path, build: Callable[[], None] | None) -> None:
-    """Build the folder from the file that describes it, unless the stamp in the folder shows that it is current."""
+    """Build the folder from the file that describes it.
+
+    If a stamp in the folder shows that it is current, do nothing.
+    """
     stamp, wanted = folder / ".stamp", hashlib.sha256(described_by.read_bytes()).hexdigest()
     if stamp.exists() and stamp.read_text() == wanted:
         return

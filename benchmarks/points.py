@@ -1,4 +1,4 @@
-"""The rows of the benchmarks of compaction: points of a fleet's metrics, in splits that are already sorted."""
+"""The rows for benchmarks of compaction: measurements of a fleet of hosts, in splits that are already sorted."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SQL_KEY = "metric ASC NULLS LAST, host ASC NULLS LAST, observed DESC NULLS LAST"
 SORT_SCHEMA = "metric|host|timestamp/V2"
 NAMES = [f"service.{name % 8}.metric-{name:03d}" for name in range(40)]
 MOST_BYTES = 2**32
-"""A target size above all inputs together, so that all sides write one file."""
+"""A target size larger than all inputs together. Every system therefore writes one file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """The input of every side: the splits under `root`, as files and as our operation in JSON."""
+    """The input of every system: the splits under `root`, as files and as our operation in JSON."""
 
     root: Path
     files: tuple[str, ...]
@@ -36,14 +36,14 @@ class Given:
 
 
 def config(sort_schema: str = SORT_SCHEMA) -> TableConfig:
-    """Return the settings of a table of points, which has no windows."""
+    """Return the settings of a table of points. The table has no windows."""
     return TableConfig(time_column="observed", sort_schema=sort_schema)
 
 
 def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa.Table:
     """Return points of 40 metrics on 200 hosts, ordered by time.
 
-    They are the `number`th quarter of an hour of the table.
+    The points cover a quarter of an hour, the `number`th quarter in the table.
 
     Four columns contain the metric, the host, the time and the region. The other columns alternate between measurements
     and counters.
@@ -67,7 +67,7 @@ def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa
 
 
 def context(schema: pa.Schema, *, sort_schema: str = SORT_SCHEMA, target_bytes: int = MOST_BYTES) -> SplitContext:
-    """Return the context of a table of points whose splits have about `target_bytes`."""
+    """Return the context of a table of points with splits of about `target_bytes`."""
     order = bind(config(sort_schema), schema)
     return SplitContext(
         table_id="points", schema=schema, order=order, time_column="observed", target_bytes=target_bytes
@@ -87,6 +87,6 @@ def operation(
 
 
 def given(root: Path, splits: int, rows: int, width: int) -> Given:
-    """Write the splits of `operation`, and return them as the input of every side."""
+    """Write the splits of `operation`, and return these splits as the input of every system."""
     made = operation(root, splits, rows, width)
     return Given(root, tuple(str(root / add.path) for add in made.inputs), made.to_json(), splits * rows)

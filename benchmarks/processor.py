@@ -1,6 +1,6 @@
-"""Processor seconds: the cost of a piece of work, for any number of threads and processes.
+"""Processor seconds. They measure the cost of a piece of work for any number of threads and processes.
 
-All ratios "per core" use this unit. A side that takes half the time on two cores is not cheaper.
+Every ratio "per core" uses processor seconds. Work that takes half the time on two cores is not cheaper.
 """
 
 from __future__ import annotations
@@ -13,20 +13,21 @@ from pathlib import Path
 
 _PROC = Path("/proc")
 _SET_CHILD_SUBREAPER = 36
-"""The option of the system call `prctl`."""
+"""The number of an option of the system call `prctl`."""
 
 _PARENT, _FIRST_TIME, _AFTER_TIMES = 1, 11, 15
-"""Positions in `/proc/<pid>/stat`, counted after the name of the program.
+"""The positions of fields in `/proc/<pid>/stat`. The count starts after the name of the program.
 
-They are the parent, the first of four times (user and system, own and of children), and the position after them.
+The fields are the parent, four times, and the field after these times. The times are user and system time, of the
+process and of its children.
 """
 
 
 def processor_seconds(work: Callable[[], object]) -> float:
-    """Return the user and system seconds of one call, in this process and its descendants, including ended ones.
+    """Return the user and system seconds of one call. They include this process and all descendants, even ended ones.
 
-    Processes that still run when the work ends, such as Spark's JVM, are counted only on Linux, in hundredths of a
-    second.
+    Some processes, such as Spark's JVM, still run when the work ends. They are counted only on Linux, in hundredths of
+    a second.
     """
     before = _cost()
     work()
@@ -34,7 +35,7 @@ def processor_seconds(work: Callable[[], object]) -> float:
 
 
 def adopt_orphans() -> None:
-    """Make this process the parent of descendants whose own parent ends, such as Spark's JVM. Only on Linux.
+    """Adopt descendants when their own parent ends, such as Spark's JVM. Only on Linux.
 
     Otherwise, the time of such a descendant would not be counted.
     """
@@ -54,7 +55,10 @@ def _of_running_children() -> float:
 
 
 def descendants(process: int) -> set[int]:
-    """Return the running processes that this process started, directly or indirectly. Only on Linux, otherwise none."""
+    """Return the running processes that this process started, directly or indirectly.
+
+    On other systems than Linux, return none.
+    """
     if not _PROC.is_dir():
         return set()
     every = {int(each.name): _stat(each) for each in _PROC.iterdir() if each.name.isdigit()}
@@ -66,9 +70,9 @@ def descendants(process: int) -> set[int]:
 
 
 def _stat(process: Path) -> list[str]:
-    """Return the fields after the name, which may contain spaces and parentheses.
+    """Return the fields after the program's name, because the name may contain spaces and parentheses.
 
-    Return none for a process that has just ended.
+    Return no fields for a process that has just ended.
     """
     try:
         return (process / "stat").read_text().rpartition(")")[2].split()

@@ -1,8 +1,8 @@
-"""The cost of the state for exactly-once ingestion: after ten and after 100,000 files and writers.
+"""The cost of the state for exactly-once ingestion, after ten and after 100,000 files and writers.
 
-Opening a table should not become slower. The unit is processor time. Both tables are opened in turns, in one process.
-The other metrics are the costs of steps that use this state. These steps are an ingest that looks up ingested files, a
-commit with its own transaction, and a checkpoint of new entries.
+Opening a table must not become slower when this state grows. The unit is processor time. One process opens the two
+tables in turns. The other metrics are the costs of steps that use the state. Such a step ingests with a lookup of
+ingested files, commits with its own transaction, or checkpoints new entries.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MANY = 100_000
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the costs of opening, and then the costs of these steps."""
+    """Yield the cost of opening a table, and then the costs of the other steps."""
     many = 5_000 if small else MANY
     with tempfile.TemporaryDirectory() as folder:
         logs = {count: _log(Path(folder) / str(count), count) for count in (FEW, many)}
@@ -64,7 +64,7 @@ def _against_few(name: str, cost: float, few: float, unit: str) -> Metric:
 
 
 def _log(root: Path, count: int) -> TransactionLog:
-    """Return a table with the entries of this many landed files, and of as many ended writers of raw logs."""
+    """Return a table with `count` landed files and `count` ended writers of raw logs in its state."""
     log = TransactionLog(LocalStore(root))
     schema = to_schema_string(pa.schema([("id", pa.int64())]))
     metadata = Metadata(
@@ -88,7 +88,10 @@ def _opening(store: ObjectStore) -> tuple[int, int]:
 
 
 def _in_turns(works: list[Callable[[], object]], times: int) -> list[float]:
-    """Return the median processor time of each function in seconds. Other load then affects all equally."""
+    """Return the median processor seconds of each function.
+
+    Other load on the machine then affects all functions equally.
+    """
     taken: list[list[float]] = [[] for _ in works]
     for _ in range(times):
         for work, each in zip(works, taken, strict=True):

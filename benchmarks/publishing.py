@@ -1,7 +1,8 @@
-"""The cost of a Delta mirror per commit of the table: after ten published versions, and after many.
+"""The cost of a Delta mirror for one commit of the table, after ten published versions and after many.
 
-Twenty commits are published one by one, as a schedule does, over two checkpoints of either log. Each commit adds a
-split and removes one, so the table keeps its size. Requests and bytes are those of publishing alone.
+Twenty commits are published one by one, like by a schedule. Both logs write two checkpoints during this time. Each
+commit adds a split and removes a split, so the table keeps its size. The metrics contain only the requests and bytes of
+the publications.
 """
 
 from __future__ import annotations

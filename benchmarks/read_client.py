@@ -1,11 +1,12 @@
-"""The cost of a read from S3 with our client, boto3 and obstore: the same requests to one server, in turns.
+"""The cost of a read from S3 with our client, boto3 and obstore. The clients send the same requests in turns.
 
-- "Answers from memory": the server does almost nothing, so the clients are measured.
-- The S3 server of the tests handles one request at a time, which limits all clients.
-- "20 ms later": the same server behind a proxy.
+- "Answers from memory": the server does almost no work, so the benchmark measures the clients.
+- The S3 server of the tests handles one request at a time. It therefore limits all clients.
+- "20 ms later": the same S3 server, with a proxy that delays each request.
 
-Each client has one connection pool and retries no request. The bytes of obstore are copied, as ours are. The cost of a
-whole program that reads one object, including its imports, is measured in separate processes.
+Each client has one connection pool and does not retry requests. The benchmark copies the bytes of obstore, because our
+client also copies its bytes. Separate processes measure the cost of a whole program that reads one object, including
+imports.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class Client:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """A number of requests of one kind by concurrent threads: whole small objects, or ranges of `size` bytes."""
+    """Requests of one kind that concurrent threads send: whole small objects, or ranges of `size` bytes."""
 
     name: str
     requests: int
@@ -135,7 +136,7 @@ def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Ite
     clients = _clients(place)
     for work in works:
         found: dict[str, list[Cost]] = {name: [] for name in clients}
-        for turn in range(runs + 1):  # the first request connects, and does not count
+        for turn in range(runs + 1):  # the first turn connects, and does not count
             for name, client in clients.items():
                 cost = _cost(partial(work.run, client))
                 if turn:
@@ -160,7 +161,7 @@ def _compared(label: str, place: Place, works: Sequence[Work], runs: int) -> Ite
 
 
 class Cost(NamedTuple):
-    """Wall-clock seconds and processor seconds of a piece of work, and its peak memory in MiB."""
+    """The wall-clock seconds, the processor seconds and the peak memory in MiB of a piece of work."""
 
     wall: float
     processor: float
@@ -168,7 +169,10 @@ class Cost(NamedTuple):
 
 
 def _cost(work: Callable[[], object], who: int = resource.RUSAGE_SELF) -> Cost:
-    """Return the cost in this process, or in its ended children. Servers are running children, so they do not count."""
+    """Return the cost in this process, or in its ended child processes.
+
+    Servers are running children, so they do not count.
+    """
     before = resource.getrusage(who)
     wall = seconds(work)
     after = resource.getrusage(who)

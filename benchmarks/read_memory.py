@@ -1,8 +1,8 @@
-"""The memory of reads from remote storage: a scan, a scan of unmerged rows with a filter, and a `group by`.
+"""The memory of reads from remote storage. It measures a scan, a filtered scan of unmerged rows, and a `group by`.
 
-The table consists of copies of one split. Only the first copy is on disk. The store creates the other copies when
-they are read. It has no local paths, so the table is read like a table in a bucket. Each read has its own process. The
-metric is the peak memory of this process and of its query process.
+The table consists of copies of one split. Only the first copy is on disk. The store creates the other copies during
+reads. The store has no local paths, so the table is read like a table in a bucket. Each read has its own process. The
+metric is the peak memory of the read's process and of its query process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ READS: Final[dict[str, Callable[[Table], int]]] = {"scan": _scanned, "latest": _
 
 
 def rows_of(count: int, *, is_dense: bool) -> pa.Table:
-    """Return rows of about 100 bytes each. Rows that are not dense take almost no bytes when encoded."""
+    """Return rows of about 100 bytes each. If the rows are not dense, their encoded form has almost no bytes."""
     random = np.random.default_rng(1)
     keys = np.arange(count)
     values = random.integers(0, 2**62, count) if is_dense else keys // 1000
@@ -64,9 +64,9 @@ def rows_of(count: int, *, is_dense: bool) -> pa.Table:
 
 
 def table_of(uri: str, rows: pa.Table, splits: int) -> Table:
-    """Make a table of `splits` splits that each have these rows, and one unmerged row.
+    """Create a table with `splits` splits and one unmerged row. Every split has the same rows.
 
-    A table on disk has only the file of the first split (see `measured`).
+    A table on disk contains only the file of the first split (see `measured`).
     """
     table = Table.create(uri, SCHEMA, primary_key="k")
     with table.writer() as writer:
@@ -90,7 +90,7 @@ def _merge(table: Table) -> None:
 
 
 def _copy(add: Add, data: bytes, number: int) -> tuple[Add, bytes]:
-    """Return a copy of a split with another name. The footer contains the name, too."""
+    """Return a copy of a split under another name. The footer contains the new name, too."""
     stem = Path(add.path).stem
     own = f"{stem[:-12]}{number:012x}"
     copied = _renamed(data, _names(pa.BufferReader(data), stem, own))
@@ -100,7 +100,7 @@ def _copy(add: Add, data: bytes, number: int) -> tuple[Add, bytes]:
 
 
 def _names(file: pa.NativeFile | Path, stem: str, own: str) -> list[tuple[bytes, bytes]]:
-    """Return the replacements for a copy of a split: its name, and the checksum over its metadata."""
+    """Return the texts to replace in a copy of a split: the name, and the checksum over the metadata."""
     said = {key.decode(): value.decode() for key, value in pq.read_metadata(file).metadata.items()}
     theirs = with_checksum({key: value.replace(stem, own) for key, value in said.items()})
     return [(stem.encode(), own.encode()), (said[CHECKSUM].encode(), theirs[CHECKSUM].encode())]
@@ -113,7 +113,10 @@ def _renamed(data: bytes, names: list[tuple[bytes, bytes]]) -> bytes:
 
 
 def peaks(uri: str, read: str) -> dict[str, int]:
-    """Return the rows that a read in its own process found, and the peak bytes of the process and of its helper."""
+    """Run a read in its own process.
+
+    Return the number of rows, and the peak bytes of this process and its query process.
+    """
     program = f"from benchmarks.read_memory import measured; measured({uri!r}, {read!r})"
     done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True, check=True)
     found: dict[str, int] = json.loads(done.stdout)
@@ -121,7 +124,10 @@ def peaks(uri: str, read: str) -> dict[str, int]:
 
 
 def measured(uri: str, read: str) -> None:
-    """Run a read, and print the result of `peaks`. A split that is not on disk is created from the first split."""
+    """Run a read, and print the values that `peaks` returns.
+
+    If a split is not on disk, make it from the first split.
+    """
     table = Table.open(uri)
     stored = [*Path(uri.removeprefix("file://")).rglob("*.parquet")] if uri.startswith("file://") else []
     if stored:
@@ -145,7 +151,7 @@ def _part_of(_store: LocalStore, stored: Path, key: str, start: int, end: int) -
 
 
 def _nowhere(_store: LocalStore, _key: str) -> None:
-    """Return a store without local files."""
+    """Return None as the local path of every object."""
 
 
 def _status(process: str, metric: str) -> int:
@@ -155,7 +161,7 @@ def _status(process: str, metric: str) -> int:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the peak memory of each read and of its query process, in MB."""
+    """Yield the peak memory in MB of each read, and of the query process of this read."""
     with tempfile.TemporaryDirectory() as folder:
         rows = rows_of(60_000 if small else 1_000_000, is_dense=True)
         table = table_of(str(Path(folder) / "table"), rows, 2 if small else 250)

@@ -1,6 +1,6 @@
-"""Peers of reads: table formats and indexes with their own logs, over the same files or rows.
+"""Peers for reads. They are table formats and indexes with their own logs, over the same files or rows.
 
-DuckLake and Lance run in their own processes, in the same run.
+DuckLake and Lance run in their own processes during the same run.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def delta_queries(files: Sequence[Path], folder: Path) -> Callable[[str], pa.Tab
 def ducklake_queries(
     files: Sequence[Path], folder: Path, queries: Sequence[str], runs: int, *, make: bool
 ) -> list[float]:
-    """Return the milliseconds of each query over these files in a DuckLake. Raises `NotMeasuredError`."""
+    """Return the milliseconds of each query in a DuckLake of these files. Raises `NotMeasuredError`."""
     folder.mkdir()
     python = ducklake_python(make=make)
     found: list[float] = printed(
@@ -43,7 +43,7 @@ def ducklake_queries(
 
 
 def lance_requests(name: str, ours_ms: float, rows: pa.Table, requests: Sequence[int | str], *, make: bool) -> Metric:
-    """Return Lance's times for lookups in the first column of the rows: of each key, or of ten rows for each text."""
+    """Return Lance's times for lookups in the first column. A lookup finds one key, or ten rows for a text."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "rows.parquet"
         pq.write_table(rows, path)

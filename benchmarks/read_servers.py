@@ -1,12 +1,12 @@
 """Servers for the benchmarks of remote reads: python -m benchmarks.read_servers KIND [PORT].
 
-Each is a process of its own.
+Each server is a separate process.
 
-- `memory` answers every GET from memory, so that only clients are measured.
+- `memory` answers every GET from memory, so that a benchmark measures only the clients.
 - `s3` is the S3 server of the tests.
-- `slow` forwards requests to a port of this machine after 20 ms, and counts them.
+- `slow` forwards each request to a port of this machine after 20 ms, and counts the requests.
 
-Each prints its address.
+Each server prints its address.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from urllib.parse import parse_qs, urlsplit
 
 DELAY_S = 0.02
 COUNTS = "COUNTS"
-"""The method of a request for counts, which the slow server answers itself.
+"""The method of a request for the counts. The slow server answers this request itself.
 
-It returns the requests, round trips and bytes since the last such request. A round trip begins with each request that
-arrives while no other is active.
+The answer contains the requests, round trips and bytes since the last request for the counts. A round trip begins with
+a request that arrives while no other request is active.
 """
 
 REGION = "eu-central-1"
@@ -39,7 +39,7 @@ ENVIRONMENT = {
     "AWS_EC2_METADATA_DISABLED": "true",
     "NO_PROXY": "127.0.0.1",
 }
-"""Environment variables of the processes that read from a server."""
+"""The environment variables of processes that read from a server."""
 
 OBJECT = bytes(range(256)) * (64 * 2**20 // 256)
 SMALL_BYTES = 1024
@@ -54,7 +54,7 @@ _HEAD = (
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A folder of a bucket, and the endpoint by which it is reached."""
+    """A folder of a bucket, and the endpoint for access to the bucket."""
 
     bucket: str
     name: str
@@ -67,7 +67,7 @@ class Place:
 
 
 class S3Servers(NamedTuple):
-    """A bucket of the S3 server of the tests, its endpoint, and the endpoint of the slow server before it."""
+    """A bucket of the tests' S3 server, the endpoint of this server, and the endpoint of its slow server."""
 
     bucket: str
     endpoint: str
@@ -76,7 +76,7 @@ class S3Servers(NamedTuple):
 
 @contextmanager
 def s3_servers() -> Iterator[S3Servers]:
-    """Run the S3 server of the tests, and the slow server before it."""
+    """Run the S3 server of the tests, and a slow server that forwards requests to it."""
     with serving("s3") as uri:
         server = urlsplit(uri)
         endpoint = parse_qs(server.query)["endpoint"][0]
@@ -96,7 +96,7 @@ def serving(kind: str, port: str = "") -> Iterator[str]:
 
 
 class _Memory(asyncio.Protocol):
-    """Answers a GET with a range of its only object, or with the first bytes of the object."""
+    """Answers a GET with a range of the only object. Without a range, the answer is the object's first bytes."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
@@ -121,9 +121,9 @@ async def _answer_from_memory() -> None:
 
 
 class _Slow:
-    """Proxy of a server on this machine.
+    """A proxy for a server on this machine.
 
-    It delays each request by 20 ms, and counts the requests since the last query.
+    The proxy delays each request by 20 ms. It counts the requests since the last query for the counts.
     """
 
     def __init__(self, port: int) -> None:
@@ -138,7 +138,7 @@ class _Slow:
 
     async def _hand_on(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         from_server, to_server = await asyncio.open_connection("127.0.0.1", self._port)
-        with suppress(asyncio.IncompleteReadError, ConnectionError):  # one side has closed the connection
+        with suppress(asyncio.IncompleteReadError, ConnectionError):  # one peer has closed the connection
             while True:
                 method, request = await _message(from_client)
                 if method == COUNTS.encode():
@@ -163,7 +163,7 @@ class _Slow:
 
 
 async def _message(source: asyncio.StreamReader, *, has_body: bool = True) -> tuple[bytes, bytes]:
-    """Return the first word of a request or an answer, and all of its bytes."""
+    """Return the first word of a request or answer, and the bytes of the whole request or answer."""
     head = await source.readuntil(b"\r\n\r\n")
     length = _LENGTH.search(head)
     body = await source.readexactly(int(length[1])) if has_body and length else b""

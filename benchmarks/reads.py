@@ -1,10 +1,10 @@
-"""The cost of queries, compared to other engines: the same queries over the same files in one process.
+"""The cost of queries, compared to other engines. They run the same queries over the same files in one process.
 
-The sides take turns. There are three tables on a local disk: flights by day (365 splits), the same flights in one
+The engines run in turns. There are three tables on a local disk: flights by day (365 splits), the same flights in one
 split, and 60 columns in one split. DuckDB and Polars read the files of the splits directly, without a log and without
 verification. delta-rs (with its DataFusion) and DuckLake read the files as their own tables. "First" is the first query
-of a table that was just opened. "Warm" is the median of the following queries. Searches are in `benchmarks.searches`,
-and lookups in `benchmarks.unmerged`.
+of a table that was just opened. "Warm" is the median of the following queries. `benchmarks.searches` measures searches,
+and `benchmarks.unmerged` measures lookups.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ QUERIES: Mapping[str, str] = {
 }
 OF_FLIGHTS: Mapping[str, str] = {"text": "carrier", "value": "AA", "number": "dep_delay", "constant": "20"}
 OF_WIDE: Mapping[str, str] = {"text": "c1", "value": "name 7", "number": "c0", "constant": "5"}
-"""The names and values in the queries for flights, and in the queries for `wide`."""
+"""The column names and values in the queries for flights, and in the queries for the table `wide`."""
 
 WIDE_COLUMNS = 60
-# With many columns or splits, a query may take 1.3 times as long as DuckDB. With one split, it may take this many ms
-# longer.
+# With many columns or splits, a query may take 1.3 times as long as in DuckDB. With one split, a query may take
+# `ONE_AIM_MS` longer than in DuckDB.
 MANY_AIM, ONE_AIM_MS = 1 / 1.3, 5.0
 
 
@@ -86,7 +86,7 @@ def wide(rows: int) -> pa.Table:
 
 @dataclass(frozen=True, slots=True)
 class _Case:
-    """A table, and the words of its queries."""
+    """A table, and the names and values in its queries."""
 
     name: str
     path: Path
@@ -94,7 +94,7 @@ class _Case:
     table: tm.Table
 
     def asked(self, runs: int, *, small: bool) -> Iterator[Metric]:
-        """Yield the times of each query, ours and those of the peers."""
+        """Yield the times of each query for Tidemark and for the peers."""
         paths = [self.path / str(each["path"]) for each in self.table.files()]
         files, texts = [*map(str, paths)], {name: each.format(**self.words) for name, each in QUERIES.items()}
         label = f"{self.name}, {f'{len(files)} splits' if len(files) > 1 else '1 split'}"

@@ -1,9 +1,10 @@
-"""The cost of queries on remote storage: the ten queries of `benchmarks.reads` over an S3 API that answers after 20 ms.
+"""The cost of queries on remote storage. The queries of `benchmarks.reads` use an S3 API that answers after 20 ms.
 
 DataFusion reads the same objects with its own client, without a log and without verification. Both readers run each
-query three times: with empty caches ("cold"), again, and after ten more commits. Each reader must notice new commits
-itself: our table is refreshed before each query, and DataFusion lists the folder again. The processes of the engines
-are already running. The server of the tests handles one request at a time, so it limits the transfer of bytes.
+query three times. The first run has empty caches ("cold"), and the third run follows ten more commits. Each reader must
+find new commits itself. Our table is refreshed before each query, and DataFusion lists the folder again. The processes
+of the query engines are already running. The S3 server of the tests handles one request at a time, so it limits the
+transfer of bytes.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from examples import datasets
 
 COMMITS = 10
 COLD_AIM, WARM_AIM = 1 / 1.5, 1 / 0.2
-"""Our reader may take 1.5 times as long as DataFusion with empty caches, and 0.2 times as long after that."""
+"""Limits for our reader: 1.5 times DataFusion's time with empty caches, and 0.2 times its time after that."""
 
 
 class Ours:
@@ -52,7 +53,7 @@ class Ours:
 
 
 class Theirs:
-    """DataFusion, which caches metadata of files itself."""
+    """DataFusion. It caches the metadata of files itself."""
 
     def __init__(self, place: Place) -> None:
         self._folder = f"s3://{place.bucket}/{place.name}/splits/"
@@ -64,14 +65,14 @@ class Theirs:
         self._context.register_object_store("s3://", store, place.bucket)
 
     def sql(self, text: str) -> pa.Table:
-        """Return the answer over the current files."""
+        """Return the answer over the files that exist now."""
         self._context.deregister_table("t")
         self._context.register_parquet("t", self._folder)
         return self._context.sql(text).to_arrow_table()
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds, requests, round trips and MiB of every query, ours and DataFusion's."""
+    """Yield milliseconds, requests, round trips and MiB of every query, for our reader and for DataFusion."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, s3_servers() as (bucket, endpoint, slow):
         flights = datasets.flights()
@@ -83,7 +84,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Written:
-    """A table that still gets commits. The commits bypass the slow server."""
+    """A table that gets further commits. These commits do not go through the slow server."""
 
     def __init__(self, place: Place, rows: pa.Table, time_column: str | None = None) -> None:
         daily = time_column is not None
@@ -96,7 +97,7 @@ class _Written:
         self._label = f"{place.name}, {len(self._table.files()):,} splits"
 
     def asked(self, name: str, query: str, slow: str, root: Path) -> Iterator[Metric]:
-        """Run one query with both readers, three times."""
+        """Run one query three times with both readers."""
         place = replace(self._place, endpoint=slow)
         readers: tuple[Theirs | Ours, ...] = (Theirs(place), Ours(place, root))
         for moment, aim in (("cold", COLD_AIM), ("again", WARM_AIM), (f"after {COMMITS} commits", WARM_AIM)):
@@ -116,7 +117,7 @@ class _Written:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The cost of a query, and its number of rows."""
+    """The cost of a query, and the number of rows in its answer."""
 
     taken_ms: float
     rows: int
@@ -126,7 +127,7 @@ class Answer:
 
 
 def asked(reader: Ours | Theirs, query: str, slow: str) -> Answer:
-    """Run a query through the slow server, which counts requests."""
+    """Run a query through the slow server, and return its cost."""
     counted(slow)
     started = time.perf_counter()
     found = reader.sql(query)

@@ -54,7 +54,7 @@ RESULTS = Path(__file__).parent / "RESULTS.md"
 
 
 def main() -> int:
-    """Run the benchmarks one after another, each in its own process. Return 1 if one of them failed."""
+    """Run the benchmarks sequentially, each in its own process. Return 1 if a benchmark failed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--small", action="store_true", help="see that they run; results are not written")
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, help="run these, and leave the results of the others")

@@ -1,7 +1,7 @@
-"""The cost of a search: ten rows of 200,000 and of 5,000,000 lines, compared to tantivy alone and to Lance.
+"""The cost of a search for ten rows in 200,000 and 5,000,000 lines, compared to tantivy alone and to Lance.
 
-Tantivy has the same lines in memory, and returns addresses instead of rows. Lance returns rows. For Lance, a query of
-several words matches any of them.
+Tantivy has the same lines in memory. It returns addresses and not rows. Lance returns rows. In Lance, a query of
+several words matches rows with any of these words.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from storage_core.data.settings.index import IndexDefinition
 from tests.support.upkeep import catch_up
 
 CASES = ((200_000, False, 5.0), (5_000_000, False, 15.0), (5_000_000, True, 15.0))
-"""The number of lines, whether lines have a time (which orders equal scores), and the aim in milliseconds."""
+"""The number of lines, whether each line has a time (it orders equal scores), and the aim in milliseconds."""
 WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 QUERIES: Mapping[str, str | None] = {"tide": "tide", "tide AND ebb": None, "tide OR flood": "tide flood"}
-"""Our queries, and the queries of Lance for the same rows."""
+"""Our queries, each with the query of Lance for the same rows."""
 MICROSECONDS = 432_000
-"""Time between two lines. A day then has 200,000 lines."""
+"""The time between two lines in microseconds. One day therefore has 200,000 lines."""
 _AT_ONCE = 200_000
 
 
@@ -59,7 +59,7 @@ def _searches(root: Path, rows: int, aim_ms: float, *, is_timed: bool, small: bo
 
 
 def _written(root: Path, rows: int, *, is_timed: bool) -> tuple[tm.Table, tantivy.Index]:
-    """Make a table with indexed lines, and an index of the same lines in memory."""
+    """Create a table with indexed lines, and a tantivy index of the same lines in memory."""
     words = IndexDefinition(name="words", kind="fulltext", columns=("line",))
     at = {"at": pa.timestamp("us", "UTC")} if is_timed else {}
     schema = pa.schema([*at.items(), ("line", pa.string())])

@@ -1,8 +1,9 @@
-"""One merge of sorted files by every side that runs in Python. Each side reads all files and writes the result.
+"""One merge of sorted files by each system that runs in Python. Each system reads all files and writes the result.
 
-All write zstd level 3. Our side writes a split: pages of 1,024 rows with an index and checksums, statistics, and row
-keys. It is checked for MC-1 to MC-4. The copy writes each file unchanged, with the settings of a split but with Arrow's
-own encodings. The other sides use their default settings, and sort by the same key with nulls last.
+All systems write zstd level 3. Tidemark writes a split. It has pages of 1,024 rows with an index and checksums,
+statistics, and row keys. Tidemark also checks MC-1 to MC-4. The copy writes each file unchanged. It has the settings of
+a split, but Arrow's own encodings. The other systems use their default settings. They sort by the same key with nulls
+last.
 """
 
 from __future__ import annotations
@@ -25,21 +26,21 @@ from storage_core.split.metadata import ROWS_PER_GROUP
 from storage_core.store.local import LocalStore
 
 Side = Callable[[Given, Path], None]
-"""Merges the input into files in the folder."""
+"""A function that merges the input into files in the folder."""
 
 ONE_THREAD = {"POLARS_MAX_THREADS": "1", "TOKIO_WORKER_THREADS": "1"}
-"""Environment variables of a process that measures a side, from its start."""
+"""Environment variables that a measured process has from its start."""
 
 
 def ours(given: Given, folder: Path) -> None:
-    """Merge with the kernel of compactions, through a store."""
+    """Merge with the compaction kernel of Tidemark, through a store."""
     operation = CompactionTask.from_json(given.operation)
     for add in execute(LocalStore(given.root), operation, ids=SystemIds(), now_ms=1).adds:
         shutil.move(given.root / add.path, folder)
 
 
 def arrow_copy(given: Given, folder: Path) -> None:
-    """Decode and encode each file unchanged. This is the cost of a rewrite without any gain."""
+    """Decode and encode each file unchanged. This is the cost of a rewrite that improves nothing."""
     for index, file in enumerate(given.files):
         pq.write_table(
             pq.ParquetFile(file).read(),
@@ -57,7 +58,7 @@ def arrow_copy(given: Given, folder: Path) -> None:
 def duckdb_sort(given: Given, folder: Path) -> None:
     """Sort all rows with DuckDB."""
     with duckdb.connect(config={"threads": 1}) as connection:
-        connection.execute("SET enable_progress_bar = false")  # the progress bar would appear among the metrics
+        connection.execute("SET enable_progress_bar = false")  # otherwise, the progress bar appears among the metrics
         connection.execute(
             f"COPY (SELECT * FROM read_parquet({list(given.files)}) ORDER BY {SQL_KEY}) "  # noqa: S608 -- our own
             f"TO '{folder}/sorted.parquet' (FORMAT parquet, COMPRESSION zstd, COMPRESSION_LEVEL {ZSTD_LEVEL})"
@@ -83,7 +84,9 @@ def polars_merge(given: Given, folder: Path) -> None:
 
 
 def datafusion_merge(given: Given, folder: Path) -> None:
-    """Merge with DataFusion, with the order of the files declared. It reads each file as a partition and merges once.
+    """Merge with DataFusion.
+
+    DataFusion knows the order of the files. DataFusion reads each file as a partition and merges all partitions once.
 
     Raises `RuntimeError` if DataFusion chooses another plan.
     """

@@ -1,9 +1,9 @@
-"""Reads with our Spark data source compared to Spark's own Parquet reader, over the same files, in one warm session.
+"""Reads with our Spark data source, compared to Spark's own Parquet reader over the same files.
 
-Both sides get the files of one table on a local disk, the columns of a query, and the same aggregates. A frame is
-loaded again for each query. Whole reads use large splits, as compaction creates them. The start of a read, which does
-not depend on the number of rows, is measured separately. One query selects one hour of a table with many hours, so it
-benefits from pruning.
+Both readers get the files of one local table, the columns of a query, and the same aggregates. Each query loads a new
+data frame. Whole reads use large splits, as compaction creates them. The start of a read is measured separately,
+because it does not depend on the number of rows. One query selects one hour of a table with many hours, so pruning
+makes it faster.
 """
 
 from __future__ import annotations
@@ -34,7 +34,10 @@ NUMBERS, EVERY = ("status", "bytes", "seconds"), tuple(SCHEMA.names)
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the milliseconds of whole reads, of some columns and of all, and of one hour out of many."""
+    """Yield the milliseconds of full reads, with some columns and with all columns.
+
+    Also yield those of one hour out of many.
+    """
     rows, hours, turns = (8_000, 8, 1) if small else (16_000_000, 1_000, 7)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:
         session = spark.session()
@@ -78,14 +81,14 @@ def _compared(
 
 
 def _beyond(start: Metric, whole: Metric) -> Metric:
-    """Return the time for the rows: a whole read without its start."""
+    """Return the time that the rows need. It is the time of a whole read minus the time of its start."""
     own = max(whole.value - start.value, 0.001)
     peer = max(whole.value * (whole.ratio or 0) - start.value * (start.ratio or 0), 0.001)
     return Metric(name=f"{whole.name}, beyond its start", value=own, unit="ms", against=PEER, ratio=peer / own)
 
 
 def _asked(frame: DataFrame, columns: Sequence[str]) -> list[object]:
-    """Run an aggregate that reads every value of the columns."""
+    """Run an aggregate that reads every value in the columns."""
     kinds = dict(frame.dtypes)
     sums = [f"sum({'length(' if kinds[each] == 'string' else '('}{each}))" for each in columns if each != "time"]
     times = ["min(time)", "max(time)"] if "time" in columns else []

@@ -1,11 +1,12 @@
-"""The cost of one `sql` call by the number of splits, compared to another release.
+"""The time of one `sql` call for several numbers of splits, compared to another release.
 
 Each query runs in both releases in turn.
 
     python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
-Each release has its own process, so other load affects both equally. The release that begins changes each time. The
-output contains the medians of the times, and of the differences of pairs.
+Each release has its own process, so other load affects both releases equally. The two releases take turns in being the
+first to run. The output contains the medians of the times. It also contains the medians of the differences between
+paired times.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ ROWS = 1_000
 
 
 def answer(folder: str) -> None:
-    """Answer the queries that arrive one per line, each with the milliseconds that it took."""
-    from storage_core.table import Table  # import from the measured release
+    """Answer the queries that arrive one per line. Each answer contains the milliseconds that the query took."""
+    from storage_core.table import Table  # this imports from the measured release
 
     tables = {}
     schema = pa.schema([("at", pa.timestamp("us", "UTC")), ("n", pa.int64()), ("s", pa.string())])
@@ -53,7 +54,7 @@ def answer(folder: str) -> None:
 
 
 def main(seconds: float, other: str | None) -> None:
-    """Print one line per table and query."""
+    """Print one line for each table and query."""
     here = str(Path(__file__).resolve().parents[1])
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         processes = [_started(each, f"{folder}/{at}") for at, each in enumerate([here, other] if other else [here])]

@@ -1,7 +1,7 @@
 """The start time of the library and of commands, on a small table with a checkpoint, compared to bare Python.
 
 Each program is a separate process. The programs run in turns, and a metric is the median of a program's runs. The first
-turn may compile and fill caches, so it does not count. Processor seconds include threads of libraries.
+turn may compile modules and fill caches, so it does not count. The processor seconds include the threads of libraries.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from benchmarks.metrics import Metric, command
 ROOT = Path(__file__).resolve().parents[1]
 SCHEMA = pa.schema([("at", pa.timestamp("us", "UTC")), ("path", pa.string()), ("status", pa.int64())])
 
-# Target seconds on a machine without other load.
+# The target in seconds on a machine without other load.
 IMPORT_AIM = 0.4
 COMMAND_AIM = 0.7
 BARE = "bare Python"
@@ -67,7 +67,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _make_tables(folder: Path) -> None:
-    """Make `logs` with a checkpoint and a full-text index, and `people` with a key."""
+    """Create the table `logs` with a checkpoint and a full-text index, and the table `people` with a key."""
     words = {"name": "words", "kind": "fulltext", "columns": ["path"]}
     logs = tm.Table.create(str(folder / "logs"), SCHEMA, time_column="at", indexes=[words])
     while logs.snapshot.checkpoint_version is None:

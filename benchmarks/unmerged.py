@@ -1,8 +1,8 @@
-"""Lookups of a key among a million, with zero and with ten unmerged generations, and the replay of a log.
+"""Lookups of keys in a million keys, with zero and ten unmerged generations, and the replay of a log.
 
-Each lookup opens the table's view again, as `Table.get` does. "Again" uses what the first lookup of the key cached. A
-replay is the claim of a new writer in its own process, from the call until it accepts rows. Its memory is the peak
-growth of the process.
+Each lookup opens the table's view again, in the same way as `Table.get`. "Again" is a second lookup, which uses the
+data that the first lookup of the key cached. A replay is the start of a new writer in its own process. It lasts from
+the call until the writer accepts rows. The memory of a replay is the peak growth of this process.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NEVER = WriterOptions(flush_rows=10**9, flush_bytes=10**11)
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield milliseconds and requests of lookups, and then seconds and memory of a replay."""
+    """Yield milliseconds and requests of lookups. Then yield seconds and memory of a replay."""
     with tempfile.TemporaryDirectory() as folder:
         yield from _lookups(
             str(Path(folder) / "table"), keys=20_000 if small else 1_000_000, gets=_FEW if small else 25
@@ -44,7 +44,8 @@ def measure(*, small: bool) -> Iterator[Metric]:
 def _lookups(uri: str, *, keys: int, gets: int) -> Iterator[Metric]:
     """Measure lookups.
 
-    Base and generations have even keys in one range, so only Bloom filters and key columns exclude an odd key.
+    The base and the generations have even keys in one range. Only Bloom filters and key columns can therefore exclude
+    an odd key.
     """
     shuffled = np.random.default_rng(1).permutation(keys) * 2
     each = min(_ROWS_OF_GENERATION, keys // (2 * GENERATIONS))

@@ -1,8 +1,9 @@
-"""The memory of the job of a vector index, and its recovery after a kill: 1,000,000 × 256 on Spark.
+"""The memory of a vector index job, and its recovery after a kill: 1,000,000 × 256 on Spark.
 
-The job is a separate process, as Dagster starts it. The benchmark kills the job and its tasks when the first segment is
-stored. It then starts the job again and again until the lease of the killed job has ended. The last job runs to its
-end. Memory is the peak of any Python process of a task (`VmHWM`), on Linux.
+The job is a separate process, in the same way as under Dagster. The benchmark kills the job and its tasks when storage
+contains the first segment. The benchmark then restarts the job repeatedly until the lease of the killed job has ended.
+The last job runs until it is complete. The memory is the highest peak of a Python process that runs a task (`VmHWM`),
+on Linux.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _RETRY_SECONDS = 5.0
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the memory of tasks, the seconds of the job, and the covered rows after the kill and at the end."""
+    """Yield the memory of tasks, the job's seconds, and the covered rows after the kill and at the end."""
     rows, dimensions = (4_000, 32) if small else (1_000_000, 256)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder:
         uri = str(Path(folder) / "table")
@@ -72,7 +73,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 class _Job:
-    """The catch-up of the table as a process with its tasks, in its own session."""
+    """The index catch-up of the table. It is a process with its tasks, in its own session of the operating system."""
 
     def __init__(self, uri: str, log: Path) -> None:
         self.log, self._stored = log, Path(uri) / "_indices"
@@ -82,7 +83,7 @@ class _Job:
             self.process = subprocess.Popen(arguments, stdout=file, stderr=file, start_new_session=True)
 
     def watch(self, *, until_stored: bool = False) -> None:
-        """Read the memory of its tasks until it ends or a segment is stored."""
+        """Read the memory of the job's tasks until the job ends or storage contains a segment."""
         started = time.perf_counter()
         while self.process.poll() is None:
             for each in self._of_session():
@@ -93,7 +94,7 @@ class _Job:
         self.seconds = time.perf_counter() - started
 
     def kill(self) -> None:
-        """Kill it and its tasks at once."""
+        """Kill the job and its tasks at the same time."""
         for each in self._of_session():
             try:
                 os.kill(int(each.name), signal.SIGKILL)
@@ -124,7 +125,7 @@ def _task_mib(process: Path) -> float:
 
 
 def _written(uri: str, rows: int, dimensions: int) -> tm.Table:
-    """Make a table of embeddings around a thousand points, in splits of some tens of megabytes."""
+    """Create a table of embeddings near a thousand points. Each split has some tens of megabytes."""
     chance = np.random.default_rng(6)
     points = chance.standard_normal((1_000, dimensions), np.float32)
     schema = pa.schema([("id", pa.int64()), ("v", vector_type(dimensions))])

@@ -1,9 +1,9 @@
 """The cost and recall of vector searches: 400,000 words of GloVe, and 100,000 generated embeddings of 1,536 dimensions.
 
-The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy, which compares all rows.
-Lance has √rows partitions, probes 20 of them, and ranks four times the rows exactly. The embedding of a query is never
-the embedding of a row. Warm queries run on open tables on a local disk. Cold queries run over an S3 API that answers
-after 20 ms, with empty caches.
+The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy. numpy compares all rows.
+Lance has √rows partitions and probes 20 partitions. It compares four times the rows with exact distances. No query has
+the same embedding as a row. Warm queries run on open tables on a local disk. Cold queries use an S3 API that answers
+after 20 ms, and their caches are empty.
 """
 
 from __future__ import annotations
@@ -48,16 +48,19 @@ FILTERS: Mapping[str, str] = {
     "0.1 %": "share < 1",
     "10 % on one side": "side < 100",
 }
-"""The rows of the last filter are far from most queries, because they are the smallest ones along one direction."""
+"""The rows of the last filter are far from most queries.
+
+They are the rows with the smallest values along one direction.
+"""
 RECALL_AIM, FILTERED_AIM, MS_AIM = 0.99, 0.98, 5.0
 COLD_AIMS = {"requests": 12, "waves": 3, "MiB": 8.0}
-"""Aims for a search in its segment. Further requests open the table, and read embeddings and rows."""
+"""The aims for a search in a segment. Opening the table, and reading embeddings and rows, needs further requests."""
 _COLD_QUERIES, _FILTERED_QUERIES, _WARMING = 5, 50, 5
 
 
 @dataclass(frozen=True, slots=False, kw_only=True)
 class Given:
-    """Embeddings, columns for filters, and queries."""
+    """The embeddings, the columns for filters, and the queries."""
 
     name: str
     metric: str
@@ -76,7 +79,7 @@ class Given:
 
     @cached_property
     def distances(self) -> Floats:
-        """The distance of every row to each query, without a term that is equal for all rows."""
+        """The distance of every row to each query. The distance omits a term that is equal for all rows."""
         found = np.empty((len(self.queries), len(self.vectors)), np.float32)
         squares = np.einsum("ij,ij->i", self.vectors, self.vectors)
         for number, query in enumerate(self.queries):
@@ -85,7 +88,7 @@ class Given:
         return found
 
     def recall(self, found: Sequence[Sequence[int]], wanted: str = "") -> float:
-        """Return the share of the nearest matching rows that were found, for the first queries. Ties count as found."""
+        """Return the share of the nearest matching rows that the first queries found. Ties count as found."""
         away = self.distances[: len(found)]
         if wanted:
             column, bound = wanted.split(" < ")
@@ -101,7 +104,7 @@ class Given:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """The cost of an engine, and the rows that it found, by filter."""
+    """The cost of an engine, and the rows that it found with each filter."""
 
     cpu_s: float
     bytes: float
@@ -110,7 +113,7 @@ class Measured:
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the cost of builds, and the cost and recall of warm, filtered and cold queries."""
+    """Yield the cost of builds. Then yield the cost and recall of warm, filtered and cold queries."""
     os.environ.update(ENVIRONMENT)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, s3_servers() as servers:
         for given in (_glove(small=small), _made(small=small)):
@@ -130,7 +133,10 @@ def _glove(*, small: bool) -> Given:
 
 
 def _made(*, small: bool) -> Given:
-    """Return clusters around a thousand points. As in real embeddings, a few directions have most of the variance."""
+    """Return clusters of embeddings around a thousand points.
+
+    As in real embeddings, a few directions have most of the variance.
+    """
     count, dimensions = (4_000, 256) if small else (100_000, 1_536)
     asked, chance = 20 if small else 200, np.random.default_rng(2)
     weights = (np.arange(1, dimensions + 1) ** -0.5).astype(np.float32)
@@ -155,7 +161,7 @@ def _written(uri: str, given: Given) -> tm.Table:
 
 
 def _indexed(table: tm.Table) -> tuple[tm.Table, float]:
-    """Return the table with its segments, and the processor seconds of building them."""
+    """Return the table with its segments, and the processor seconds of their build."""
     started = time.process_time()
     catch_up(table)
     return table.refresh(), time.process_time() - started
@@ -222,7 +228,7 @@ def _brute_force(given: Given, ours: Measured) -> Iterator[Metric]:
 
 
 def _beside(given: Given, who: str, measured: Measured, ours: Measured) -> Iterator[Metric]:
-    """Yield the cost and recall of an engine. Other engines are compared to ours."""
+    """Yield the cost and recall of an engine. Other engines are compared to Tidemark."""
     label, is_ours = f"{_label(given)}, {who}", measured is ours
 
     def metric(name: str, value: float, unit: str, *, own: float, aim: float | None = None) -> Metric:
@@ -284,14 +290,14 @@ def _cold(root: Path, given: Given, servers: S3Servers, *, make: bool) -> Iterat
 
 
 def _copy(source: str, target: str) -> None:
-    """Copy what was built on a local disk, so that nothing is built twice."""
+    """Copy the table that was built on a local disk, so that it is not built twice."""
     store, copied = open_store(source), open_store(target)
     for each in store.list(""):
         copied.put(each.key, store.get(each.key).data, Overwrite())
 
 
 def _of_segments(uri: str, paths: set[str], query: Floats) -> dict[str, float]:
-    """Return the requests, round trips and MiB of a cold search that read segments."""
+    """Return the requests, round trips and MiB of a cold search. Only reads of segments count."""
     store = WavesStore(open_store(uri))
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())

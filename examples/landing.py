@@ -1,4 +1,4 @@
-"""The landed files of the demo: the access log in several files.
+"""The landed files of the demo. They contain the access log in several files.
 
 The last file arrives late and contains lines for almost every window.
 """
@@ -15,7 +15,7 @@ LATE_EVERY = 50
 
 
 def on_time(lines: list[str]) -> list[list[str]]:
-    """Return the lines that arrive on time, in the order of the log, as four files of about the same size."""
+    """Return the lines that arrive on time as four files of similar size, in the order of the log."""
     kept = [line for number, line in enumerate(lines) if number % LATE_EVERY]
     size = -(-len(kept) // FILES)
     return [kept[start : start + size] for start in range(0, len(kept), size)]
@@ -24,13 +24,13 @@ def on_time(lines: list[str]) -> list[list[str]]:
 def late(lines: list[str]) -> list[str]:
     """Return the lines that arrive last.
 
-    These are every fiftieth line of the log, so almost every window gets a late line.
+    They are every fiftieth line of the log, so almost every window has a late line.
     """
     return lines[::LATE_EVERY]
 
 
 def land_on_time(landing: Path) -> list[Path]:
-    """Write the four files, gzipped, and return their paths."""
+    """Write the four files with gzip compression, and return their paths."""
     return [
         _land(landing / f"part-{number}.log.gz", part) for number, part in enumerate(on_time(access_log_lines()), 1)
     ]
@@ -42,7 +42,7 @@ def land_late(landing: Path) -> Path:
 
 
 def _land(path: Path, lines: list[str]) -> Path:
-    """Write the file atomically, with the same bytes every time. A landed file never changes."""
+    """Write the file atomically. Every call writes the same bytes. A landed file never changes."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name("." + path.name)
     draft.write_bytes(gzip.compress(("\n".join(lines) + "\n").encode(), mtime=0))

@@ -1,4 +1,4 @@
-"""The end of the demo: one line with the state of each table, and the report in a file."""
+"""The end of the demo. It prints one line with the state of each table, and writes the report to a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""The output of the demo. It contains a headline per step, the metrics of materializations, and answers as tables."""
+"""The output of the demo.
+
+It consists of a headline per step, the metrics of materializations, and tables with answers.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from rich.table import Table as RichTable
 
 
 class Narrator:
-    """Prints the output of the demo. All metrics come from the recorded metadata of the assets."""
+    """Prints the output of the demo. All metrics come from the asset metadata that Dagster stores."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -27,7 +30,7 @@ class Narrator:
         self._console.print(f"   {escape(text)}", highlight=True, soft_wrap=True)
 
     def materialized(self, asset: str, metrics: Mapping[str, object]) -> None:
-        """Print the work of a materialization of the asset."""
+        """Print the metrics of a materialization of the asset."""
         done = str(metrics["status"]).replace("_", " ")
         seconds = _number(metrics["seconds"])
         parts = [f"version {metrics['version']}"] if metrics["version"] else []  # a raw log has no version
@@ -43,7 +46,7 @@ class Narrator:
         self._console.print(f"   [green]{escape(asset)}[/]{did} {escape(', '.join(parts))}", soft_wrap=True)
 
     def answer(self, question: str, call: str, rows: Sequence[Mapping[str, object]]) -> None:
-        """Print a question, the call that answers it, and the answer."""
+        """Print a question, the call that answers the question, and the answer."""
         self._console.print(f"\n[bold]{escape(question)}[/]\n[dim]{escape(call)}[/]")
         table = RichTable(show_edge=False, pad_edge=False)
         for name in rows[0] if rows else ("(no rows)",):

@@ -1,6 +1,6 @@
-"""Two producer processes write one raw log to two stores, and one store is lost.
+"""Two producer processes that write one raw log to two stores. The demo then removes one store.
 
-The module compares the rows that were acknowledged with the rows in the table.
+The module compares the acknowledged rows with the rows in the table.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ AIRPORTS = ("EWR", "JFK")
 
 
 def written() -> bool:
-    """Return whether the producers have already written their rows. The producers write only once."""
+    """Return whether the producers have already written their rows. They write only once."""
     return any(acknowledged_file(airport).exists() for airport in AIRPORTS)
 
 
 def acknowledged() -> list[str]:
-    """Return the id of every row that was acknowledged as durable."""
+    """Return the ids of all rows that were acknowledged as durable."""
     files = [acknowledged_file(airport) for airport in AIRPORTS]
     return [row for file in files if file.exists() for row in file.read_text(encoding="utf-8").split()]
 
 
 def write_and_lose(lost: Path, *, after: int) -> int:
-    """Let the producers write, and remove the folder of a store when `after` rows are acknowledged.
+    """Start the producers. Remove the folder of a store when `after` rows are acknowledged.
 
     Returns:
         The number of rows that were acknowledged before the removal.
@@ -61,7 +61,7 @@ def chunks(declaration: RawLogDeclaration) -> dict[str, int]:
 def verdict(table: Table, told: Sequence[str]) -> str:
     """Check that the table contains every acknowledged row exactly once.
 
-    Return this as text, else raise `RuntimeError`.
+    Return the result as text, or raise `RuntimeError`.
     """
     found = Counter(table.scan(["id"]).to_arrow().column("id").to_pylist())
     missing, twice = set(told) - found.keys(), [row for row, times in found.items() if times > 1]

@@ -1,1 +1,1 @@
-"""Jobs. A job plans on the driver, executes its tasks on Spark or in its own process, and commits on the driver."""
+"""Jobs. Jobs. A job plans and commits on the driver, and executes its tasks on Spark or in its own process."""

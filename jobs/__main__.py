@@ -1,4 +1,4 @@
-"""`python -m jobs STEP …` runs one step of the list in `storage_core.data.steps` in a separate process."""
+"""The command `python -m jobs STEP …`. It runs one step of `storage_core.data.steps` in a separate process."""
 
 from __future__ import annotations
 

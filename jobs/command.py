@@ -1,6 +1,6 @@
 """The command of a job, `python -m jobs STEP`: its arguments, its report and its exit code.
 
-The arguments are created from the options of the step. Exit codes:
+The options of the step define the arguments. Exit codes:
 
 - 0: done, or there was nothing to do.
 - 1: an unexpected error, with its traceback on standard error.
@@ -37,9 +37,9 @@ _MILLISECONDS = "MS"
 
 
 def parser(step: Step) -> argparse.ArgumentParser:
-    """Return the argument parser of the job of a step.
+    """Return the argument parser for the job of a step.
 
-    The parser also accepts the arguments that choose the format of the report and when Spark is used.
+    The parser also accepts arguments for the format of the report and for the use of Spark.
     """
     result = argparse.ArgumentParser(prog=f"python -m jobs {step.name}", description=step.summary)
     for each in described(step.options):
@@ -54,7 +54,7 @@ def parser(step: Step) -> argparse.ArgumentParser:
 
 
 def parse(step: Step, arguments: argparse.Namespace) -> RunOptions:
-    """Return the options for parsed arguments. Raises `InvalidInput` for a window that cannot be read."""
+    """Return the options for parsed arguments. Raises `InvalidInput` for an invalid window."""
     given: dict[str, Any] = {
         name: tuple(each) if isinstance(each, list) else each for name, each in vars(arguments).items()
     }
@@ -64,12 +64,12 @@ def parse(step: Step, arguments: argparse.Namespace) -> RunOptions:
 
 
 def from_arguments(step: str, argv: Sequence[str]) -> RunOptions:
-    """Return the options of the named step for these arguments. Raises the errors of `parse`."""
+    """Return the options of the step with this name. Raises the errors of `parse`."""
     return parse(STEPS[step], parser(STEPS[step]).parse_args(argv))
 
 
 def to_arguments(options: RunOptions) -> list[str]:
-    """Return the arguments from which `parse` creates these options."""
+    """Return the arguments that `parse` converts to these options."""
     return [text for each in fields(options) for text in _arguments(each.name, getattr(options, each.name))]
 
 
@@ -124,15 +124,18 @@ def _option(name: str) -> str:
 
 
 def _repeated(name: str) -> str:
-    """Return the option for a field with several values. Its name is singular, because users repeat the option."""
+    """Return the option for a field with several values.
+
+    The option's name is singular, because users repeat the option.
+    """
     return _option(name).removesuffix("s")
 
 
 @heard_once()
 def main(job: str, argv: Sequence[str] | None = None) -> int:
-    """Run a step with these arguments, print its report, and return the exit code.
+    """Run a step with these arguments. Print its report, and return the exit code.
 
-    The arguments are parsed first, so that invalid arguments are reported before the slow start of Spark.
+    The arguments are parsed before Spark starts. An error in the arguments is therefore reported at once.
     """
     log_to_stderr(logging.INFO)
     step = STEPS[job]
@@ -157,7 +160,7 @@ def main(job: str, argv: Sequence[str] | None = None) -> int:
 
 
 def failure_of(job: str, error: TidemarkError) -> dict[str, object]:
-    """Return the message about a failed job, with the report of its work so far."""
+    """Return the message about a failed job, with the report of the work that it finished."""
     failure: dict[str, object] = {"job": job, "status": "failed", "error": error.kind, "message": str(error)}
     if (report := report_of(error)) is not None:
         failure["report"] = json.loads(report.to_json())

@@ -1,9 +1,9 @@
-"""Ingest from a Delta table: its versions are ingested in groups, with one commit per group.
+"""Ingest from a Delta table. Each commit ingests one group of versions.
 
 Each commit also stores the last ingested version. Tasks write splits of an append table, or parts for the regions of a
-keyed table. If a task is retried, the files of its first try become orphans. If a run ends early, the table contains
-only whole groups. The run may leave files without a reference in any commit. The next run continues after the last
-group.
+keyed table. If Spark retries a task, the files of the first attempt become orphans. If a run ends early, the table
+contains only complete groups. Such a run may leave files that no commit references. The next run continues after the
+last committed group.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _MOST_PLANS: Final = 10
 
 @dataclass(slots=True)
 class _Done:
-    """The work that a run has done so far."""
+    """The work that a run has finished so far."""
 
     metrics: Metrics = NO_METRICS
     table_id: str | None = None
@@ -77,7 +77,7 @@ class _Done:
     report: JobReport | None = None
 
     def add(self, group: DeltaGroup, brought: _Brought, report: JobReport) -> None:
-        """Add a committed group."""
+        """Add a group that was committed."""
         self.metrics += brought.metrics
         self.table_id, self.last, self.report = group.table.id, group.last, report
         self.first = group.first if self.first is None else self.first
@@ -102,7 +102,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Brought:
-    """The result of reading one group: actions, rows to delete, and metrics."""
+    """The result of one group of versions: actions, rows to delete, and metrics."""
 
     actions: Sequence[Action] = ()
     to_delete: pa.Table | None = None
@@ -113,7 +113,7 @@ class _Brought:
 
 @dataclass(slots=True)
 class DeltaIngest:
-    """One run of ingest from the Delta table at the landing location of a table."""
+    """One run that ingests the Delta table at the landing location of a table."""
 
     job: JobRun[Ingest]
     spec: LandingSpec
@@ -122,7 +122,10 @@ class DeltaIngest:
 
     @property
     def changes(self) -> DeltaChanges:
-        """How the run handles versions that remove rows. In a keyed table, the run applies these versions by key."""
+        """The way in which the run handles versions that remove rows.
+
+        In a keyed table, the run always applies them by key.
+        """
         return "apply" if self.job.before.config.kind == "keyed" else self.spec.changes or "refuse"
 
     @property
@@ -132,7 +135,7 @@ class DeltaIngest:
         return self.job.executor
 
     def plan(self) -> JobReport:
-        """Return the work of the next run. Cost: one GET per version of its first group."""
+        """Return the work that the next run would do. Cost: one GET per version of its first group."""
         log, group = self._look(frozenset())
         details: dict[str, object] = {"landing": self.spec.uri}
         if group is None:
@@ -141,7 +144,7 @@ class DeltaIngest:
         return self.job.report("planned", details=details)
 
     def run(self) -> JobReport:
-        """Ingest every version, including versions that are committed during the run, and return one report.
+        """Ingest every version and return one report. This includes versions that are committed during the run.
 
         Raises:
             CommitConflict: Another run ingested the same versions.
@@ -175,7 +178,7 @@ class DeltaIngest:
         return log, next_group(log, reached, self.changes, lost=lost, known=self._known)
 
     def _bring_next(self, *, keyed: bool) -> bool:
-        """Ingest the next group. Return False if there is none.
+        """Ingest the next group. Return False if there is no next group.
 
         If the files of a version are missing, the run records this version as a gap.
         """
@@ -229,7 +232,7 @@ class DeltaIngest:
         return _Brought(actions=adds, to_delete=to_delete, metrics=metrics)
 
     def _fill(self, group: DeltaGroup, results: Sequence[Divided]) -> None:
-        """Write one generation per region from the parts.
+        """Write the parts into their regions, with one generation per region.
 
         Skip regions that already contain the rows of these versions.
         """
@@ -246,7 +249,7 @@ class DeltaIngest:
         return TxnProgress(progress_app(group.table.id), group.first)
 
     def _commit(self, group: DeltaGroup, brought: _Brought) -> None:
-        """Commit the rows of a group and the last ingested version.
+        """Commit the rows of a group, together with the number of the last ingested version.
 
         After a conflict, search again for the rows to delete.
         """
@@ -275,7 +278,7 @@ class DeltaIngest:
                 start.check(self.job.before)
                 continue
             self._done.add(group, brought, report)
-            self._known = group.table if group.commits else None  # during a gap, the schema may have changed
+            self._known = group.table if group.commits else None  # if versions are missing, the schema may have changed
             self.job.look_again()
             return
 
@@ -289,7 +292,7 @@ class DeltaIngest:
 
 
 def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
-    """Write the inserted rows as sorted splits, and return the removed rows as `deleted` in the answer.
+    """Write the inserted rows as sorted splits. Return the removed rows under the key `deleted` of the answer.
 
     Cost: memory of about 64 MiB for inserted rows, plus memory for the removed rows. One PUT per split. One PUT to the
         quarantine per piece with late rows.
@@ -316,9 +319,9 @@ def append_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
 
 
 def put_rows(batches: Iterator[pa.RecordBatch], item: Item) -> Answer:
-    """Write one part per region: a put for each inserted row, and a delete for each key without an inserted row.
+    """Write one part per region. It has a put for each inserted row, and a delete for each key without an inserted row.
 
-    The batches must contain all rows of each of their keys.
+    If the batches contain a row of a key, they must contain all rows of this key.
 
     Cost: memory for all rows. One PUT per region. One PUT to the quarantine if there are late rows.
 
@@ -377,7 +380,7 @@ class _Target:
         return rows, counts
 
     def parts(self, records: pa.Table) -> Iterator[tuple[Region, FillPart]]:
-        """Write the records of each region, and yield each region with its written part."""
+        """Write the records of each region as a part. Yield each region with its part."""
         if records.num_rows:
             routed = route(self.context.table_id, self.config.region_spec, records)
             for region, places in groups_of(routed):
@@ -386,7 +389,7 @@ class _Target:
 
 
 def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
-    """Yield the batches as tables of about 64 MiB, without empty tables."""
+    """Yield the rows as tables of about 64 MiB, without empty tables."""
     held: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -401,7 +404,7 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _repeated(rows: pa.Table, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    """Return each row as many times as its count. Rows with a count of 0 or less are dropped."""
+    """Return copies of each row, as many as its count. Rows with a count of 0 or less are dropped."""
     return rows.take(pa.array(np.repeat(np.arange(rows.num_rows), np.maximum(counts, 0))))
 
 

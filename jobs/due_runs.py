@@ -1,9 +1,9 @@
-"""The run that a step of a table needs now, derived from the log of the table and from its landing location.
+"""The run that a step of a table needs now. It depends on the table's log and its landing location.
 
-The upkeep sensor calls this module and requests the runs that it returns. If a tick was missed, a file was late or a
-run was killed, the next tick of the sensor finds the work again. A table without work gets no run
-(docs/architecture/orchestration.md). No landed file is read. A run ingests all waiting files once, regardless of the
-windows of their rows.
+The upkeep sensor calls this module and requests the runs that the module returns. The sensor can miss a tick, a file
+can be late, and a run can be killed. In each case, the next tick finds the work again. A table without work gets no run
+(docs/architecture/orchestration.md). This module reads no landed file. A run ingests all waiting files once, regardless
+of the windows of their rows.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from storage_core.write.ingest.landing import LandedFile, discover
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableInputs:
-    """The state of one table. Its due runs are derived from this state.
+    """The state of one table, from which this module derives the runs that the table needs now.
 
     Attributes:
         declaration: The declaration of the table.
@@ -42,7 +42,7 @@ class TableInputs:
 
     @classmethod
     def of(cls, declaration: TableDeclaration, clock: Clock | None = None) -> TableInputs:
-        """Read the state of a table.
+        """Read the state of a table from storage.
 
         Cost: one LIST, the requests of `Table.open` if the table exists, and the requests of `discover`.
         """
@@ -77,15 +77,15 @@ class TableInputs:
 
 
 def due_run(step: str, inputs: TableInputs) -> DueRun | None:
-    """Return the run of one step that a table needs now, or None. Use `outlook` to find when new work will be due."""
+    """Return the run that a step of a table needs now, or None. `outlook` also shows when a step will have new work."""
     return outlook(step, inputs).due
 
 
 def outlook(step: str, inputs: TableInputs) -> Outlook:
-    """Return the work of one step of a table. The step is one of `storage_core.data.steps.OBSERVABLE`.
+    """Return the present and future work of one step of a table. The step is in `storage_core.data.steps.OBSERVABLE`.
 
     If the table does not exist yet, the only possible work is an ingest of landed files. This function reads storage
-    and writes nothing. It raises the errors of these reads.
+    and writes nothing. Raises the errors of the reads.
     """
     if inputs.table is None and step != "ingest":
         return Outlook(due=None)

@@ -1,4 +1,4 @@
-"""Ingest: convert landed files to sorted splits per window, each row exactly once. Retry lines in quarantine.
+"""Ingest landed files as sorted splits per window, each row exactly once. Retry lines in quarantine.
 
 See docs/architecture/ingestion.md, "Batch ingest".
 """
@@ -57,15 +57,15 @@ _DAY_SECONDS = 24 * 3600
 def run_ingest(job: JobRun[Ingest]) -> JobReport:
     """Ingest all landed data that is not in the table yet.
 
-    - From files: one Spark task per batch. An append table gets one commit, and a keyed table gets one commit per round
-      of files (`jobs.keyed_ingest`, with its errors). Every run lists and counts the entries that are not regular
-      files and the names that cannot be keys (`not_read`).
-    - From a Delta table: groups of its versions, one commit per group (`jobs.delta`).
+    - From files: one Spark task ingests one batch of files. The rows of an append table get one commit. The rows of a
+      keyed table get one commit per round of files (`jobs.keyed_ingest`, with its errors). Some entries are not regular
+      files, and some names cannot be keys. Every run lists and counts these entries (`not_read`).
+    - From a Delta table: the versions are ingested in groups, with one commit per group (`jobs.delta`).
 
-    Invalid lines do not stop the run. They are written to the table's quarantine with file, line and reason. The
-    table's policy decides about late rows (docs/architecture/ingestion.md). The declaration contains the landing
-    location. Without a declaration, the location comes from the settings of the table. A dry run neither creates the
-    table nor changes its settings.
+    Invalid lines do not stop the run. The run writes invalid lines to the table's quarantine, with the file, the line
+    and the reason. A setting of the table decides what happens to late rows (docs/architecture/ingestion.md). The
+    declaration contains the landing location. Without a declaration, the location comes from the settings of the table.
+    A dry run does not create the table and does not change its settings.
 
     Raises:
         CommitConflict: Other runs ingested the same rows during each plan (`job.carry_out`).
@@ -90,10 +90,10 @@ def run_ingest(job: JobRun[Ingest]) -> JobReport:
 
 
 def run_retry_quarantine(job: JobRun[RetryQuarantine]) -> JobReport:
-    """Put the entries in quarantine through the present declaration, each line exactly once.
+    """Retry the lines in quarantine with the present declaration. Each line is processed exactly once.
 
-    The table first gets the settings of the declaration, as in an ingest. A dry run uses the table as it is. The driver
-    does the work. Raises the errors of `retry`.
+    Like an ingest, the retry first gives the table the settings of the declaration. A dry run does not change the
+    settings of the table. The driver does the work. Raises the errors of `retry`.
     """
     options = job.options
     declaration = load(options.declaration) if options.declaration else None
@@ -122,14 +122,14 @@ def _from_files(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
     report = _from_landed(job, spec, found, None)
     try:
         announced.settle(gone=found.unread["gone"], changed=found.unread["changed"])
-    except TidemarkError as error:  # the rows are in the table, and the messages come again
+    except TidemarkError as error:  # the rows are in the table, and the queue sends the messages again
         raise with_report(error, found.with_queue(report)) from None
     return found.with_queue(report)
 
 
 @dataclass(slots=True)
 class _Found:
-    """The landed files of a run: those of a listing, or those that a queue announced.
+    """The landed files of a run. They come from a listing or from the messages of a queue.
 
     Attributes:
         listed: The record of the last listing, for a landing location with a queue.
@@ -142,12 +142,12 @@ class _Found:
     unread: Mapping[Unread, list[str]] = field(default_factory=lambda: {"gone": [], "changed": []})
 
     def record(self, snapshot: Snapshot) -> list[Action]:
-        """Return the record of the listing, unless the snapshot has it or a newer one."""
+        """Return the record of the listing. Return no record if the snapshot contains this record or a newer record."""
         is_new = self.listed is not None and snapshot.txns.get(self.listed.appId, -1) < self.listed.version
         return [self.listed] if self.listed is not None and is_new else []
 
     def with_queue(self, report: JobReport) -> JobReport:
-        """Return the report with the messages of the queue."""
+        """Return the report with details about the messages of the queue."""
         if self.announced is None or self.listed is None:
             return report
         details = {"announced": self.announced.details, "last_listed_ms": self.listed.version}
@@ -182,10 +182,10 @@ def _from_landed(
 
 
 def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport:
-    """Record the listing, if there was one."""
+    """Record the listing if the run listed the location."""
     details = _about(spec, found.landed)
     if record := found.record(job.before):
-        with suppress(CommitConflict):  # another run lists again
+        with suppress(CommitConflict):  # another run will list again
             return job.commit(record, operation="INGEST", metrics=NO_METRICS, details=details)
     return job.report("nothing_to_do", details=details)
 
@@ -193,13 +193,13 @@ def _nothing(job: JobRun[Ingest], spec: LandingSpec, found: _Found) -> JobReport
 def _read_files(
     job: JobRun[Ingest], found: _Found, work: Sequence[IngestWork], table: Snapshot | None = None
 ) -> list[BatchResult]:
-    """Execute the tasks of these files, and return their results in the order of the files. Note the unread files.
+    """Execute the tasks of these files. Return the results in the order of the files, and note the unread files.
 
-    The tasks use the columns of `table`, by default of the version on which the run is planned.
+    The tasks use the columns of `table`. The default is the version on which the run is planned.
     """
     context = context_of(table or job.before).to_json()
     size = landed_bytes(work)
-    tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # `slots` may start Spark
+    tasks = job.executor.slots if job.executor.is_needed_for(size, 1) else 1  # reading `slots` may start Spark
     parts = batch.batches(work, tasks)
     items = [{"context": context, "works": [each.to_json() for each in part]} for part in parts]
     answers = job.map(ingest_files, items, input_bytes=size)
@@ -216,7 +216,7 @@ def _ingested(job: JobRun[Ingest], spec: LandingSpec, found: _Found, work: Seque
     drift = reduce(or_, (file.drift for result in results for file in result.files), NO_DRIFT)
     grown = grow(job.before, drift, spec.max_new_fields)
     waiting = {file.file for result in results for file in result.files if file.drift.changes_columns}
-    if waiting:  # these files are read again, because no task knew what the other tasks would find
+    if waiting:  # these files are read again, because no task knew the new fields that other tasks found
         results = [replace(each, files=tuple(f for f in each.files if f.file not in waiting)) for each in results]
         again = [replace(each, settled=grown.refused) for each in work if each.landed.path in waiting]
         results += _read_files(job, found, again, grown.snapshot)
@@ -259,7 +259,7 @@ def ingest_files(place: Place, item: Item) -> Answer:
 
 
 def _from_delta(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
-    from jobs.delta import DeltaIngest  # most landing locations contain files
+    from jobs.delta import DeltaIngest  # most landing locations are not Delta tables
 
     if job.options.windows != EVERY_WINDOW:
         raise InvalidInput(f"{job.uri}: a Delta table lands by its versions, not by windows. Leave the windows out.")
@@ -268,7 +268,7 @@ def _from_delta(job: JobRun[Ingest], spec: LandingSpec) -> JobReport:
 
 
 def _plan_of_new_table(declaration: TableDeclaration, job: JobRun[Ingest]) -> JobReport:
-    """Return the plan of a run that would first create the table. It would ingest every landed file."""
+    """Return the plan of a run that would first create the table. The run would ingest every landed file."""
     _windows(job.options.windows, declaration.window)
     spec = declaration.landing_spec()
     if spec is not None:
@@ -283,7 +283,7 @@ def _plan_of_new_table(declaration: TableDeclaration, job: JobRun[Ingest]) -> Jo
 def _windows(wanted: WindowRange, window_seconds: int | None) -> set[int | None] | None:
     """Return the window starts of a range, or None for all windows.
 
-    The start None stands for rows without a window. The windows of a file are known only after the file was read.
+    The start None means rows without a window. The windows of a file are known only after the file was read.
     """
     wanted.require_fits(window_seconds)
     if wanted == EVERY_WINDOW:
@@ -315,9 +315,9 @@ def _details(results: Sequence[BatchResult]) -> dict[str, object]:
 
 
 def _far_times(adds: Sequence[Add], job: JobRun[Ingest]) -> dict[str, object]:
-    """Return how many rows are older than the retention, and how many belong to windows more than a day ahead.
+    """Return how many rows are older than the retention. Also return how many are in windows more than a day ahead.
 
-    Rows of both kinds are usually the result of times that were written or parsed incorrectly.
+    Usually, the times of such rows were written or parsed incorrectly.
     """
     now, config = job.log.clock.now_ms() // 1000, job.before.config
     seconds, kept = config.window_seconds or 0, (config.retention_ms or 0) // 1000
@@ -336,10 +336,10 @@ def _by_window(adds: Sequence[Add]) -> dict[int | None, Metrics]:
 
 
 def _about(spec: LandingSpec, landed: Landed) -> dict[str, object]:
-    """Return the landing location, and its entries that are never read.
+    """Return the landing location, and the entries there that no run reads.
 
-    If the location is a local folder that does not exist, the result contains a note. This is not an error, because the
-    folder may appear with the first file.
+    If the location is a local folder that does not exist, the result contains a note. A missing folder is not an error,
+    because the first file may create it.
     """
     about: dict[str, object] = {"landing": spec.uri}
     if landed.is_missing:
@@ -349,12 +349,18 @@ def _about(spec: LandingSpec, landed: Landed) -> dict[str, object]:
 
 
 def _not_read(landed: Landed) -> dict[str, object]:
-    """Return the entries of the landing location that are never read. Every run reports them until they are removed."""
+    """Return the entries of the landing location that no run reads.
+
+    Every run reports them until someone removes them.
+    """
     return {"not_read": landed.not_read, "not_read_names": landed.not_read_names} if landed.not_read else {}
 
 
 def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
-    """Return the run that the table needs now, or None. If the table does not exist yet, landed data needs a run."""
+    """Return the run that the table needs now, or None.
+
+    Landed data also needs a run if the table does not exist yet.
+    """
     spec = inputs.declaration.landing_spec()
     snapshot = inputs.table.snapshot if inputs.table else None
     if spec is None:
@@ -373,7 +379,7 @@ def due_ingest(inputs: TableInputs) -> DueRun | Outlook | None:
 
 
 def _due_announced(spec: LandingSpec, snapshot: Snapshot | None, now_ms: int) -> DueRun | Outlook:
-    """Return the run that a landing location with a queue needs. At most one request to the queue."""
+    """Return the run that a landing location with a queue needs. Cost: at most one request to the queue."""
     from storage_core.write.ingest.announcements import Queue
 
     in_ms = 0 if snapshot is None else until_listing_ms(snapshot.txns, spec, now_ms)

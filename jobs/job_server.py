@@ -1,17 +1,17 @@
-"""Runs several jobs one after another in one process, on one Spark session.
+"""Runs several jobs sequentially in one process, on one Spark session.
 
     python -m jobs.job_server ANSWERS IDLE_SECONDS
 
 A Dagster run that executes one step for many small tables uses this process.
 
-Each line on standard input, `{"job": …, "argv": […]}`, is a job with the arguments of its command. The process writes
+Each line on standard input is one job, `{"job": …, "argv": […]}`, with the arguments of its command. The process writes
 these lines to the file descriptor `ANSWERS`:
 
 - `{"began": true}` before the job begins.
 - `{"log": …, "level": …}` for each log record of the job.
-- `{"ended": …}` with the report of the job, or with its failure in the format of `jobs.command`.
+- `{"ended": …}` with the report of the job. If the job failed, it contains the failure in the format of `jobs.command`.
 
-Other output of a job goes to the output of this process.
+All other output of a job goes to the output of this process.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from storage_core.base.text import log_to_stderr, printable
 from storage_core.log.job_run import run
 
 BEGAN, MESSAGE, LEVEL, ENDED = "began", "log", "level", "ended"
-"""The fields of the answers. `assets.launcher` reads these fields."""
+"""The fields of the answers, which `assets.launcher` reads."""
 
 
 class Answers(logging.Handler):
@@ -59,10 +59,10 @@ class Answers(logging.Handler):
 
 @heard_once()
 def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
-    """Run the jobs of the lines until no job arrives for `idle_seconds`, or the input ends. Return 0.
+    """Run the jobs that arrive as lines. Stop if no job arrives for `idle_seconds`, or if the input ends. Return 0.
 
-    The process also ends after a job that a signal stopped, and after a job that may have left Spark unusable. The next
-    job then needs a new process. Any other `TidemarkError` ends only its own job.
+    The process also ends after a signal stops a job, or if a job may have made Spark unusable. The next job then needs
+    a new process. Any other `TidemarkError` ends only the job that raised it.
     """
     with suppress(KeyboardInterrupt), ending_with_parent(os.environ), Spark() as spark:
         for line in _until_idle(requests, idle_seconds):
@@ -74,13 +74,13 @@ def serve(requests: TextIO, answers: Answers, idle_seconds: float) -> int:
 
 
 def _until_idle(requests: TextIO, idle_seconds: float) -> Iterator[str]:
-    """Yield the lines. The sender waits for each answer, so the buffer is empty while this function waits."""
+    """Yield the lines. The sender waits for each answer, so the input buffer is empty while this function waits."""
     while select.select([requests], [], [], idle_seconds)[0] and (line := requests.readline()):
         yield line
 
 
 def _job(line: str, spark: Spark, answers: Answers) -> TidemarkError | None:
-    """Run one job and answer. Return the error that ended the job, or None."""
+    """Run one job and send the answer. Return the error that ended the job, or None."""
     asked = json.loads(line)
     job, argv = str(asked["job"]), asked["argv"]
     spark.begin_job()
@@ -117,7 +117,8 @@ def main(argv: Sequence[str]) -> int:
     """Run the jobs that arrive on standard input."""
     where, idle_seconds = argv
     with suppress(BrokenPipeError), os.fdopen(int(where), "w", encoding="utf-8") as lines:
-        # A child such as Spark must not keep the pipe open, because its end marks the end of this process.
+        # A child process such as Spark must not keep the pipe open. The end of the pipe means that this process has
+        # ended.
         os.set_inheritable(lines.fileno(), False)  # noqa: FBT003  # the function accepts no keyword
         log_to_stderr(logging.INFO)
         answers = Answers(lines)

@@ -1,8 +1,11 @@
-"""Ingest of landed files into a keyed table: rounds of files, with one generation per region and one commit per round.
+"""Ingest of landed files into a keyed table, in rounds of files.
 
-The regions get the records of a round before the log gets the progress of its files. So a run may end anywhere. The
-next run reads the files of the round again, and each region takes only the files that it does not have
-(`storage_core.write.ingest.landed_regions`). The claim of a region ends the writer of the region.
+Each round has one commit and one generation per region.
+
+The records of a round reach the regions before the log gets the progress of the files. A run may therefore end at any
+time. The next run reads the files of the unfinished round again. Each region takes only the files that it does not have
+(`storage_core.write.ingest.landed_regions`). When a run claims a region, the previous writer of this region can no
+longer write.
 """
 
 from __future__ import annotations
@@ -35,13 +38,16 @@ from storage_core.write.ingest.landing import LandedFile, LandingSpec, as_hex
 from storage_core.write.ingest.progress import file_app
 
 ROUND_FILES: Final = 1_000
-"""The most files of a round. The manifest of a region names the files of the last round."""
+"""The maximum number of files in a round.
+
+The manifest of a region contains the names of the files of the last round.
+"""
 
 ROUND_BYTES: Final = 256 * 2**20
-"""The landed bytes above which a round ends. A larger file is a round of its own."""
+"""A round ends when its files exceed this number of bytes. A larger file is the only file of its round."""
 
 ROUND_PUTS: Final = 10
-"""The PUTs of a round whose records belong to one region that exists, with the commit."""
+"""The PUTs of a round, including the commit, if all its records belong to one existing region."""
 
 _MOST_LOST: Final = 5
 _PAUSE_MS: Final = 100
@@ -51,11 +57,11 @@ LOG = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class KeyedIngest:
-    """One run of ingest of landed files into a keyed table.
+    """One run that ingests landed files into a keyed table.
 
-    `read` executes the tasks of some files on a version of the table. `describe` returns the details of a report about
-    results, and `about` has the details about the landing location. `record` returns the record of a listing. This
-    record is committed after the last round.
+    `read` executes the tasks of given files on a version of the table. `describe` returns the details of a report for
+    given results. `about` contains the details about the landing location. `record` returns the record of a listing,
+    and this record is committed after the last round.
     """
 
     job: JobRun[Ingest]
@@ -70,7 +76,7 @@ class KeyedIngest:
     _last: JobReport | None = None
 
     def run(self) -> JobReport:
-        """Ingest every file, round by round, and return one report.
+        """Ingest all files in rounds, and return one report.
 
         Raises:
             CommitConflict: Other runs ingested the same files in several tries.
@@ -103,18 +109,18 @@ class KeyedIngest:
         return self._report()
 
     def _record_listing(self) -> None:
-        """Record the listing after all of its files are in the table."""
+        """Record the listing after the table contains all its files."""
         if actions := self.record(self.job.before):
-            with suppress(CommitConflict):  # another run lists again
+            with suppress(CommitConflict):  # another run will list again
                 self._last = self.job.commit(actions, operation="INGEST", metrics=NO_METRICS)
 
     def _planned(self, files: Iterable[LandedFile]) -> list[IngestWork]:
-        """Return the work that the present version leaves, in the order in which the files landed."""
+        """Return the files that the present version of the table does not contain, in the order of their arrival."""
         works = plan(self.job.before, self.spec, files)
         return sorted(works, key=lambda each: (each.landed.landed_ms or 0, each.landed.path))
 
     def _bring_or_retry(self, works: Sequence[IngestWork]) -> None:
-        """Ingest the files of a round, planned on the present version. After a lost race, plan these files again.
+        """Ingest the files of a round, planned on the present version. After a conflict, plan these files again.
 
         Another run may have ingested files of the round since the run was planned. `require_unlanded` compares the log
         with `before`, so it finds only files that were committed after `before`.
@@ -128,7 +134,7 @@ class KeyedIngest:
                 if lost + 1 == _MOST_LOST:
                     raise
                 LOG.info("%s: a round is planned again: %s", self.job.uri, error)
-                # Without a random pause, two processes could claim a region from each other without end.
+                # Without a random pause, two processes could take a region from each other endlessly.
                 self.job.log.clock.sleep_ms(self.job.log.ids.fraction() * _PAUSE_MS * 2**lost)
                 self.job.look_again()
             else:

@@ -1,15 +1,16 @@
-"""The process of a job: the signals that stop it, its end with its parent, and its messages to Dagster Pipes.
+"""The process of a job. It handles signals, ends with its parent process, and sends messages to Dagster Pipes.
 
-A job reacts only to the first SIGINT or SIGTERM, so that later signals do not interrupt its cleanup. A job often gets
-several signals. For example, a terminal sends Ctrl-C to all its processes, and Dagster forwards it. People press Ctrl-C
-twice, and a supervisor sends more signals after a timeout. No signal may prevent the release of a lease.
+A job reacts only to the first SIGINT or SIGTERM. Later signals therefore do not interrupt its cleanup. A job often gets
+several signals. For example, a terminal sends Ctrl-C to all its processes, and Dagster forwards the signal. A person
+presses Ctrl-C twice, or a supervisor sends another signal after a timeout. No signal may prevent the release of a
+lease.
 
-A job ends when the process that started it for a run ends, because a killed process cannot end its children. Otherwise,
-the job would continue although Dagster counts its run as failed and has started another run. The job checks every
-second whether its parent has changed, on Linux and on macOS.
+A process can start a job for a run. When this process ends, the job ends too, because a killed process cannot end its
+children. Otherwise, the job would continue after Dagster has marked its run as failed and started another run. The job
+checks every second whether its parent has changed, on Linux and on macOS.
 
-In a Pipes run, the job sends its report to Dagster, and the asset that launched the job turns the report into metadata
-and check results. Outside of a Pipes run, the job sends nothing.
+In a Pipes run, the job sends its report to Dagster. The asset that launched the job converts the report into metadata
+and check results. Outside a Pipes run, the job sends no report.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def heard_once() -> Iterator[None]:
-    """Inside the block, the first SIGINT or SIGTERM raises `KeyboardInterrupt`. Later signals do nothing.
+    """Raise `KeyboardInterrupt` at the first SIGINT or SIGTERM inside the block. Later signals have no effect.
 
-    The argument of the exception is the number of the signal. Only the main thread receives signals. In other threads,
-    nothing changes.
+    The argument of the exception is the signal number. Only the main thread receives signals. The block therefore has
+    no effect in other threads.
     """
     heard = False
 
@@ -52,7 +53,7 @@ def heard_once() -> Iterator[None]:
 
 @contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Restore the handlers of both signals after the block. Spark replaces the handler of SIGINT when it starts."""
+    """Restore the handlers of both signals after the block. Spark replaces the SIGINT handler when Spark starts."""
     handlers = {each: signal.getsignal(each) for each in STOP_SIGNALS}
     try:
         yield
@@ -66,7 +67,7 @@ def handlers_kept() -> Iterator[None]:
 
 
 PARENT = "TIDEMARK_PARENT_PROCESS"
-"""Environment variable with the id of a process. The job ends when this process ends."""
+"""The name of an environment variable with the id of a process. The job ends when this process ends."""
 
 LOOK_SECONDS = 1.0
 
@@ -80,10 +81,10 @@ def as_parent() -> dict[str, str]:
 
 @contextmanager
 def ending_with_parent(environment: Mapping[str, str]) -> Iterator[None]:
-    """Inside the block, the end of the process in `environment` sends SIGTERM to this process.
+    """Send SIGTERM to this process if the process in `environment` ends during the block.
 
-    Without the variable, nothing happens. Call this function in the main thread, because only this thread receives
-    signals.
+    Without the variable, the block has no effect. Call this function in the main thread, because only this thread
+    receives signals.
     """
     if not (parent := environment.get(PARENT)):
         yield
@@ -102,7 +103,8 @@ def _watch(parent: int, ended: threading.Event) -> None:
         if ended.wait(LOOK_SECONDS):
             return
     LOG.error("process %d, which started this job, has ended. The job ends, too.", parent)
-    # Signal the main thread itself. Only its own signal interrupts a call in which the main thread waits.
+    # Send the signal to the main thread itself. Otherwise, the signal does not interrupt a call in which the main
+    # thread waits.
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
 
 
@@ -110,11 +112,14 @@ def _watch(parent: int, ended: threading.Event) -> None:
 
 
 STARTED_BY_DAGSTER = "DAGSTER_PIPES_CONTEXT"
-"""Environment variable that Dagster sets for a process under Pipes."""
+"""The name of an environment variable that Dagster sets for a Pipes process."""
 
 
 def report_to_dagster(report: Mapping[str, object]) -> None:
-    """Send the report, or the failure, to the Dagster run that launched this process. Do nothing without a run."""
+    """Send the report or the failure to the Dagster run that launched this process.
+
+    Do nothing outside a Dagster run.
+    """
     if STARTED_BY_DAGSTER not in os.environ:
         return
     from dagster_pipes import open_dagster_pipes
@@ -124,9 +129,9 @@ def report_to_dagster(report: Mapping[str, object]) -> None:
 
 
 def progress_to_dagster() -> Callable[[int, int], None] | None:
-    """Return a function that logs progress in the Dagster run: the number of finished items and of all items.
+    """Return a function that logs progress in the Dagster run. It logs the number of finished items and of all items.
 
-    Return None without a run. `report_to_dagster` ends these messages.
+    Return None outside a Dagster run. After `report_to_dagster`, the function logs nothing.
     """
     if STARTED_BY_DAGSTER not in os.environ:
         return None

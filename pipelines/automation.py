@@ -1,15 +1,15 @@
-"""Which tables and raw logs the upkeep sensor and the schedules maintain, and whether both start by themselves.
+"""The rules for automatic maintenance: which tables and raw logs it covers, and whether it starts by itself.
 
-Each table has one switch (decision 0037): `automation: on` or `off` in its file. The default for all tables is in
-`automation.yaml`.
+Each table has one switch (decision 0037), which is `automation: on` or `off` in its file. The file `automation.yaml`
+contains the default for all tables.
 
-- If the switch of any table is on, the sensor and the schedules start by themselves. They then maintain a table only if
-  its switch is on.
-- If no switch is on, a person must start the sensor and the schedules. They then maintain all tables, except tables
-  with the switch off.
+- If the switch of at least one table is on, the upkeep sensor and the schedules start by themselves. They then maintain
+  a table only if its switch is on.
+- If no switch is on, a person must start the upkeep sensor and the schedules. They then maintain all tables except
+  those with the switch off.
 
-The other sensors and schedules, such as those for alerts and for the purge, start in the same way (decision 0037). This
-module imports Dagster only to return the status of sensors and schedules.
+All other sensors and schedules, for example those for alerts and for the purge, start in the same way (decision 0037).
+This module imports Dagster only to return the status of sensors and schedules.
 """
 
 from __future__ import annotations
@@ -33,54 +33,54 @@ if TYPE_CHECKING:
     from assets.metadata import Automated
 
 UPKEEP_SENSOR: Final = "upkeep_sensor"
-"""The name of the upkeep sensor, as Dagster shows and stores it."""
+"""The name under which Dagster shows and stores the upkeep sensor."""
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Automation:
-    """The switches of all tables, the raw logs that feed these tables, and the shared settings."""
+    """The switches of all tables, the raw logs of these tables, and the shared settings."""
 
     tables: Sequence[TableDeclaration] = ()
     raw_logs: Sequence[RawLogDeclaration] = ()
     of_all: AutomationDeclaration = field(default_factory=AutomationDeclaration)
     prefix: str = ""
-    """Prefix of the names of jobs, schedules and sensors. A project with components also has its own jobs."""
+    """The prefix for the names of jobs, schedules and sensors. A project with components also has jobs of its own."""
 
     @cached_property
     def starts_by_itself(self) -> bool:
-        """Whether all sensors and schedules run until a person stops them."""
+        """Whether all sensors and schedules start by themselves. They then run until a person stops them."""
         return any(self._switch(each) == "on" for each in self.tables)
 
     @property
     def sensor_status(self) -> DefaultSensorStatus:
-        """The status of a sensor until a person starts or stops it."""
+        """The status of a sensor before a person starts or stops it."""
         from dagster import DefaultSensorStatus
 
         return DefaultSensorStatus.RUNNING if self.starts_by_itself else DefaultSensorStatus.STOPPED
 
     @property
     def schedule_status(self) -> DefaultScheduleStatus:
-        """The status of a schedule until a person starts or stops it."""
+        """The status of a schedule before a person starts or stops it."""
         from dagster import DefaultScheduleStatus
 
         return DefaultScheduleStatus.RUNNING if self.starts_by_itself else DefaultScheduleStatus.STOPPED
 
     @property
     def interval_seconds(self) -> int:
-        """The shortest time between two ticks of the upkeep sensor, in seconds."""
+        """The minimum time between two ticks of the upkeep sensor, in seconds."""
         return self.of_all.interval // 1000
 
     def of(self, table: TableDeclaration) -> Automated:
-        """Return the automation of the table in the form that its assets show."""
+        """Return the automation of the table in the form that the table's assets show."""
         switch = self._switch(table)
         if switch is not None:
             return switch
         return "off" if self.starts_by_itself else "when_started"
 
     def looks_after(self, each: TableDeclaration | RawLogDeclaration) -> bool:
-        """Return whether the sensor and the schedules request runs of this table or raw log.
+        """Return whether the upkeep sensor and the schedules request runs for this table or raw log.
 
         A raw log is maintained if one of its tables is maintained.
         """
@@ -93,7 +93,7 @@ class Automation:
 
 
 def load_automation(root: Path) -> tuple[AutomationDeclaration, Sequence[Problem]]:
-    """Return the settings of all tables. An invalid file is logged, ignored, and returned as a problem."""
+    """Return the settings of all tables. An invalid file is ignored, and the function logs and returns the problem."""
     try:
         return read_automation(root), ()
     except TidemarkError as error:

@@ -1,7 +1,7 @@
 """Backfills of a range of windows in this process.
 
-A backfill runs one ranged run per chunk, in the Dagster instance that the UI shows. It needs no daemon. Dagster's own
-backfills, from the UI or its API, do the same work through the queue.
+Each chunk of a backfill is one ranged run in the Dagster instance that the UI shows. A backfill needs no daemon. A
+backfill from the UI or from Dagster's API does the same work through Dagster's queue.
 """
 
 from __future__ import annotations
@@ -27,13 +27,14 @@ from storage_core.data.rows.window_range import parse_window
 from storage_core.data.settings.setting import parse_duration
 
 STEPS = ("ingested", "compacted")
-# The instance contains every event, and `ChunkDone` contains the failures. Dagster's console log would hide both.
+# The instance contains every event, and `ChunkDone` contains the failures. Dagster's console log would make both hard
+# to find.
 _QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Adjacent windows of one run: the names of the first and last partition, and the number of windows."""
+    """Adjacent windows of one run. The fields are the first and last partition, and the number of windows."""
 
     first: str
     last: str
@@ -76,11 +77,11 @@ def backfill(
     launcher: Launcher | None = None,
     file: Path | None = None,
 ) -> Iterator[ChunkDone]:
-    """Run `STEPS` over the windows in [start, end), chunk after chunk. Yield each chunk when its run has ended.
+    """Run `STEPS` over the windows in [start, end), one chunk at a time. Yield each chunk when its run has ended.
 
-    A failed chunk does not stop the other chunks, and a failed window does not stop the other windows of its chunk. A
-    second backfill of the same range does not repeat finished work. Before the first chunk, the function marks earlier
-    backfill runs of this table as failed if their process was killed.
+    After a failed chunk, the other chunks still run. In a chunk with a failed window, the other windows still run. A
+    second backfill of the same range does not repeat finished work. An earlier backfill run of this table may have lost
+    its process. Before the first chunk, the function marks such runs as failed.
 
     Args:
         declaration: The table.
@@ -135,7 +136,7 @@ def _done(parts: Sequence[Chunk], number: int, result: ExecuteInProcessResult, k
 
 
 def _cause(event: DagsterEvent) -> str:
-    """Return the reason why the step failed. Dagster reports an interruption as a separate kind of error."""
+    """Return the reason for the failure of a step. Dagster reports an interruption as a separate kind of error."""
     failure = event.step_failure_data
     if failure.error_source.name == "INTERRUPT":
         return Interrupted.kind
@@ -166,7 +167,7 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 def _failed(
     declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
-    """Return the windows of these chunks if their last run did not make one of the assets.
+    """Return the windows of these chunks for which the last run did not make one of the assets.
 
     Adjacent windows form one chunk.
     """
@@ -180,7 +181,7 @@ def _failed(
 
 
 def chunks(declaration: TableDeclaration, start: str, end: str, chunk: str = "1d") -> list[Chunk]:
-    """Return the windows in [start, end) as chunks of the given length (`1d`, `6h`, …), ascending.
+    """Return the windows in [start, end) in ascending order, as chunks of the given length (`1d`, `6h`, …).
 
     Raises:
         InvalidInput: The table has no windows, a bound is outside the partitions, or a chunk would cut a window.

@@ -1,4 +1,4 @@
-"""All Dagster definitions: the assets and checks of each declared table, and the definitions for all tables."""
+"""All Dagster definitions. They are the assets and checks of each table, and the definitions for all tables."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def build_definitions(
 ) -> Definitions:
     """Return all definitions: assets, checks, jobs, schedules and sensors.
 
-    An invalid declaration is shown as an asset without a job. The description of this asset contains the problem.
+    An invalid declaration appears as an asset without a job, and the description of the asset contains the problem.
 
     Args:
         declared: The declared tables.
@@ -63,7 +63,7 @@ def build_definitions(
         )
     ]
     own = Definitions(
-        # A step only waits for the process of its job. A separate process for the step would only use memory.
+        # A step only waits for the process of its job, so a separate process for the step would waste memory.
         executor=in_process_executor,
         resources={LAUNCHER: launcher},
         assets=[
@@ -90,9 +90,9 @@ def _left_out(problem: Problem) -> AssetSpec:
 def build_assets(
     table: DeclaredTable, raw_logs: Sequence[DeclaredRawLog], clock: Clock | None, project: Project
 ) -> list[AssetsDefinition]:
-    """Return the assets of one table. They need the resource `launcher`.
+    """Return the assets of one table. These assets need the resource `launcher`.
 
-    Assets of raw logs that feed the table come before these assets.
+    If raw logs feed the table, their assets run before these assets.
     """
     file = str(table.file) if table.file else None
     distributed = [distributed_key(each.declaration.name) for each in _feeding(table.declaration, raw_logs)]
@@ -108,7 +108,7 @@ def build_once(
     root: Path | None = None,
     folder: Path | None = None,
 ) -> Definitions:
-    """Return the definitions for all tables together: jobs, schedules, the upkeep sensor, and housekeeping.
+    """Return the definitions for all tables together. They are jobs, schedules, the upkeep sensor and housekeeping.
 
     At each tick, the sensor reads the shared settings from `root`, and the declarations of tables from `folder`.
     """

@@ -1,9 +1,9 @@
-"""The `tidemark` command. It parses arguments, and prints tables for people or JSON lines for programs.
+"""The `tidemark` command. It parses arguments. It prints tables for people, or JSON lines for programs.
 
 Exit codes:
 
 - 0: done, or there was nothing to do.
-- 1: an error without a code of its own. The message contains the cause.
+- 1: an error without an exit code of its own. The message contains the cause.
 - 2: invalid arguments or input.
 - 3: conflict. Run the command again.
 - 4: corrupt data.
@@ -12,16 +12,15 @@ Exit codes:
 - 7: a table is behind (`status`).
 - 130: stopped by a signal.
 
-Three measures keep the start of a command fast:
+Three measures make commands start fast:
 
-- Each command imports its libraries itself, so `--help` answers at once.
-- Texts and arguments without a value are not validated. Typer builds a pydantic validator for each argument, and the
-  import of pydantic takes longer than some commands. Given numbers, choices and paths are still validated.
-- Commands that only read a table do not load pandas, even if the `pipeline` extra has installed it. Arrow imports
+- Each command itself imports its libraries, so `--help` answers without these imports.
+- Text arguments and omitted arguments are not validated. Typer builds a pydantic validator for each argument. The
+  import of pydantic takes longer than some commands. Numbers, choices and paths are still validated.
+- Commands that only read a table do not load pandas, even if the `pipeline` extra installed pandas. Arrow imports
   pandas when it first converts Python values to an array, because a value might be a pandas object.
 
-Typer and pydantic find arguments that the command line cannot use. `usage_error` describes these faults in the
-words of Tidemark's other messages.
+Typer and pydantic find invalid arguments. `usage_error` describes their errors in the style of Tidemark's messages.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ _NOUNS: Final = {int: "a whole number", float: "a number", bool: "true or false"
 
 
 def usage_error(error: typer.TyperException, arguments: Sequence[str], commands: Sequence[str]) -> InvalidInput:
-    """Return the error for arguments that Typer refused.
+    """Return the error for arguments that Typer rejected.
 
     Args:
         error: The error of Typer.
@@ -76,7 +75,7 @@ def usage_error(error: typer.TyperException, arguments: Sequence[str], commands:
 
 
 def _message(error: Any, arguments: Sequence[str], commands: Sequence[str], context: Any) -> str:
-    """Return the fault and the remedy. The classes of errors are those of Typer's parser."""
+    """Return the problem and its remedy. The classes of errors come from Typer's parser."""
     match type(error).__name__:
         case "NoSuchOption":
             return _unknown_option(error.option_name, arguments, context)
@@ -85,7 +84,7 @@ def _message(error: Any, arguments: Sequence[str], commands: Sequence[str], cont
         case "BadParameter" if error.param is not None:
             return _bad_value(error)
         case "BadOptionUsage":
-            refused = "not take a value" in error.format_message()  # the class is the same for both faults
+            refused = "not take a value" in error.format_message()  # both errors have the same class
             return f"{error.option_name} " + (
                 "takes no value. Leave the value out" if refused else "has no value. Give one"
             )
@@ -159,7 +158,7 @@ def _noun(annotation: Any) -> str:
 
 
 def as_given(group: Any) -> Any:
-    """Return a Typer command that validates only the parameters that need validation."""
+    """Return a Typer command that validates only parameters that need validation."""
     for command in [group, *group.commands.values()]:
         for parameter in command.get_params(typer.Context(command)):  # includes --help
             if build := getattr(parameter, "get_runtime_param", None):
@@ -174,11 +173,11 @@ class _Validated:
     build: Callable[[], Any]
 
     def deferred(self) -> _Validated:
-        """Return this object, which Typer then uses as the validator."""
+        """Return this object. Typer then uses it as the validator."""
         return self
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of the parameter. Raises the errors of Typer."""
+        """Return the value of the parameter. Raises Typer's errors."""
         wanted = param.type_descriptor.annotation
         several = param.multiple or param.nargs == -1
         if value is None or (not several and type(value) is wanted):
@@ -189,7 +188,7 @@ class _Validated:
 
 
 class _Finder:
-    """Import finder that hides pandas, and no other module."""
+    """An import finder that hides only pandas."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
         if fullname == "pandas":
@@ -198,7 +197,7 @@ class _Finder:
 
 @contextmanager
 def without_pandas() -> Iterator[None]:
-    """Prevent the import of pandas inside the block. A pandas that is already loaded stays loaded."""
+    """Prevent the import of pandas inside the block. If pandas is already loaded, it stays loaded."""
     finder = _Finder()
     sys.meta_path.insert(0, finder)
     try:
@@ -212,7 +211,7 @@ _STOPPED = (
 )
 
 _ELSEWHERE: Final = frozenset({"ingest", "distribute", "catch-up", "merge-segments"})
-"""The commands of steps that stand under another heading than Maintenance."""
+"""The commands of steps that are not under the heading Maintenance."""
 
 _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
     "Data": {
@@ -279,7 +278,7 @@ _GROUPS: dict[str, dict[str, Callable[..., None]]] = {
         "simulate-policy": upkeep.simulate_policy,
     },
 }
-"""The commands under their headings in `tidemark --help`, in the order in which people need the commands."""
+"""The commands under their headings in `tidemark --help`. Each heading lists them in the order of their typical use."""
 
 _WITHOUT_PANDAS: Final = frozenset(
     {
@@ -287,14 +286,14 @@ _WITHOUT_PANDAS: Final = frozenset(
         *("metrics", "publish", "recall", "report", "restore", "search", "sql", "status", "tables", "tag"),
     }
 )
-"""The commands that need no pandas, which Arrow would otherwise import."""
+"""The commands that need no pandas. Without this list, Arrow would import pandas for them."""
 
 
 class _Grouped(TyperGroup):
-    """The command `tidemark`. Its help lists the subcommands under the headings of their groups."""
+    """The command `tidemark`. Its help lists the subcommands under their headings."""
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write one section per group. The summaries of all groups start in the same column."""
+        """Write one section per group. The summaries in all sections begin in the same column."""
         del ctx
         width = max(map(len, self.commands))
         room = formatter.width - width - 6
@@ -305,9 +304,9 @@ class _Grouped(TyperGroup):
 
 
 def build(only: str | None = None) -> typer.Typer:
-    """Return the command with all subcommands, or only with the subcommand `only`.
+    """Return the command with all subcommands, or with only one subcommand if `only` contains its name.
 
-    A subcommand takes some milliseconds.
+    To add a subcommand takes some milliseconds.
     """
     app = typer.Typer(name="tidemark", cls=_Grouped, pretty_exceptions_enable=False, rich_markup_mode=None)
     app.callback(invoke_without_command=True)(_start)
@@ -329,7 +328,7 @@ def _start(
     """Searchable tables on object storage: create, fill, query and maintain them."""
     level = logging.INFO if verbose else logging.WARNING
     log_to_stderr(level)
-    # Pandas is hidden for the whole process, because Arrow remembers the failed import.
+    # Pandas is hidden for the whole process, because Arrow does not repeat a failed import.
     if context.invoked_subcommand in _WITHOUT_PANDAS and context.obj:
         context.with_resource(without_pandas())
     if version:
@@ -352,8 +351,8 @@ def _version() -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code.
 
-    An error is printed as one line on standard error, and with `--json` also as JSON. An error without a type is a bug
-    in Tidemark, so its traceback is printed too.
+    An error is printed as one line on standard error. With `--json`, it is also printed as JSON. An error without a
+    type is a bug in Tidemark. Its traceback is therefore printed too.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     as_json = _asks_for_json(arguments)
@@ -376,7 +375,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(arguments: Sequence[str], *, is_process: bool) -> int:
     """Run the command and return its exit code.
 
-    Raises `KeyboardInterrupt` for Ctrl-C, even if Typer converted it to 130.
+    Raises `KeyboardInterrupt` for Ctrl-C, even if Typer converted the interruption to the exit code 130.
     """
     first = arguments[0] if arguments else ""
     only = first if any(first in commands for commands in _GROUPS.values()) else None
@@ -407,7 +406,7 @@ def _failed(error: TidemarkError, *, as_json: bool) -> int:
 
 
 def _drop_output() -> None:
-    """Discard buffered output, because the reader has closed the pipe. The process can then end without an error."""
+    """Discard buffered output after the reader has closed the pipe. The process can then end without an error."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

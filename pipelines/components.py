@@ -1,7 +1,7 @@
-"""Dagster components for projects made with `dg`: the declarations of tables and raw logs as attributes.
+"""Dagster components for projects of `dg`. Their attributes are the declarations of tables and raw logs.
 
-A component has the fields of `tables/*.yaml` or `raw_logs/*.yaml`, and creates the same definitions as such a file. A
-component has no file that a job could read. Its jobs therefore receive the declaration itself
+A component has the same fields as `tables/*.yaml` or `raw_logs/*.yaml`. It creates the same definitions as such a file.
+A component has no file for jobs to read. The jobs of a component therefore receive the declaration itself
 (`declaration_file.text_of`, docs/architecture/orchestration.md).
 """
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from dagster.components.core.component_tree import ComponentTree
 
 PREFIX = "tidemark_"
-"""Prefix of the names of jobs, schedules and sensors, so that a project may have its own job `ingest`."""
+"""The prefix for names of jobs, schedules and sensors. A project can therefore have its own job `ingest`."""
 
 _TEMPLATES = ("{{", "{%")
 _MAKES = ("asset", "asset_check", "job", "schedule", "sensor")
@@ -53,7 +53,7 @@ class TableAttributes(RootModel[dict[str, Any]]):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of the declaration. Editors use it to complete and check a `defs.yaml`."""
+        """Return the JSON schema of the declaration. With this schema, editors complete and check a `defs.yaml`."""
         return with_templates(TableDeclaration.model_json_schema())
 
 
@@ -62,7 +62,7 @@ class RawLogAttributes(RootModel[dict[str, Any]]):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, _: CoreSchema, __: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Return the schema of the declaration. Editors use it to complete and check a `defs.yaml`."""
+        """Return the JSON schema of the declaration. With this schema, editors complete and check a `defs.yaml`."""
         return with_templates(RawLogDeclaration.model_json_schema())
 
 
@@ -70,7 +70,7 @@ Declared = TypeVar("Declared", TableDeclaration, RawLogDeclaration)
 
 
 class _Declaring(Component, Generic[Declared]):
-    """A component with a declaration. Raises `InvalidInput` with one line per problem, each with its field."""
+    """A component with a declaration. Raises `InvalidInput` with one line per problem. Each line contains the field."""
 
     attributes: ClassVar[type[RootModel[dict[str, Any]]]]
     model: ClassVar[type[Closed]]
@@ -83,7 +83,7 @@ class _Declaring(Component, Generic[Declared]):
 
     @classmethod
     def get_model_cls(cls) -> type[BaseModel]:
-        """Return the model with which Dagster reads the attributes of a `defs.yaml`."""
+        """Return the model that Dagster uses to read the attributes of a `defs.yaml`."""
         return cls.attributes
 
     @classmethod
@@ -112,7 +112,7 @@ class TableComponent(_Declaring[TableDeclaration]):
     model = TableDeclaration
 
     def build_defs(self, context: ComponentLoadContext) -> Definitions:
-        """Return the definitions of the table. Raw logs of the project may feed this table.
+        """Return the definitions of the table. Raw logs of the project can feed this table.
 
         Relative locations are relative to the project.
         """
@@ -136,9 +136,9 @@ class RawLogComponent(_Declaring[RawLogDeclaration]):
 
 
 def component_definitions(*components: TableComponent | RawLogComponent, root: Path | None = None) -> Definitions:
-    """Return the definitions of components that are created in Python, in a project without a `defs` folder.
+    """Return the definitions of components that Python code creates, in a project without a `defs` folder.
 
-    Relative locations are relative to `root`, by default the working directory.
+    Relative locations start at `root`. The default is the working directory.
     """
     project = _Project(
         [each for each in components if isinstance(each, TableComponent)],
@@ -154,7 +154,7 @@ def component_definitions(*components: TableComponent | RawLogComponent, root: P
 
 @dataclass(frozen=True, slots=True)
 class _Project:
-    """All components of a project. Raises `InvalidInput` if two tables have the same name or location."""
+    """All components of a project. Raises `InvalidInput` if two tables have the same name or the same location."""
 
     tables: Sequence[TableComponent] = ()
     raw_logs: Sequence[RawLogComponent] = ()
@@ -203,7 +203,7 @@ def _of_raw_log(component: RawLogComponent, tables: Sequence[TableComponent], ro
 def _once(project: _Project, component: _Declaring[Any], own: Definitions, root: Path) -> Definitions:
     """Return the definitions of a component.
 
-    The definitions of the first component of a project also include the definitions for all tables.
+    The first component of a project also returns the definitions for all tables.
     """
     first = next(iter([*project.tables, *project.raw_logs]))
     is_first = type(first) is type(component) and first.declaration.name == component.declaration.name
@@ -211,7 +211,7 @@ def _once(project: _Project, component: _Declaring[Any], own: Definitions, root:
 
 
 def _shared(project: _Project, root: Path) -> Definitions:
-    """Return the jobs, schedules and sensors of all components, including those for alerts."""
+    """Return the jobs, schedules and sensors of all components, including the sensors for alerts."""
     tables = [each.declaration.below(root) for each in project.tables]
     raw_logs = [_declared(each, project.tables, root) for each in project.raw_logs]
     automation = project.automation(root)
@@ -225,9 +225,9 @@ def _declared(component: RawLogComponent, tables: Sequence[TableComponent], root
 
 
 def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _Project:
-    """Return the components of the project. Without a folder of components, return this component alone."""
+    """Return the components of the project. Without a folder of components, return only this component."""
     tree = context.component_tree
-    module: object = tree.defs_module  # a placeholder if the component is alone
+    module: object = tree.defs_module  # if the component is alone, this is a placeholder
     if isinstance(module, ModuleType):
         return _read(tree, tree.state_tracker)
     if isinstance(component, TableComponent):
@@ -239,9 +239,9 @@ def _project_of(context: ComponentLoadContext, component: _Declaring[Any]) -> _P
 def _read(tree: ComponentTree, _tracker: object) -> _Project:
     """Return the components of a folder.
 
-    The result is cached, because it takes as long to find the components as to load them.
+    The result is cached, because finding the components takes as long as loading them.
 
-    Two trees of the same folder are equal, so the state of the tree is part of the cache key.
+    Two trees of the same folder are equal. The cache key therefore also contains the state of the tree.
     """
     return _Project(tree.get_all_components(of_type=TableComponent), tree.get_all_components(of_type=RawLogComponent))
 
@@ -250,15 +250,15 @@ def _read(tree: ComponentTree, _tracker: object) -> _Project:
 def _launcher(root: Path) -> PipesLauncher:
     """Return the launcher of a project.
 
-    All components of a project share it, because Dagster merges their definitions.
+    All components of a project share the launcher, because Dagster merges their definitions.
     """
     return PipesLauncher(root)
 
 
 def _filled_in(value: Any, context: ComponentLoadContext) -> Any:
-    """Return the value with its templates replaced.
+    """Return the value after the replacement of its templates.
 
-    Text without a template stays text, because Dagster would convert some texts to numbers.
+    Text without a template stays unchanged, because Dagster would convert some texts to numbers.
     """
     if isinstance(value, Mapping):
         return {name: _filled_in(each, context) for name, each in value.items()}

@@ -1,8 +1,8 @@
-"""The JSON schema of declarations. Editors use it to complete and check files.
+"""The JSON schema of declarations. With this schema, editors complete and check files.
 
-`python -m pipelines.declaration_schema` prints the schema of `tables/*.yaml`. In a Dagster component, a value may be a
-template such as `{{ env.WAREHOUSE }}`. The schema of its attributes therefore accepts a scalar in place of any value.
-The component checks each value when it is loaded.
+`python -m pipelines.declaration_schema` prints the JSON schema of `tables/*.yaml`. In a Dagster component, each value
+can be a template such as `{{ env.WAREHOUSE }}`. The schema for the attributes of a component therefore accepts a scalar
+instead of any value. When Dagster loads the component, the component checks each value.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ _SAID = ("title", "description", "default", "required")
 
 
 def schema_text() -> str:
-    """Return the schema of `tables/*.yaml` as it is published."""
+    """Return the published schema of `tables/*.yaml`."""
     schema = {"$schema": "https://json-schema.org/draft/2020-12/schema", **TableDeclaration.model_json_schema()}
     return json.dumps(schema, indent=1, ensure_ascii=False) + "\n"
 
 
 def with_templates(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """Return a schema that accepts a scalar in place of every value. Unknown fields are still rejected.
+    """Return a schema that accepts a scalar instead of every value. It still rejects unknown fields.
 
-    The result contains no references, so a schema that contains this schema needs no definitions.
+    The result contains no references. Another schema can therefore contain it without definitions.
     """
     found: JsonSchemaValue = _opened(schema, schema.get("$defs", {}))["anyOf"][0]
     return {**{each: schema[each] for each in _SAID if each in schema}, **found}
 
 
 def _opened(schema: Any, models: Mapping[str, Any]) -> JsonSchemaValue:
-    """Return the schema of one value, which is a list, a mapping or a scalar. It accepts a scalar in any case."""
+    """Return the schema of one value. The value can be a list or a mapping. A scalar is always valid."""
     if not isinstance(schema, Mapping):
         return {}
     said = {name: schema[name] for name in _SAID[:3] if name in schema}

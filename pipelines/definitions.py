@@ -1,8 +1,9 @@
-"""The definitions that `dagster dev` loads in the repository root (`workspace.yaml`).
+"""The definitions that `dagster dev` loads in the root of the repository (`workspace.yaml`).
 
 The definitions contain the assets of each file in `tables/`.
 
-An invalid file is ignored, so that the other tables are loaded. `dagster definitions validate` fails for such a file.
+An invalid file is ignored, so that the tables of the other files are loaded. `dagster definitions validate` fails if a
+file is invalid.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pipelines.tables import load_tables, read_raw_logs, require_sound, tables_f
 from storage_core.catalog.opening import CATALOG_URL
 
 VALIDATING = "DAGSTER_IS_DEFS_VALIDATION_CLI"
-"""Environment variable that Dagster sets while it validates."""
+"""The name of an environment variable that Dagster sets during validation."""
 
 _declared = load_tables(tables_folder())
 _raw_logs = read_raw_logs(tables_folder())

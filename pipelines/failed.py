@@ -1,4 +1,4 @@
-"""The last failure of each table, read from Dagster's history if a history exists."""
+"""The last failure of each table. It comes from Dagster's history if there is a history."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from dagster import AssetKey, DagsterEvent, DagsterInstance, DagsterRun, RunRecord
 
 MOST_RUNS = 50
-"""Number of the newest failed runs that are examined."""
+"""The number of the newest failed runs that the search examines."""
 _LONGEST_MESSAGE = 400
 _INTERRUPTIONS = ("DagsterExecutionInterruptedError", "KeyboardInterrupt")
 _ENDED_BY_DAGSTER = "This run has been marked as failed from outside the execution context"
 _ASSET = re.compile(r"[a-z]+|index_.+")
-"""The names of the assets of a table."""
+"""The pattern for the names of a table's assets."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastFailure:
-    """The newest failure of a step of a table.
+    """The newest failure of a step that belongs to a table.
 
     Attributes:
         at: The time in milliseconds since the epoch.
@@ -45,10 +45,10 @@ class LastFailure:
 
 
 def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailure]:
-    """Return the newest failure of each table among the `MOST_RUNS` newest failed runs.
+    """Return the newest failure of each table. The search examines the `MOST_RUNS` newest failed runs.
 
-    Cost: one query for the runs, one query per examined run until every table has a failure, and one query per failure.
-    Raises the errors of Dagster if its storage cannot be read.
+    Cost: one query for the runs, and one query per failure. There is also one query per examined run, until every table
+    has a failure. Raises the errors of Dagster if Dagster's storage cannot be read.
     """
     from pipelines.instance import open_instance
 
@@ -57,7 +57,7 @@ def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailur
 
 
 def last_failures_in(instance: DagsterInstance, tables: Collection[str]) -> dict[str, LastFailure]:
-    """Return the result of `last_failures` for an instance that is already open."""
+    """Return the result of `last_failures` for an open instance."""
     found: dict[str, LastFailure] = {}
     for record in _failed_runs(instance):
         if len(found) == len(tables):
@@ -74,9 +74,9 @@ def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
 
 
 def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
-    """Return the failed step of this run for each table.
+    """Return the failed step of this run for each affected table.
 
-    If no step failed, return the job as the failed step of each unfinished table.
+    If no step failed, the job counts as the failed step of each unfinished table.
     """
     from dagster import DagsterEventType
 
@@ -104,7 +104,10 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
 def _failed_by(
     instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
 ) -> dict[str, list[AssetKey]]:
-    """Return the tables of a failed step, or of a failed run without a failed step, each with its unfinished assets."""
+    """Return the tables of a failed step or run, with their unfinished assets.
+
+    The run has no failed step in the second case.
+    """
     from pipelines.runs import assets_of, not_done
 
     if step is not None:
@@ -116,9 +119,9 @@ def _failed_by(
 
 
 def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[AssetKey], at: float) -> bool:
-    """Return whether all unfinished assets of a failure were made later.
+    """Return whether all unfinished assets of a failure were materialized later.
 
-    For checks, return whether the checks ran again.
+    If checks failed, return whether the checks ran again later.
     """
     is_of_checks = step is not None and step != assets[0].to_python_identifier()
     done_since = _is_checked_since if is_of_checks else _is_done_since
@@ -126,9 +129,9 @@ def _is_over(instance: DagsterInstance, step: str | None, assets: Sequence[Asset
 
 
 def _is_nothing_left(instance: DagsterInstance, run: DagsterRun, at: float) -> bool:
-    """Return whether a failed run without a failed step had made all its assets.
+    """Return whether a failed run materialized all its assets. No step of this run failed.
 
-    For a run with only checks, return whether the checks ran again.
+    If the run contains only checks, return whether the checks ran again later.
     """
     from pipelines.runs import assets_of
 
@@ -145,7 +148,7 @@ def _is_checked_since(instance: DagsterInstance, key: AssetKey, at: float) -> bo
     known = instance.event_log_storage.get_latest_asset_check_execution_by_key(checks).values()
     events = [
         each.event for each in known if each.event is not None
-    ]  # a waiting run only plans the check, without an event
+    ]  # for a waiting check, a run stores only its plan and no event
     made = DagsterEventType.ASSET_CHECK_EVALUATION
     return any(each.dagster_event_type is made and each.timestamp > at for each in events)
 
@@ -159,7 +162,7 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
 def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent, at: float) -> str:
     """Return the message of a failure in the form of `said_by`.
 
-    If Dagster itself ended the run, return the last error that it had recorded for the run. Without such an error,
+    If Dagster itself ended the run, return the last error that Dagster recorded for the run. If there is no such error,
     return the last event of the run.
     """
     from dagster import DagsterEventType
@@ -175,9 +178,9 @@ def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent,
 
 
 def said_by(event: DagsterEvent) -> str:
-    """Return the message of a failed step or run in one line of bounded length.
+    """Return the message of a failed step or run as one line. The length of the line is limited.
 
-    If an error has a chain of causes, the message is that of the first cause.
+    If the error has a chain of causes, return the message of the first cause.
     """
     data = event.event_specific_data
     if described := getattr(getattr(data, "user_failure_data", None), "description", None):
@@ -197,7 +200,7 @@ def _line(text: str) -> str:
 
 
 def tables_of(run: DagsterRun, step: str | None, tables: Collection[str]) -> list[str]:
-    """Return the table of a failed step. Without a step, return the tables for which the run was requested."""
+    """Return the table of a failed step. Without a step, return the tables that the run was requested for."""
     if step is not None:
         key = _asset_of(run, step, tables)
         if key is not None or TABLE not in run.tags:
@@ -213,10 +216,10 @@ def _about(run: DagsterRun) -> Collection[str]:
 
 
 def _asset_of(run: DagsterRun, step: str, tables: Collection[str]) -> AssetKey | None:
-    """Return the asset of a step, found by the name of the step. Assets of the run are preferred over other assets.
+    """Return the asset that belongs to the name of a step. An asset of the run has priority over other assets.
 
-    The whole name must match, and the table with the longest name is tried first. For example, `web__errors__compacted`
-    belongs to `web__errors`, not to `web`.
+    The whole name must match. The search tries the tables with the longest names first. For example,
+    `web__errors__compacted` belongs to `web__errors`, not to `web`.
     """
     from dagster import AssetKey
 

@@ -1,4 +1,4 @@
-"""Problems of the shared configuration files next to `tables/`. This module does not import Dagster."""
+"""The problems of the shared configuration files next to `tables/`. This module does not import Dagster."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _READERS: Final[Mapping[str, Callable[[Path], object]]] = {
 
 
 def problems_of_all(root: Path) -> Iterator[Problem]:
-    """Yield a problem for each invalid shared configuration file in this folder."""
+    """Yield a problem for each shared configuration file in this folder that is invalid."""
     for name, read in _READERS.items():
         try:
             read(root)
@@ -30,10 +30,10 @@ def problems_of_all(root: Path) -> Iterator[Problem]:
 
 
 def unset_variables(root: Path) -> Iterator[str]:
-    """Yield a warning for each receiver of alerts if its environment variable is not set in this process."""
+    """Yield a warning for each receiver of alerts with an environment variable that this process does not have."""
     try:
         receivers = read_alerts(root).receivers
-    except TidemarkError:  # `problems_of_all` reports the file
+    except TidemarkError:  # `problems_of_all` reports the invalid file
         return
     for number, each in enumerate(receivers, 1):
         if (name := each.unset_variable()) is not None:

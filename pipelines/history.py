@@ -1,4 +1,4 @@
-"""The place of Dagster's history: a folder, and in the folder either files or the name of a database.
+"""The location of Dagster's history. It is a folder that contains files, or a settings file that selects a database.
 
 This module does not import Dagster.
 """
@@ -17,18 +17,18 @@ _IN_POSTGRES = re.compile(r"^[^#\n]*\bPostgresHistory\b", re.MULTILINE)
 
 
 def history_folder(root: Path, environment: Mapping[str, str] = os.environ) -> Path | None:
-    """Return the folder of Dagster's history for the declarations in `root`, or None if it does not exist yet."""
+    """Return the folder of Dagster's history for the declarations in `root`. Return None if it does not exist yet."""
     folder = Path(environment.get(DAGSTER_HOME) or root / ".dagster")
     return folder if (folder / "dagster.yaml").exists() else None
 
 
 def is_in_postgres(settings: Path) -> bool:
-    """Return whether this settings file of Dagster selects the database in `TIDEMARK_DAGSTER_POSTGRES`."""
+    """Return whether this settings file of Dagster uses the database in `TIDEMARK_DAGSTER_POSTGRES`."""
     return settings.is_file() and bool(_IN_POSTGRES.search(settings.read_text(encoding="utf-8")))
 
 
 def require_database(folder: Path, environment: Mapping[str, str] = os.environ) -> None:
-    """Raise `InvalidInput` if the history of this folder is in PostgreSQL and the environment has no database."""
+    """Raise `InvalidInput` if the history is in PostgreSQL but the environment contains no database."""
     settings = folder / "dagster.yaml"
     if not environment.get(POSTGRES) and is_in_postgres(settings):
         raise InvalidInput(
@@ -39,7 +39,10 @@ def require_database(folder: Path, environment: Mapping[str, str] = os.environ) 
 
 
 def describe_move(folder: Path, environment: Mapping[str, str] = os.environ) -> str | None:
-    """Return a warning if the folder has a history in files, but the environment has a database. Otherwise, None."""
+    """Return a warning if the folder has a history in files although the environment contains a database.
+
+    Otherwise, None.
+    """
     settings = folder / "dagster.yaml"
     if not environment.get(POSTGRES) or not (folder / "history").is_dir():
         return None

@@ -1,7 +1,7 @@
 """Dagster definitions that do not belong to a single table.
 
-These are the purge of old runs, the sensor for dead runs, and the assets `report/written` and `catalog/refreshed`. The
-module also contains a check for the schedule of a raw log: whether a distribution has work.
+They are the purge of old runs, the sensor for dead runs, and the assets `report/written` and `catalog/refreshed`. The
+module also checks for the schedule of a raw log whether a distribution has work.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
@@ -52,7 +52,7 @@ from storage_core.data.settings.setting import parse_milliseconds
 from storage_core.data.steps import Distribute, RefreshCatalog, Step, step_of
 from storage_core.log.job_run import run
 
-# Old and dead runs.
+# Old runs and dead runs.
 
 
 PURGE = "purge_history"
@@ -63,9 +63,9 @@ LOOK_SECONDS = 60
 
 
 def build_housekeeping(automation: Automation) -> Definitions:
-    """Return the job `purge_history`, its nightly schedule, and the sensor for dead runs. The sensor is on by default.
+    """Return the job `purge_history`, its nightly schedule, and the sensor for dead runs. This sensor is on by default.
 
-    The sensor requests no run and sends no request to a table.
+    The sensor does not request runs and does not access tables.
     """
     prefix = automation.prefix
     purge_history = build_purge_job(prefix)
@@ -89,7 +89,7 @@ def build_housekeeping(automation: Automation) -> Definitions:
 
 
 def build_purge_job(prefix: str = "") -> JobDefinition:
-    """Return the job `purge_history`. It deletes old runs of its own instance."""
+    """Return the job `purge_history`. It deletes old runs of the Dagster instance that runs it."""
 
     @op(
         name=f"{prefix}purge_runs",
@@ -131,7 +131,10 @@ REPORT_CRON = "15 5 * * *"
 
 
 def build_report(declared: DeclaredTables, automation: Automation) -> Definitions:
-    """Return the asset of the report of all tables, the job `report`, and its schedule, every day at 05:15 UTC."""
+    """Return the asset of the report, the job `report`, and its schedule.
+
+    The report is about all tables and runs daily at 05:15 UTC.
+    """
     return scheduled(
         _written(declared),
         automation.schedule_status,
@@ -176,10 +179,10 @@ CATALOG_CRON = "*/10 * * * *"
 
 
 def build_catalog(tables: Sequence[DeclaredTable], automation: Automation) -> Definitions:
-    """Return the asset of the SQL catalog, the job `catalog_refresh`, and its schedule, every 10 minutes.
+    """Return the asset of the SQL catalog, the job `catalog_refresh`, and its schedule (every 10 minutes).
 
-    A refresh without changes costs only three requests per table. The schedule therefore requests the refresh without a
-    check for work.
+    A refresh without changes costs only three requests per table. The schedule therefore requests the refresh and does
+    not check for work first.
     """
     declared = [each.declaration for each in tables]
     options = RefreshCatalog(tables=tuple(f"{each.name}={each.uri}" for each in declared))
@@ -195,7 +198,7 @@ def build_catalog(tables: Sequence[DeclaredTable], automation: Automation) -> De
 def _refreshed(options: RefreshCatalog, step: Step, *, after: Sequence[AssetKey]) -> AssetsDefinition:
     """Return the asset of the SQL catalog.
 
-    It runs after the last step of each table, and needs the resource `launcher`.
+    The asset runs after the last step of each table, and it needs the resource `launcher`.
     """
 
     @asset(
@@ -218,19 +221,19 @@ def _refreshed(options: RefreshCatalog, step: Step, *, after: Sequence[AssetKey]
 
 
 def build_raw_log_assets(raw_log: DeclaredRawLog) -> list[AssetsDefinition]:
-    """Return `<raw log>/distributed`, and `raw_healed` and `raw_collected` if the raw log has them."""
+    """Return `<raw log>/distributed`, and also `raw_healed` and `raw_collected` if the raw log has these steps."""
     declaration = raw_log.declaration
     upkeep = [build_raw_asset(declaration, step, raw_log.options(step.options)) for step in raw_steps(declaration)]
     return [build_distributed_asset(declaration, raw_log.options(Distribute)), *upkeep]
 
 
 def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> str | SkipReason:
-    """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
+    """Return the reason for a distribution, or a `SkipReason`. It reads only listings and offsets.
 
-    If no chunk waits, a run may still evaluate the check `nothing_is_missing`. This run is needed if the check shows
-    other gaps than the stores have.
+    If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. This is the case if the check
+    shows different gaps than the stores have.
     """
-    with Spark() as spark:  # a dry run has no Spark work, so Spark does not start
+    with Spark() as spark:  # a dry run has no work for Spark, so Spark does not start
         planned = run(raw_log.options(Distribute, dry_run=True), spark)
     chunks, held = planned.details["chunks"], entries_in(planned.details, "held")
     if isinstance(chunks, int) and chunks:

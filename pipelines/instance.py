@@ -1,11 +1,12 @@
-"""Dagster's home folder and history.
+"""The home folder and the history of Dagster.
 
-The home is `.dagster/` next to `tables/`, or `DAGSTER_HOME`. If the environment variable `TIDEMARK_DAGSTER_POSTGRES`
-contains the URL of a PostgreSQL database, runs and events are stored there. The settings file then selects this
-storage. No file contains the URL, because it may contain a password.
+The home folder is `.dagster/` next to `tables/`, or the folder in `DAGSTER_HOME`. The environment variable
+`TIDEMARK_DAGSTER_POSTGRES` can contain the URL of a PostgreSQL database. Dagster then stores runs and events in this
+database. In this case, the settings file selects PostgreSQL as the storage. No file contains the URL, because the URL
+may contain a password.
 
-Dagster's storage is written for the driver psycopg2. SQLAlchemy 2.1 and later uses this driver only if the URL contains
-its name.
+Dagster's storage needs the driver psycopg2. SQLAlchemy 2.1 and later use this driver only if the URL contains the name
+of the driver.
 """
 
 from __future__ import annotations
@@ -35,24 +36,24 @@ _SCHEMES = ("postgresql", "postgres", "postgresql+psycopg2")
 
 
 class PostgresHistory(DagsterPostgresStorage):
-    """Storage of a Dagster instance in PostgreSQL. An environment variable contains the URL of the database."""
+    """The storage of a Dagster instance in PostgreSQL. The URL of the database comes from an environment variable."""
 
     @classmethod
     def config_type(cls) -> UserConfigSchema:
-        """Return an empty configuration. All settings come from the environment."""
+        """Return an empty configuration, because all settings come from the environment."""
         return {}
 
     @classmethod
     def from_config_value(cls, inst_data: ConfigurableClassData | None, config_value: Mapping[str, Any]) -> Self:
-        """Open the database, and create missing tables. Raises `InvalidInput` for a value that is not a valid URL."""
+        """Open the database, and create missing tables. Raises `InvalidInput` for an invalid URL."""
         del config_value
         return cls(postgres_url=database_url(os.environ), inst_data=inst_data)
 
 
 def database_url(environment: Mapping[str, str]) -> str:
-    """Return the URL of the database with its driver.
+    """Return the URL of the database, including the driver.
 
-    Raises `InvalidInput` with a message that does not contain the URL.
+    Raises `InvalidInput` for an invalid URL. The message does not contain the URL.
     """
     scheme, separator, rest = environment.get(POSTGRES, "").partition("://")
     if scheme not in _SCHEMES or not separator:
@@ -78,13 +79,14 @@ storage:
 
 
 def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of the instance, and create the folder if it is missing. Idempotent.
+    """Return the folder of the instance. Create the folder if it is missing. Idempotent.
 
-    The folder is `DAGSTER_HOME`, or else `.dagster/` in the root. In `.dagster/`, the settings file is a link to the
-    settings of the package, unless the user has a file there. If a database or a terminal log level other than INFO is
-    set, this function writes a settings file instead of the link. In `DAGSTER_HOME`, it writes a settings file only for
-    a database. If the history moves from files to a database, this function logs a warning. It never moves a history
-    from a database to files, because a process without the variable would change the settings of all other processes.
+    The folder is `DAGSTER_HOME`, or otherwise `.dagster/` in the root. In `.dagster/`, the settings file is a link to
+    the settings of the package. If the user has a settings file there, this file stays. The function writes a settings
+    file instead of the link in two cases. They are a database, and a terminal log level other than INFO. In
+    `DAGSTER_HOME`, the function writes a settings file only for a database. If the history moves from files to a
+    database, this function logs a warning. The function never moves a history from a database to files. Otherwise, a
+    process without the variable would change the settings of all other processes.
 
     Args:
         root: The folder that contains `tables/`.
@@ -114,20 +116,20 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
 
 
 def _is_ours(settings: Path) -> bool:
-    """Return whether Tidemark created the settings, as a file or as a link by an older version of the package."""
+    """Return whether Tidemark created the settings. They are a file, or a link from an older version of the package."""
     if settings.is_symlink():
         return settings.readlink() != SETTINGS
     return settings.is_file() and settings.read_text(encoding="utf-8").startswith(_OURS)
 
 
 def _text(level: str, *, in_postgres: bool) -> str:
-    """Return the settings file of the package with this log level, and with the history in PostgreSQL if requested."""
+    """Return the settings of the package with this log level. If requested, they select a history in PostgreSQL."""
     text = SETTINGS.read_text(encoding="utf-8").replace(f"python_log_level: {_LEVEL}", f"python_log_level: {level}")
     return f"{_OURS}.\n{text}" + (_IN_POSTGRES if in_postgres else "")
 
 
 def _settle(settings: Path, text: str) -> None:
-    """Write the settings file if it is missing, or if Tidemark created the existing file."""
+    """Write the settings file if it does not exist, or if Tidemark created it."""
     if not settings.is_symlink() and settings.exists() and not _is_ours(settings):
         return
     if settings.is_symlink() or not settings.exists() or settings.read_text(encoding="utf-8") != text:
@@ -159,9 +161,9 @@ def _make(folder: Path) -> None:
 
 @contextmanager
 def open_instance(folder: Path | None = None) -> Iterator[DagsterInstance]:
-    """Open the instance in this process, and close it at the end. The UI shows the runs of this instance.
+    """Open the instance in this process, and close it after the block. The UI shows the runs of this instance.
 
-    Raises `Unavailable` if the database of the history does not answer, now or inside the block.
+    Raises `Unavailable` if the database of the history does not answer at the start or inside the block.
     """
     place = folder or home()
     root = logging.getLogger()
@@ -176,7 +178,7 @@ def open_instance(folder: Path | None = None) -> Iterator[DagsterInstance]:
 
 
 def _is_not_a_retry(record: logging.LogRecord) -> bool:
-    """Return False for Dagster's warnings about a failed connection, which contain the text of the driver."""
+    """Return False for Dagster's warnings about failed connections, because they contain text of the driver."""
     return not str(record.msg).startswith("Retrying failed database connection")
 
 

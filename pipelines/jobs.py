@@ -1,8 +1,8 @@
-"""The Dagster jobs: one per step, for the assets of all tables and raw logs.
+"""The Dagster jobs. There is one job per step, for the assets of all tables and raw logs.
 
-Each run selects assets of its job. The number of jobs therefore does not depend on the number of tables (decision
-0037). The job `check` runs all checks of tables. The job `backfill` contains the partitioned assets, so that one run
-can ingest and compact a range of windows.
+Each run selects assets of its job. The number of tables therefore does not change the number of jobs (decision 0037).
+The job `check` runs all checks of all tables. The job `backfill` contains all partitioned assets. One run can therefore
+ingest and compact a range of windows.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ BACKFILL, CHECK = "backfill", "check"
 
 
 class StepJob(UnresolvedAssetJobDefinition):
-    """A job over assets with different partitions, like Dagster's own job of all assets.
+    """A job for assets with different partitions, like Dagster's own job for all assets.
 
-    `define_asset_job` rejects these assets, because they have no common partition. A run of this job has the partition
-    of its selected assets, or no partition if it covers all windows.
+    `define_asset_job` rejects such assets, because they have no common partition. A run of this job has the partition
+    of the assets that it selects. A run over all windows has no partition.
     """
 
     def resolve(
@@ -56,7 +56,7 @@ class StepJob(UnresolvedAssetJobDefinition):
             get_asset_graph_for_job(asset_graph, self.selection, allow_different_partitions_defs=True),
             allow_different_partitions_defs=True,
             resource_defs=resource_defs,
-            # Without this executor, a project that does not set an executor would start a process for each step.
+            # Without this executor, a project with no executor of its own would start a process for each step.
             executor_def=default_executor_def or in_process_executor,
         )
 
@@ -67,11 +67,11 @@ Job = UnresolvedAssetJobDefinition
 def build_jobs(
     tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> list[Job]:
-    """Return one job for each step of at least one table or raw log, and the jobs `backfill` and `check`.
+    """Return one job for each step that a table or raw log has, and the jobs `backfill` and `check`.
 
-    A table that declares `backfill_job` also gets the job `<table>_backfill`, because Dagster's command for backfills
-    cannot select assets of a job. The compaction also audits its own results. Only `check` reads every file of a table.
-    All names begin with `prefix`.
+    A table with `backfill_job` also gets the job `<table>_backfill`. Dagster's command for backfills needs it, because
+    the command cannot select assets of a job. The compaction also audits the splits that it wrote. Only `check` reads
+    every file of a table. All job names begin with `prefix`.
     """
     jobs: list[Job] = [
         StepJob(name=name, selection=AssetSelection.assets(*keys))
@@ -90,7 +90,7 @@ def build_jobs(
 def assets_of_jobs(
     tables: Sequence[TableDeclaration], raw_logs: Sequence[RawLogDeclaration] = (), *, prefix: str = ""
 ) -> Mapping[str, Sequence[AssetKey]]:
-    """Return the assets of each job: of the jobs for steps, and of the job `backfill`."""
+    """Return the assets of each step's job and of the job `backfill`."""
     found: defaultdict[str, list[AssetKey]] = defaultdict(list)
     for table in tables:
         for step in steps_of(table):
@@ -105,12 +105,12 @@ def assets_of_jobs(
 
 
 def jobs_of(declaration: TableDeclaration) -> list[str]:
-    """Return the jobs that have assets of this table, in the order of its steps."""
+    """Return the jobs with assets of this table, in the order of the table's steps."""
     return list(dict.fromkeys(step.job for step in steps_of(declaration)))
 
 
 def step_assets(declaration: TableDeclaration, job: str) -> list[AssetKey]:
-    """Return the assets of a table in a job: one asset, or one asset per index."""
+    """Return the assets of a table in a job. There is one asset, or one asset per index."""
     return [asset_key(declaration.name, step.name) for step in steps_of(declaration) if step.job == job]
 
 
@@ -120,16 +120,16 @@ def windowed_assets(declaration: TableDeclaration) -> list[AssetKey]:
 
 
 def backfill_job_name(table: str) -> str:
-    """Return the name of the job of a table that declares `backfill_job`."""
+    """Return the name of the job for a table that declares `backfill_job`."""
     return f"{identifier(table)}_backfill"
 
 
 def scheduled(
     made: AssetsDefinition, status: DefaultScheduleStatus, *, job: str, cron: str, description: str
 ) -> Definitions:
-    """Return an asset for all tables, the job that makes only this asset, and the schedule `<job>_schedule` (UTC).
+    """Return an asset for all tables, a job with only this asset, and the schedule `<job>_schedule` (UTC).
 
-    The schedule requests the job without checking for work first.
+    The schedule requests the job and does not check for work first.
     """
     schedule = ScheduleDefinition(
         name=f"{job}_schedule",

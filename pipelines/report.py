@@ -1,13 +1,13 @@
-"""The HTML report about tables that `tidemark report` writes.
+"""The HTML report about tables. `tidemark report` writes this report.
 
 The module has four parts:
 
-- The content: everything that the report contains about one table. All of it is read from storage. The history comes
-  from the log of the table (docs/architecture/orchestration.md).
-- The plots: heat maps, pairs of bars and lines over time, as SVG.
-- The page: one HTML file without scripts and without external resources. All text in it is escaped. Each mark of a
-  plot has a `title`, which a browser shows as a tooltip.
-- The file: where the report is written.
+- The content: all data of the report about one table. These data are read from storage. The history comes from the
+  table's log (docs/architecture/orchestration.md).
+- The plots: heat maps, pairs of bars, and lines over time. They are SVG.
+- The page: one HTML file without scripts and without external resources. All text in this file is escaped. Each mark of
+  a plot has a `title`. A browser shows this title as a tooltip.
+- The file: the location to which the report is written.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from storage_core.table import Table
 
 
 MOST_COMMITS = 500
-"""The default number of newest commits that are read."""
+"""The default number of newest commits that the report reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Window:
-    """The live splits of one window. `start` and `seconds` are None for splits without a window."""
+    """The live splits of one window. If the splits have no window, `start` and `seconds` are None."""
 
     start: int | None
     seconds: int | None
@@ -54,9 +54,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requests:
-    """The smallest number of requests that commits needed.
+    """The minimum number of requests that the commits needed.
 
-    A commit needs a PUT for itself, a PUT per object that it wrote, and a GET per split that it replaced.
+    A commit needs one PUT for itself and one PUT per object that it wrote. It also needs one GET per split that it
+    replaced.
     """
 
     put: int
@@ -65,7 +66,7 @@ class Requests:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Content:
-    """Everything that the report contains about one table.
+    """All data of the report about one table.
 
     Attributes:
         looked: The state of the table. The other fields are empty if the table cannot be read.
@@ -81,7 +82,7 @@ class Content:
 
     @property
     def write_amplification(self) -> float | None:
-        """The bytes that all commits wrote, divided by the bytes of commits that added rows.
+        """The bytes that all commits wrote, divided by the bytes that commits with new rows wrote.
 
         None if no commit added rows.
         """
@@ -91,14 +92,14 @@ class Content:
 
     @property
     def requests(self) -> Requests:
-        """The smallest number of requests that the commits needed."""
+        """The minimum number of requests that the commits needed."""
         return Requests(
             put=sum(1 + each.splits_added + each.segments_added for each in self.commits),
             get=sum(each.splits_removed for each in self.commits),
         )
 
     def live_splits(self) -> Iterator[tuple[int, int]]:
-        """Yield the time (ms) and the number of live splits after each commit, oldest first.
+        """Yield the time (ms) of each commit and the number of live splits after it, oldest commit first.
 
         The numbers are computed backwards from the newest commit.
         """
@@ -111,9 +112,10 @@ class Content:
 
 
 def content_of(place: Place, clock: Clock, *, most_commits: int = MOST_COMMITS, recall: bool = False) -> Content:
-    """Return the content of the report about one table. Errors are not raised, but are part of the result.
+    """Return the content of the report about one table. Errors are not raised, because the result contains them.
 
-    Cost: the requests of `maintain.status`, one GET per commit and, with `recall`, the requests to read all embeddings.
+    Cost: the requests of `maintain.status`, and one GET per commit. With `recall`, there are also the requests to read
+    all embeddings.
     """
     try:
         table = Table.open(place.uri)
@@ -179,7 +181,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value at a time in milliseconds, and its tooltip."""
+    """A value at a time (in milliseconds), with its tooltip."""
 
     at: int
     value: float
@@ -187,14 +189,14 @@ class Point:
 
 
 def text(given: str) -> str:
-    """Return the text escaped for HTML and SVG, including attributes."""
+    """Return the text in escaped form for HTML and SVG, including attributes."""
     return html.escape(escaped(given, keep="\n"))
 
 
 def minute(milliseconds: int) -> str:
-    """Return a time (UTC) without seconds.
+    """Return a time (UTC) as text without seconds.
 
-    A time that is not between the years 1 and 9999 is returned as its number.
+    If the time is not between the years 1 and 9999, return the number of milliseconds.
     """
     try:
         instant = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(milliseconds=milliseconds)
@@ -217,7 +219,7 @@ def heat_map(name: str, rows: Sequence[str], columns: int, cells: Sequence[Cell]
 
 
 def pairs(name: str, found: Sequence[Pair]) -> str:
-    """Return pairs of bars, from left to right."""
+    """Return a plot with pairs of bars, from left to right."""
     most = max((max(each.before, each.after) for each in found), default=0) or 1
     step = min(40.0, _PLOT / max(len(found), 1))
     marks = [_axis(most)]
@@ -234,7 +236,7 @@ def pairs(name: str, found: Sequence[Pair]) -> str:
 
 
 def line(name: str, points: Sequence[Point]) -> str:
-    """Return one line over time. The line keeps each value until the next value."""
+    """Return a plot with one line over time. The line keeps each value until the next value."""
     most = max((each.value for each in points), default=0) or 1
     first, last = points[0].at, points[-1].at
     span = max(last - first, 1)
@@ -295,7 +297,7 @@ _OWED = ("owed", "index lag", "unmerged", "quarantine entries", "next compaction
 def page(
     contents: Sequence[Content], *, now_ms: int, prices: Prices, failures: Mapping[str, LastFailure] | None = None
 ) -> str:
-    """Return the HTML text: an overview with one line per table, then one section per table."""
+    """Return the HTML text. It contains an overview with one line per table, and one section per table."""
     known = failures or {}
     lines = [_line(each, known.get(each.looked.place.name), now_ms) for each in contents]
     head = ("table", "status", "rows", "size", "newest row", "commit", *_OWED, "last failure")
@@ -379,10 +381,10 @@ def _about(content: Content, status: Status) -> Iterator[str]:
 
 
 def _over_windows(windows: Sequence[Window]) -> Iterator[str]:
-    """Yield the heat map of splits per window.
+    """Yield the heat map of the number of splits per window.
 
-    A row shows one day if a day has at most 96 windows. Otherwise, a row shows a fixed number of windows. Only the
-    newest `MOST_ROWS` rows are shown.
+    If a day has at most 96 windows, each row shows one day. Otherwise, a row shows a fixed number of windows. The map
+    shows only the newest `MOST_ROWS` rows.
     """
     timed = [each for each in windows if each.start is not None and each.seconds]
     if not timed:
@@ -490,30 +492,33 @@ def _history(content: Content) -> str:
 
 
 def _table(name: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> str:
-    """Return a table. The cells are already HTML."""
+    """Return a table. The cells already contain HTML."""
     heads = "".join(f"<th>{each}</th>" for each in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in line)}</tr>" for line in lines)
     return f'<table class="{name}">{f"<tr>{heads}</tr>" if heads else ""}{body}</table>'
 
 
-# The file of a report.
+# The file of the report.
 
 
 REPORT = "TIDEMARK_REPORT"
-"""Environment variable with the path of the report of all tables. The default is `report.html` next to `tables/`."""
+"""The name of an environment variable with the path of the report of all tables.
+
+The default is `report.html` next to `tables/`.
+"""
 
 REPORT_PATH = "/tidemark/report"
-"""Path at which the webserver serves the report file."""
+"""The URL path of the report file on the webserver."""
 
 
 def report_file(root: Path, environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the file of the report for the declarations in this folder."""
+    """Return the path of the report for the declarations in this folder."""
     return (root / (environment.get(REPORT) or "report.html")).resolve()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenReport:
-    """The result of writing a report: the size of the file in bytes, and the state of each table by name."""
+    """The result of a written report: the file size in bytes, and the state of each table by name."""
 
     bytes: int
     states: Mapping[str, str]
@@ -529,7 +534,7 @@ def write_report(
     recall: bool = False,
     clock: Clock | None = None,
 ) -> WrittenReport:
-    """Write the report of these tables, replacing the file, and return the result.
+    """Write the report of these tables in place of the file, and return the result.
 
     If a table cannot be read, the report contains its error. Raises `NotWritten` if the file cannot be written.
     """

@@ -1,12 +1,12 @@
-"""Queries and changes of runs in Dagster's history.
+"""Queries about runs in Dagster's history, and changes of these runs.
 
-- `AtWork`: the runs that wait or work.
-- `spent_bytes`: the number of bytes that runs may have read within the last hour.
-- `end_dead_runs`: mark a run as failed if its process has died.
-- `unfinished`: the partitions that were not made by their last run.
+- `AtWork`: the runs that wait or run now.
+- `spent_bytes`: the largest number of bytes that runs may have read within the last hour.
+- `end_dead_runs`: mark a run as failed if the process of the run has died.
+- `unfinished`: the partitions that their last run did not make.
 - `purge`: delete old runs.
 
-A tag of a run contains the process of the run. This module therefore finds dead runs without Dagster's health check.
+A tag of each run contains its process. This module therefore finds dead runs without the health check of Dagster.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ NO_JOBS: Mapping[str, Collection[AssetKey]] = {}
 def assets_of(run: DagsterRun, assets_of_jobs: Mapping[str, Collection[AssetKey]] = NO_JOBS) -> Collection[AssetKey]:
     """Return the assets of a run.
 
-    A retry has only the assets that it makes again. A run without a selection of assets has all assets of its job.
+    A retry has only the assets that it materializes again. If a run selects no assets, it has all assets of its job.
     """
     keys = run.asset_selection or assets_of_jobs.get(run.job_name, ())
     steps = run.step_keys_to_execute
@@ -74,20 +74,23 @@ def assets_of(run: DagsterRun, assets_of_jobs: Mapping[str, Collection[AssetKey]
 
 
 def not_done(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]) -> list[AssetKey]:
-    """Return the assets whose step did not succeed in this run. Cost: one query."""
+    """Return the assets with a step that did not succeed in this run. Cost: one query."""
     ended = instance.all_logs(run.run_id, of_type=DagsterEventType.STEP_SUCCESS)
     steps = {each.dagster_event.step_key for each in ended if each.dagster_event}
     return [key for key in keys if key.to_python_identifier() not in steps]
 
 
-# Waiting and working runs.
+# Runs that wait or run now.
 
 
 REST_SECONDS = 900
-"""Seconds after which a failed step is requested again."""
+"""The number of seconds after which the sensor requests a failed step again."""
 
 LAUNCH_REST_SECONDS = 60
-"""The same for a run that failed before it began. For example, its code server may have been killed."""
+"""The number of seconds after which a run is requested again if it failed before it began.
+
+For example, the code server of this run may have been killed.
+"""
 
 _WAITING = (DagsterRunStatus.QUEUED, DagsterRunStatus.NOT_STARTED)
 _WORKING = (DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING)
@@ -99,11 +102,12 @@ _MOST_ENDED = 500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AtWork:
-    """The runs that wait or work, and the assets for which no new run may be requested.
+    """The runs that wait or run now, and the assets for which no new run may be requested.
 
-    An asset whose step succeeded in a run is free, even if the run still works on other assets. A run whose process has
-    died counts as working until `dead_runs_sensor` marks it as failed. Dagster then retries the run. An unfinished run
-    that is older than a day is ignored, because its end was probably not recorded.
+    If the step of an asset succeeded in a run, the asset is free. The run may still work on other assets. If the
+    process of a run has died, the run still counts as working until `dead_runs_sensor` marks it as failed. Dagster then
+    retries this run. An unfinished run that is older than a day is ignored, because Dagster probably did not record its
+    end.
 
     Attributes:
         busy: The assets for which a run waits or works.
@@ -147,7 +151,7 @@ def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]
 
 
 def _is_over(record: RunRecord, now: dt.datetime) -> bool:
-    """Return whether a run failed before it began, and may be requested again."""
+    """Return whether a run failed before it began and its pause is over, so that it may be requested again."""
     if record.dagster_run.status is not DagsterRunStatus.FAILURE or record.start_time is not None:
         return False
     return record.update_timestamp.timestamp() + LAUNCH_REST_SECONDS < now.timestamp()
@@ -156,7 +160,7 @@ def _is_over(record: RunRecord, now: dt.datetime) -> bool:
 def _resting(
     instance: DagsterInstance, ended: Sequence[DagsterRun], assets_of_jobs: Mapping[str, Collection[AssetKey]]
 ) -> Iterator[AssetKey]:
-    """Yield each asset whose newest run did not make it. `ended` contains the newest run first."""
+    """Yield each asset that its newest run did not make. `ended` contains the runs with the newest run first."""
     known: set[AssetKey] = set()
     for run in ended:
         keys = assets_of(run, assets_of_jobs)
@@ -165,7 +169,7 @@ def _resting(
         known.update(keys)
 
 
-# Runs whose process has died.
+# Runs with a process that has died.
 
 
 _REPOSITORY = {".dagster/repository": "__repository__@tidemark"}
@@ -181,19 +185,21 @@ _logger = logging.getLogger(__name__)
 
 
 def process_tags() -> Mapping[str, str]:
-    """Return the tags of a run that this process executes: its repository and this process.
+    """Return the tags of a run that this process executes. They contain the repository and this process.
 
-    The UI needs the repository to list the run with its job. `end_dead_runs` uses the process to decide later whether
+    With the repository, the UI lists the run under its job. With the process, `end_dead_runs` can later decide whether
     the run can still continue.
     """
     return {**_REPOSITORY, PROCESS: holder_of(None)}
 
 
 def process_of(run: DagsterRun) -> str:
-    """Return the process of the run in the form of `storage_core.base.process`, or an empty text without such a tag.
+    """Return the process of the run in the form of `storage_core.base.process`.
 
-    A retry inherits the tags of the failed run. Its tag therefore contains a dead process until the retry sets its own
-    tag.
+    Return an empty text without such a tag.
+
+    A retry inherits the tags of the failed run. The tag of the retry therefore contains a dead process until the retry
+    sets its own tag.
     """
     process = run.tags.get(PROCESS, "")
     return process if run.parent_run_id is None or process.startswith(f"{run.run_id}@") else ""
@@ -202,11 +208,11 @@ def process_of(run: DagsterRun) -> str:
 def end_dead_runs(
     instance: DagsterInstance, job_name: str | None = None, tags: Mapping[str, str] = NO_TAGS
 ) -> list[str]:
-    """Mark each run as failed whose process has died, free its slots in pools, and return the ids of these runs.
+    """Mark each run with a dead process as failed, and free its slots in pools. Return the ids of these runs.
 
-    Only runs of the given job with the given tags are examined. Without these arguments, all runs are examined. Runs
-    without the tag `PROCESS` and runs of other machines are not changed, because this machine cannot check their
-    processes. Idempotent.
+    The function examines only runs of the given job with the given tags. Without these arguments, it examines all runs.
+    The function does not change runs without the tag `PROCESS` and runs of other machines. This machine cannot check
+    the processes of these runs. Idempotent.
     """
     ended: list[str] = []
     for run in instance.get_runs(RunsFilter(job_name=job_name, tags=tags, statuses=NOT_FINISHED_STATUSES)):
@@ -219,7 +225,7 @@ def end_dead_runs(
     return ended
 
 
-# Purge of old runs.
+# The purge of old runs.
 
 
 PAGE = 500
@@ -227,7 +233,7 @@ PAGE = 500
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """The number of deleted runs, and the number of old runs that are kept because an asset shows their results."""
+    """The number of deleted runs, and the number of old runs that remain because an asset shows their results."""
 
     deleted: int
     kept: int
@@ -262,7 +268,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
 
 
 def _shown_by_assets(instance: DagsterInstance, before: float) -> set[str]:
-    """Return the runs before the time `before` if an asset or a partition still shows their result."""
+    """Return the runs before the time `before` with results that an asset or a partition still shows."""
     return {run_id for key in instance.all_asset_keys() for run_id in _shown_by(instance, key, before)}
 
 
@@ -288,7 +294,7 @@ FRESH = 10
 USUAL = -10
 """Priorities of runs.
 
-Runs for fresh data have the highest priority. A run that a person requests, also for a backfill, has the priority 0.
+Runs for fresh data have the highest priority. Runs that a person requests, including backfills, have the priority 0.
 Maintenance runs have the lowest priority.
 """
 
@@ -303,10 +309,10 @@ def run_request(
     partition: str | None = None,
     table_priority: int = USUAL_PRIORITY,
 ) -> RunRequest:
-    """Return the request of a run of a job for one table or raw log, or for several tables.
+    """Return a request for a run of a job. The run is for one table or raw log, or for several tables.
 
-    The request has no run key, because the sensor itself checks whether such a run already waits (`AtWork`). The run
-    covers all windows.
+    The request has no run key, because the sensor itself checks whether such a run is already waiting (`AtWork`). The
+    run covers all windows.
 
     Args:
         job: The name of the job.
@@ -327,14 +333,14 @@ def run_request(
 
 
 def reason_tags(reason: str) -> dict[str, str]:
-    """Return the tag with the reason of a run. The text is cut to the width of the column in a list of runs."""
+    """Return the tag with the reason for a run. The text is cut to the width of its column in a list of runs."""
     return {REASON: fitted(reason, _LONGEST_REASON)}
 
 
 def range_tags(first: str | None, last: str | None) -> dict[str, str]:
-    """Return the tags of a run over a range of partitions.
+    """Return the tags of a run for a range of partitions.
 
-    Without a range, return no tags, because a single partition is passed as a partition key.
+    Return no tags for a single partition, because Dagster gets a single partition as a partition key.
     """
     return {RANGE_START: first, RANGE_END: last} if first and last and first != last else {}
 
@@ -347,12 +353,12 @@ MOST_RUNS: Final = 20_000
 
 
 def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = HOUR) -> Mapping[str, int]:
-    """Return the granted bytes of each table, over the runs that wait, work, or ended within the last hour.
+    """Return the granted bytes of each table. Runs that wait, run now, or ended within the last hour count.
 
-    Runs therefore never read more within one hour than the bytes that count for this hour. A run that ended before it
-    started counts as 0 bytes. An unfinished run that was created more than a day ago is ignored.
+    Within one hour, runs therefore never read more bytes than the bytes that count for this hour. If a run ended before
+    it started, it counts as 0 bytes. If an unfinished run was created more than a day ago, it is ignored.
 
-    Cost: one query per `PAGE` runs that changed within the hour or are unfinished.
+    Cost: one query per `PAGE` runs that changed within the hour or are not finished.
 
     Raises:
         Unavailable: More than `MOST_RUNS` runs changed within the hour or are unfinished.
@@ -373,7 +379,10 @@ def _read_since(record: RunRecord, begun: dt.datetime) -> bool:
 
 
 def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetime) -> Iterator[RunRecord]:
-    """Yield the runs that changed within the hour and the unfinished runs that were created within a day, each once."""
+    """Yield each run that changed within the hour, and each unfinished run that was created within a day.
+
+    No run occurs twice.
+    """
     seen = set[str]()
     for bounds in (
         RunsFilter(updated_after=begun),
@@ -395,10 +404,10 @@ def _records(instance: DagsterInstance, begun: dt.datetime, long_ago: dt.datetim
 
 
 def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Iterable[str]) -> set[str]:
-    """Return each partition that was not made, because the last run of one of the assets failed or was cancelled.
+    """Return the partitions that were not made, because an asset's last run failed or was cancelled.
 
-    Cost: three queries per asset, independent of the number of partitions. Five queries for each run of `tidemark
-        backfill` on these assets that did not succeed.
+    Cost: three queries per asset. The number of partitions does not matter. Five queries for each run of
+        `tidemark backfill` on these assets that did not succeed.
 
     Raises:
         Held: A run is working on one of the partitions.
@@ -420,22 +429,27 @@ def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Itera
 
 
 def _unplanned(instance: DagsterInstance, key: AssetKey, names: Collection[str]) -> dict[str, DagsterRun]:
-    """Return the partitions in the tags of backfill runs, if Dagster has recorded nothing for them since the run began.
+    """Return the partitions of backfill runs for which Dagster has no record since the run began.
 
-    Dagster records the partitions of a run one by one. If the run is killed meanwhile, only its tags contain all
-    partitions.
+    The tags contain them.
+
+    Dagster records the partitions of a run individually. If the run is killed during this time, only the tags of the
+    run contain all its partitions.
     """
     unheard: dict[str, DagsterRun] = {}
     for run in _backfills(instance, key):
         if about := _named(run, names):
             began = [each.timestamp for each in instance.get_records_for_run(run.run_id, limit=1).records]
             heard = _heard_since(instance, key, began[0]) if began else ()
-            unheard = {name: run for name in about if name not in heard} | unheard  # the newest run wins
+            unheard = {name: run for name in about if name not in heard} | unheard  # the newest run has priority
     return unheard
 
 
 def _heard_since(instance: DagsterInstance, key: AssetKey, at: float) -> Collection[str]:
-    """Return the partitions that were made or recorded as part of a run since the time `at`. Cost: four queries."""
+    """Return the partitions that were made since `at`, or that Dagster recorded as part of a run since `at`.
+
+    Cost: four queries.
+    """
     heard: set[str] = set()
     events = instance.event_log_storage
     for kind in (DagsterEventType.ASSET_MATERIALIZATION_PLANNED, DagsterEventType.ASSET_MATERIALIZATION):
@@ -446,7 +460,7 @@ def _heard_since(instance: DagsterInstance, key: AssetKey, at: float) -> Collect
 
 
 def _backfills(instance: DagsterInstance, key: AssetKey) -> list[DagsterRun]:
-    """Return the failed or cancelled runs of `tidemark backfill` for this asset, newest first."""
+    """Return the runs of `tidemark backfill` for this asset that did not succeed, newest first."""
     statuses = [each for each in DagsterRunStatus if each != DagsterRunStatus.SUCCESS]
     runs = instance.get_runs(RunsFilter(job_name=BACKFILL, tags={TABLE: key.path[0]}, statuses=statuses))
     return [run for run in runs if key in (run.asset_selection or ())]

@@ -1,12 +1,13 @@
 """The schedules.
 
-Each step that the upkeep sensor does not request has one schedule. It has the cron lines of all tables and raw logs.
+Each step without requests from the upkeep sensor has one schedule. The schedule has the cron lines of all tables and
+raw logs.
 
-When a cron line is due, the schedule requests runs for the tables with this cron line, unless such a run waits or
-works. Schedules do not catch up on missed ticks, because the next tick requests the work again.
+At the time of a cron line, the schedule requests runs for the tables with this line. It does not request a run if such
+a run is waiting or running. Schedules do not make up for missed ticks, because the next tick requests the work again.
 
-All schedules are stopped until a person starts them in the UI, so that opening the UI changes nothing. The schedules
-start by themselves only if the automation of a table is on (`pipelines.automation`).
+All schedules are stopped until a person starts them in the UI. Opening the UI therefore changes nothing. If the
+automation of a table is on, the schedules start by themselves (`pipelines.automation`).
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ from storage_core.log.job_run import Failed
 from storage_core.table import Table, exists
 
 CHECKED_AT_ONCE = 50
-"""The largest number of tables that one tick opens. A tick may take one minute, and remote stores need seconds."""
+"""The largest number of tables that one tick opens.
+
+A tick must end within one minute, and a remote store may need seconds per table.
+"""
 
 _FIRST_CHECK_MINUTE, _CHECK_MINUTES, _DAY_MINUTES = 3 * 60 + 45, 5, 24 * 60
 _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
@@ -50,10 +54,10 @@ _CHECK_PRIORITY = {PRIORITY: str(USUAL)}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timed:
-    """Work that a schedule may request at the times of a cron line: a run of these assets of one table or raw log.
+    """Work that a schedule may request when its cron line is due. It is a run for assets of one table or raw log.
 
-    `reason` takes Dagster's instance, and returns the reason for a run, or a `SkipReason`. It reads storage only if the
-    read is cheap.
+    `reason` takes Dagster's instance. It returns the reason for a run, or a `SkipReason`. `reason` reads storage only
+    if this read is cheap.
     """
 
     declaration: TableDeclaration | RawLogDeclaration
@@ -63,7 +67,7 @@ class Timed:
 
     @property
     def name(self) -> str:
-        """The name of the table or raw log in its runs."""
+        """The name that runs use for the table or raw log."""
         return self.declaration.name
 
 
@@ -73,13 +77,13 @@ def build_schedules(
     assets_of_jobs: Mapping[str, Sequence[AssetKey]],
     automation: Automation,
 ) -> list[ScheduleDefinition]:
-    """Return `<job>_schedule` (UTC) for collections, checks, distribution, and maintenance of raw logs.
+    """Return `<job>_schedule` (UTC) for each of these: collections, checks, distribution, and raw log maintenance.
 
-    A schedule exists only if some table or raw log needs it.
+    A job has a schedule only if a table or raw log needs it.
 
-    A collection lists the store. If the tick checked for work first, the store would be listed twice. For a collection,
-    the tick therefore checks only whether the table exists. The checks of a table run once per version. Tables without
-    automation are skipped.
+    A collection lists the store. If the tick checked for work first, it would list the store a second time. For a
+    collection, the tick therefore checks only whether the table exists. Each version of a table is checked once. The
+    schedules skip tables without automation.
     """
     timed = {
         step.name: [_timed(each, step) for each in tables if step.is_of(each) and each.schedule.cron_of(step.name)]
@@ -167,7 +171,7 @@ def _answer(found: Iterable[RunRequest | SkipReason]) -> Iterator[RunRequest | S
 def _checks(automation: Automation) -> ScheduleDefinition:
     """Return the schedule of checks.
 
-    The schedule has one cron line per group of tables, the first at 3:45, so that no tick opens more than
+    There is one cron line per group of tables, and the first is at 3:45. No tick therefore opens more than
     `CHECKED_AT_ONCE` tables.
     """
     tables = [each for each in automation.tables if automation.looks_after(each)]
@@ -226,8 +230,8 @@ def _definition(
 
 
 def _is_time(cron: str, now: dt.datetime) -> bool:
-    """Return whether the cron line is due in the minute of this tick.
+    """Return whether the cron line is due in the same minute as this tick.
 
-    The tick may belong to another cron line of the schedule.
+    The tick may also belong to another cron line of the same schedule.
     """
     return (now - get_latest_completed_cron_tick(cron, now + dt.timedelta(seconds=1), "UTC")).total_seconds() < 60

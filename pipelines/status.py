@@ -1,9 +1,9 @@
-"""The state of tables, as records for people and programs and as OpenMetrics text.
+"""The state of tables, as records for people and programs, and as OpenMetrics text.
 
-A bounded number of requests per table collects its state. If a table cannot be read, the other tables are still read.
-`ExternalLook` adds the state that the log of the table does not contain: landed files, mirrors, and the collector's
-plan. `held_back` returns the reasons why due maintenance does not start. The metrics are a contract (docs/spec.md).
-Their labels contain no location.
+The number of requests per table is bounded. If a table cannot be read, the other tables are still read. `ExternalLook`
+adds state that is not in the log of the table. It consists of landed files, mirrors, and the plan of garbage
+collection. `held_back` returns the reasons for which pending maintenance does not start. The metrics are a contract
+(docs/spec.md). The labels of the metrics contain no location.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ if TYPE_CHECKING:
     from storage_core.write.ingest.landing import LandingSpec
 
 
-# Texts about a status.
+# Texts about the status of a table.
 
 
 def next_run(status: Status) -> str:
-    """Return the cost and result of the next scheduled compaction, and the bytes that the retention frees.
+    """Return text about the next scheduled compaction, and about the bytes that the retention frees.
 
-    The text is empty if there is no such compaction and no such bytes.
+    The text is empty if there is no such compaction and the retention frees no bytes.
     """
     run = status.next_run
     reads = f"{size(run.read_bytes)} read, {size(run.written_bytes)} written"
@@ -54,7 +54,7 @@ def next_run(status: Status) -> str:
 
 
 def index_lag(status: Status) -> str:
-    """Return the indexes that do not cover all rows, each with its missing rows.
+    """Return the indexes that do not cover all rows, with the number of missing rows of each index.
 
     The text is empty if all indexes are up to date.
     """
@@ -62,9 +62,9 @@ def index_lag(status: Status) -> str:
 
 
 def held_bytes(status: Status, now_ms: int) -> str:
-    """Return the reasons why files that are not live are kept, and for how long.
+    """Return the reasons for which files that are not live are kept, and the duration.
 
-    Empty text if no such files are kept.
+    The text is empty if no such files are kept.
     """
     held = status.held
     if held is None:
@@ -98,17 +98,17 @@ def _in(moment_ms: int, now_ms: int) -> str:
 
 
 MOST_LANDED = 10_000
-"""The largest number of entries of a landing location that `ExternalLook` reads."""
+"""The largest number of entries that `ExternalLook` reads at a landing location."""
 
 HELD = "held"
-"""The key in `unknown` for the retained bytes of the table. It is not a step."""
+"""The key for the retained bytes of the table in `unknown`. This key is not a step."""
 
 Found = TypeVar("Found")
 
 
 @dataclass(slots=True)
 class ExternalLook:
-    """The pending work of a table that the log of the table does not contain.
+    """The pending work of a table that is not visible in the table's log.
 
     Attributes:
         table: The table, or None if it does not exist yet. Then only the landing location is read.
@@ -127,7 +127,9 @@ class ExternalLook:
     _read: Plan | None = None
 
     def look(self) -> ExternalDebt:
-        """Return the pending work. Errors at the locations are not raised, but are in `unknown` of the result.
+        """Return the pending work.
+
+        Errors at the locations are not raised. The field `unknown` of the result contains them.
 
         Cost: one LIST per 1,000 entries of the landing location, one GET, and the requests of `shown_versions`. With
         `with_held`, also the requests of `measure_retained`.
@@ -190,7 +192,7 @@ class ExternalLook:
         return {name: table.version - (-1 if version is None else version) for name, version in shown.items()}
 
     def _noted(self, table: Table) -> Owed | None:
-        """Return the noted garbage. The next collection deletes it unless a version uses it again."""
+        """Return the garbage that the plan contains. The next collection deletes it, unless a version uses it again."""
         from storage_core.maintain.collect import Horizon, long_noted
 
         own = table.config.gc_horizon_ms
@@ -212,12 +214,12 @@ class ExternalLook:
 
 
 PARALLEL_TABLES = 8
-"""Number of tables that are read concurrently."""
+"""The number of tables that are read concurrently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Place:
-    """A table whose state is read.
+    """A table and the declared properties that its state needs.
 
     Attributes:
         name: The name that output uses for the table.
@@ -235,7 +237,7 @@ class Place:
 
     @classmethod
     def of(cls, declaration: TableDeclaration) -> Self:
-        """Return the place of a declared table."""
+        """Return a `Place` for a declared table."""
         return cls(
             name=declaration.name,
             uri=declaration.uri,
@@ -245,10 +247,10 @@ class Place:
 
 
 class State(StrEnum):
-    """The state of a table in one word.
+    """The state of a table as one word.
 
-    `rejecting`: too many rows were rejected. `failing`: the last run of at least one step failed. `failed`: the table
-    cannot be read. If several states apply, the first of `failed`, `behind`, `rejecting` and `failing` is the state.
+    `rejecting`: the table rejected too many rows. `failing`: the last run of a step failed. `failed`: the table cannot
+    be read. If several states apply, the state is the first of `failed`, `behind`, `rejecting` and `failing`.
     """
 
     OK = "ok"
@@ -261,7 +263,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Looked:
-    """The state of a table, or the error of reading it.
+    """The state of a table, or the error that prevented the read of its state.
 
     Attributes:
         place: The table.
@@ -279,18 +281,18 @@ class Looked:
 
     @property
     def owed(self) -> Mapping[str, Owed]:
-        """The pending work by step. For a table that does not exist yet, the landed files."""
+        """The pending work by step. If the table does not exist yet, this is only the landed files."""
         if self.status is not None:
             return self.status.owed
         return {} if self.before.ingest is None else {"ingest": self.before.ingest}
 
     @property
     def unknown(self) -> Mapping[str, str]:
-        """The reason by step if the pending work is unknown."""
+        """The reason by step for which the pending work is unknown."""
         return self.before.unknown if self.status is None else self.status.unknown
 
     def state_after(self, failure: LastFailure | None) -> State:
-        """Return the state, given the last failure of the table.
+        """Return the state, and take the last failure of the table into account.
 
         A failure changes only the states `ok` and `not_made`. A table that is behind or rejecting keeps its state.
         """
@@ -299,7 +301,7 @@ class Looked:
 
     @property
     def state(self) -> State:
-        """The state of the table, regardless of failures of runs."""
+        """The state of the table without failures of runs."""
         if self.error is not None:
             return State.FAILED
         if self.status is None:
@@ -310,24 +312,27 @@ class Looked:
 
     @property
     def is_rejecting(self) -> bool:
-        """Whether the table rejects too many rows. A table that is behind may also reject too many rows."""
+        """Whether the table rejects too many rows. A late table (`behind`) can also reject too many rows."""
         return self.status is not None and self.status.is_rejecting
 
     @property
     def rejection_text(self) -> str:
-        """The message about the rejected rows. Empty if the table does not reject too many rows."""
+        """The message about the rejected rows. It is empty if the table does not reject too many rows."""
         found = self.status and self.status.rejections
         return rejection_text(found, self._named) if found and found.is_above else ""
 
     @property
     def drifts(self) -> int:
-        """The number of changes of columns by landed files (`Rejections.drifts`)."""
+        """The number of column changes that landed files caused (`Rejections.drifts`)."""
         found = self.status and self.status.rejections
         return found.drifts if found else 0
 
     @property
     def drift_text(self) -> str:
-        """The message about new fields and wider values. Empty if landed files had none."""
+        """The message about new fields and wider values.
+
+        It is empty if no landed file had new fields or wider values.
+        """
         found = self.status and self.status.rejections
         return drift_text(found, self._named) if found else ""
 
@@ -337,15 +342,17 @@ class Looked:
 
 
 def places_of(declared: DeclaredTables) -> list[Place]:
-    """Return the places of the declared tables."""
+    """Return a `Place` for each declared table."""
     return [Place.of(each.declaration) for each in declared.tables]
 
 
 def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_held: bool = False) -> Iterator[Looked]:
-    """Yield the state of each table, in the order of `places`. The error of a table is not raised, but is in its state.
+    """Yield the state of each table in the order of `places`.
 
-    With `with_held`, the result also contains the reasons why bytes of each table are kept. This costs up to 33 more
-    requests per table.
+    The state of a table contains its error, which is not raised.
+
+    With `with_held`, the result also contains the reasons for which each table keeps bytes. These reasons cost up to 33
+    more requests per table.
     """
     now = clock or SystemClock()
     for start in range(0, len(places), PARALLEL_TABLES):
@@ -356,7 +363,7 @@ def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_hel
 def look(place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
     """Return the state of one table.
 
-    Cost: the requests of opening the table, of `ExternalLook.look` and of `maintain.status`.
+    Cost: the requests to open the table, of `ExternalLook.look` and of `maintain.status`.
     """
     none: dict[str, int] = {}
     table = None
@@ -382,7 +389,7 @@ def look_before(place: Place, clock: Clock) -> Looked:
 
 
 def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = False) -> Looked:
-    """Return the state of an opened table. Raises the errors of `maintain.status`."""
+    """Return the state of a table that is already open. Raises the errors of `maintain.status`."""
     now_ms = clock.now_ms()
     others = ExternalLook(table, place.landing, now_ms, with_held)
     external = others.look()
@@ -390,11 +397,11 @@ def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = Fal
     return Looked(place=place, status=found, requests=add_requests(table.store.requests, {"list": others.lists}))
 
 
-# Reasons why pending work does not start.
+# Reasons for which pending work does not start.
 
 
 _NOT_HELD = frozenset({*(each.name for each in TABLE_STEPS if each.is_fresh), "collect", "wait", "resort"})
-"""Steps that no budget holds back: the steps for fresh data, and the steps that schedules or people request."""
+"""Steps that wait for no budget. They are the steps for fresh data, and the steps that schedules or people request."""
 _NOT_STARTED_BY_IT = frozenset({"collect", "wait", "resort"})
 """Steps that the upkeep sensor does not start."""
 _OFF = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
@@ -403,9 +410,9 @@ _OFF = "automation is off, so no sensor starts it. Declare `automation: on` and 
 def held_back(
     found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
 ) -> dict[str, str]:
-    """Return for each table name the reason why pending work does not start.
+    """Return the reason for which pending work does not start, by table name.
 
-    The function reads Dagster's history to find how many bytes are used and whether the sensor is running.
+    The function reads from Dagster's history how many bytes are used and whether the sensor runs.
     """
     of_all, own = read_upkeep_of_all(root), {each.name: each.upkeep for each in declared}
     owing = [each for each in found if each.place.name in own and _owes(each, _NOT_HELD)]
@@ -425,7 +432,7 @@ def _owes(found: Looked, except_for: Collection[str]) -> bool:
 
 
 def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
-    """Return for each table name the reason why no sensor or schedule starts the pending maintenance."""
+    """Return the reason for which no sensor or schedule starts the pending maintenance, by table name."""
     automation = Automation(declared, of_all=read_automation(root))
     owing = {each.place.name for each in found if _owes(each, _NOT_STARTED_BY_IT)}
     switches = {each.name: automation.of(each) for each in declared if each.name in owing}
@@ -437,9 +444,9 @@ def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], 
 
 
 def _sensor_is_on(root: Path, automation: Automation) -> bool:
-    """Return whether the upkeep sensor is running.
+    """Return whether the upkeep sensor runs.
 
-    If no person has started or stopped the sensor, return whether the sensor starts by itself.
+    If no person has started or stopped the sensor, its default counts.
     """
     folder = history_folder(root)
     if folder is None:
@@ -457,7 +464,10 @@ def _sensor_is_on(root: Path, automation: Automation) -> bool:
 def _limited(
     found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
 ) -> str | None:
-    """Return the used-up budget that delays the next compaction of the table, or None."""
+    """Return the budget that delays the next compaction of the table because too few bytes are left.
+
+    Otherwise, return None.
+    """
     name, owed = found.place.name, found.status.next_run.read_bytes if found.status else 0
     counts = ((name, own.bytes_per_hour, spent.get(name, 0)), (ALL, of_all.bytes_per_hour, sum(spent.values())))
     limits = (Limit(of, most, used) for of, most, used in counts if most is not None)
@@ -484,7 +494,7 @@ Sample = tuple[Mapping[str, str], float | None]
 
 @dataclass(frozen=True, slots=True)
 class _Family:
-    """One metric: its name without the unit, its help text, its unit and its kind."""
+    """One metric: its name without the unit, the help text, the unit and the kind."""
 
     name: str
     help: str
@@ -515,7 +525,7 @@ _OF_A_TABLE: Final = (
 
 
 def metrics_text(found: Iterable[Looked], failures: Mapping[str, LastFailure]) -> str:
-    """Return the states of tables as OpenMetrics text. The names of the tables must be unique."""
+    """Return the states of tables as OpenMetrics text. Each table must have a unique name."""
     looked = list(found)
     lines = list(_states({each.place.name: each.state_after(failures.get(each.place.name)) for each in looked}))
     values = {each.place.name: _values(each.status) for each in looked if each.status is not None}
@@ -546,7 +556,7 @@ def _states(states: Mapping[str, State]) -> Iterator[str]:
 
 
 def _values(status: Status) -> list[float | None]:
-    """Return one value per metric of `_OF_A_TABLE`, in the order of `_OF_A_TABLE`."""
+    """Return one value for each metric of `_OF_A_TABLE`, in the same order."""
     run, rejections = status.next_run, status.rejections
     rejected = (rejections.rows_in, rejections.rows_rejected, rejections.max_rejected) if rejections else _NO_REJECTIONS
     return [
@@ -558,7 +568,7 @@ def _values(status: Status) -> list[float | None]:
 
 
 _NO_REJECTIONS: Final = (None, 0, None)
-"""The values of a table whose quarantine has no entry. Its commits are not read."""
+"""The values for a table without entries in its quarantine. The commits of this table are not read."""
 
 
 def _seconds(milliseconds: int | None) -> float | None:
@@ -602,7 +612,7 @@ def _mirrors(looked: Iterable[Looked]) -> Iterator[str]:
 
 
 def _family(family: _Family, samples: Iterable[Sample]) -> Iterator[str]:
-    """Yield the lines of one metric. Yield nothing if the metric has no sample."""
+    """Yield the lines of one metric, or no lines if the metric has no sample."""
     known = [(labels, value) for labels, value in samples if value is not None]
     if not known:
         return

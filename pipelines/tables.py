@@ -1,7 +1,7 @@
-"""The declared tables and raw logs: every valid file, and the problems of the other files.
+"""The declared tables and raw logs. They are all valid files, and the problems of all other files.
 
-An invalid file does not stop the others. Dagster logs the file, the line and the field as an error. This module does
-not import Dagster.
+An invalid file does not affect the other files. Dagster logs its file name, line and field as an error. This module
+does not import Dagster.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from storage_core.write.ingest.landing import landing_overlap
 
 DAGSTER_HOME = "DAGSTER_HOME"
 POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
-"""Environment variable with the URL of the database, in every process of Dagster."""
+"""The name of an environment variable with the URL of the database. Every process of Dagster needs it."""
 LOG_LEVEL = "TIDEMARK_LOG_LEVEL"
-"""Environment variable with the lowest log level that runs show on a terminal.
+"""The name of an environment variable with the lowest log level that a terminal shows for runs.
 
-The process that creates the home folder of Dagster reads this variable.
+The process that creates Dagster's home folder reads this variable.
 """
 
 
@@ -41,7 +41,7 @@ _UNITS: Final = ((86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s"
 
 
 def duration(milliseconds: int) -> str:
-    """Return a duration in the largest unit that gives a whole number, such as `3h`."""
+    """Return a duration in its largest unit, rounded down to a whole number, such as `3h`."""
     for unit, name in _UNITS:
         if milliseconds >= unit:
             return f"{milliseconds // unit:,}{name}"
@@ -49,12 +49,12 @@ def duration(milliseconds: int) -> str:
 
 
 def age(now_ms: int, moment_ms: int | None) -> str:
-    """Return the time since a moment, or an empty text if the moment is None."""
+    """Return the duration since a given time, or an empty text if the time is None."""
     return "" if moment_ms is None else duration(max(0, now_ms - moment_ms))
 
 
 def size(count: int) -> str:
-    """Return bytes in a unit that leaves at most four digits, such as `12.3 MiB`."""
+    """Return bytes as text in a unit with at most four digits before the point, such as `12.3 MiB`."""
     number, unit = float(count), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB", "PiB"):
         if number < 1024:
@@ -64,10 +64,10 @@ def size(count: int) -> str:
 
 
 def write_whole(file: Path, text: str) -> None:
-    """Replace the content of the file by the text. The folder must exist.
+    """Replace the content of the file by the text. The folder of the file must exist.
 
-    The permissions follow the umask of this process. If the file cannot be written, `NotWritten` is raised and the old
-    file is unchanged.
+    The umask of this process determines the permissions of the file. If the file cannot be written, the function raises
+    `NotWritten` and the old file stays unchanged.
     """
     temporary: Path | None = None
     try:
@@ -87,16 +87,16 @@ def write_whole(file: Path, text: str) -> None:
 
 
 Taken = dict[tuple[str, str], tuple[str, Path]]
-"""Maps a field and the canonical form of its value to the value as written and the file that contains the value."""
+"""For a field and the canonical form of its value: the value as written, and the file with this value."""
 
 LOG = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
 class _Locations:
-    """Locations of tables or landing locations, each with the name of the first table that has it.
+    """Locations of tables or landing locations, each with the name of the first table that uses it.
 
-    `at` contains the locations themselves, `within` all their parent locations.
+    `at` contains the locations themselves. `within` contains all parent locations of these locations.
     """
 
     at: dict[str, str] = field(default_factory=dict)
@@ -110,7 +110,7 @@ class _Locations:
             self.within.setdefault(each, name)
 
     def overlapping(self, location: Sequence[str]) -> str | None:
-        """Return the name of a table with a location that overlaps this location, or None."""
+        """Return the name of a table with a location that overlaps the given location, or None."""
         here, *_ = location
         if here in self.within:
             return self.within[here]
@@ -119,9 +119,9 @@ class _Locations:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTable:
-    """A valid declaration and its file. The locations in the declaration can be used in this process.
+    """A valid declaration and its file. This process can use the locations in the declaration.
 
-    `file` is relative to the working directory if the folder of the declarations is in the working directory.
+    If the folder of the declarations is in the working directory, `file` is relative to the working directory.
     """
 
     declaration: TableDeclaration
@@ -130,7 +130,7 @@ class DeclaredTable:
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """An invalid declaration: `message` has one line per fault, each with file, line and field."""
+    """An invalid declaration. `message` has one line per error, with the file, the line and the field."""
 
     file: Path
     message: str
@@ -138,7 +138,7 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredTables:
-    """The declarations of a folder. Relative locations in the declarations are relative to `root`."""
+    """The declarations of a folder. Relative locations in the declarations start at `root`."""
 
     root: Path
     tables: tuple[DeclaredTable, ...]
@@ -146,7 +146,7 @@ class DeclaredTables:
     folder: Path | None = None
 
     def named(self, name: str) -> DeclaredTable | None:
-        """Return the table of this name, or None."""
+        """Return the table with this name, or None."""
         return next((each for each in self.tables if each.declaration.name == name), None)
 
     def names(self) -> str:
@@ -154,12 +154,12 @@ class DeclaredTables:
         return ", ".join(each.declaration.name for each in self.tables) or "none"
 
     def require_sound(self) -> None:
-        """Raise `InvalidInput` with every problem, if there are problems."""
+        """Raise `InvalidInput` if there are problems. The message contains every problem."""
         require_sound(self.problems)
 
 
 def require_sound(problems: Sequence[Problem]) -> None:
-    """Raise `InvalidInput` with every problem, if there are problems."""
+    """Raise `InvalidInput` if there are problems. The message contains every problem."""
     if problems:
         raise InvalidInput("\n".join(each.message for each in problems))
 
@@ -167,8 +167,8 @@ def require_sound(problems: Sequence[Problem]) -> None:
 def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
     """Return the folder of the declarations.
 
-    It is `TIDEMARK_TABLES`, or `tables/` in the working directory, or `tables/` in the repository. Raises `NotFound` if
-    `TIDEMARK_TABLES` is not the path of a folder.
+    It is the folder in `TIDEMARK_TABLES`, or `tables/` in the working directory, or `tables/` in the repository. Raises
+    `NotFound` if `TIDEMARK_TABLES` is not the path of a folder.
     """
     if named := environment.get(TABLES):
         if not Path(named).is_dir():
@@ -182,11 +182,11 @@ def tables_folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def read_tables(folder: Path) -> DeclaredTables:
-    """Return the declarations in `*.yaml` of the folder, sorted by file name.
+    """Return the declarations in all `*.yaml` files of the folder, in the order of the file names.
 
-    A name or location belongs to the first file.
+    If two files have the same name or location, only the first file is valid.
 
-    A missing folder declares nothing.
+    If the folder is missing, there are no declarations.
     """
     root = folder.parent
     tables: list[DeclaredTable] = []
@@ -199,8 +199,8 @@ def read_tables(folder: Path) -> DeclaredTables:
             declaration = _resolved(load(file), root)
             here = with_locations_above(declaration.uri)
             place = declaration.landing
-            # The Delta table at a landing location may be the mirror of another table, because its log lists the files
-            # to read.
+            # The Delta table at a landing location may be the mirror of another table. This is safe, because the log of
+            # the Delta table lists the files to read.
             lands = None if place is None or place.is_delta else with_locations_above(place.uri)
             _require_apart(file, here, lands, tables=own, landings=landing)
             _take(declaration, file, taken)
@@ -215,7 +215,7 @@ def read_tables(folder: Path) -> DeclaredTables:
 
 
 def load_tables(folder: Path) -> DeclaredTables:
-    """Return the result of `read_tables`, and log every problem. Dagster loads tables with this function.
+    """Return the result of `read_tables`, and log every problem. Dagster uses this function to load tables.
 
     Raises:
         InvalidInput: The folder contains files, and no file is valid.
@@ -234,13 +234,13 @@ def load_tables(folder: Path) -> DeclaredTables:
 
 
 def _shown(file: Path, root: Path) -> Path:
-    """Return the path that messages show. The path is relative if the root is the working directory."""
+    """Return the path for messages. If the root is the working directory, the path is relative."""
     return file.relative_to(root) if root == Path.cwd() else file
 
 
 def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
-    """Raise `InvalidInput` if another file has the same name or location, in any spelling."""
-    # Two names that differ only in a dash would be the same name in Dagster.
+    """Raise `InvalidInput` if another file has the same name or location, even in a different spelling."""
+    # In Dagster, two names that differ only in a dash and an underscore would be the same name.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
     _take_queue(declaration, file, taken)
     for name, same in sorted(own & taken.keys()):
@@ -253,7 +253,7 @@ def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
 
 
 def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
-    """Raise `InvalidInput` if another file has the same queue. Each message has one receiver only."""
+    """Raise `InvalidInput` if another file has the same queue. A message of a queue has only one receiver."""
     queue = declaration.landing.queue if declaration.landing else None
     if queue is None:
         return
@@ -266,7 +266,7 @@ def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None
 def _require_apart(
     file: Path, table: Sequence[str], landing: Sequence[str] | None, *, tables: _Locations, landings: _Locations
 ) -> None:
-    """Raise `InvalidInput` if a landing location overlaps the table of this declaration or of an earlier declaration.
+    """Raise `InvalidInput` if a landing location overlaps a table. Both can be from this or an earlier declaration.
 
     Both locations have the form of `with_locations_above`. Cost: one lookup for each parent location.
     """
@@ -279,7 +279,7 @@ def _require_apart(
 
 
 def _require_outside(file: Path, declaration: TableDeclaration, table: Sequence[str], tables: _Locations) -> None:
-    """Raise `InvalidInput` if the table is in the folder of an earlier declaration's table, or the other way round."""
+    """Raise `InvalidInput` if this table is in the folder of an earlier table, or vice versa."""
     name = tables.overlapping(table)
     if name is not None:
         how = "contains" if table[0] in tables.within else "is in"
@@ -298,7 +298,7 @@ def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:
-    """Return the declaration with absolute locations if this process does not run in the root."""
+    """Return the declaration. If the root is not the working directory, make its locations absolute."""
     return declaration if root == Path.cwd() else declaration.below(root)
 
 
@@ -310,7 +310,7 @@ Kind = TypeVar("Kind", bound=RawLogOptions)
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRawLog:
-    """A valid declaration, and the options of the steps of its raw log."""
+    """A valid declaration of a raw log, and the options for the steps of this raw log."""
 
     declaration: RawLogDeclaration
     files: RawLogOptions
@@ -322,13 +322,13 @@ class DeclaredRawLog:
 
 @dataclass(frozen=True, slots=True)
 class DeclaredRawLogs:
-    """The raw logs of a folder. `problems` have one line per fault, each with file, line and field."""
+    """The raw logs of a folder. `problems` have one line per error, with the file, the line and the field."""
 
     raw_logs: tuple[DeclaredRawLog, ...] = ()
     problems: tuple[Problem, ...] = ()
 
     def named(self, name: str) -> DeclaredRawLog:
-        """Return the raw log of this name.
+        """Return the raw log with this name.
 
         Raises `InvalidInput` if there is none, with the problems of a file of this name.
         """
@@ -346,9 +346,11 @@ class DeclaredRawLogs:
 
 
 def read_raw_logs(tables: Path) -> DeclaredRawLogs:
-    """Return the raw logs that the folder `raw_logs` next to `tables` declares. A name belongs to the first file.
+    """Return the raw logs in the folder `raw_logs` next to `tables`.
 
-    A missing folder declares nothing.
+    If two files have the same name, the first is valid.
+
+    If the folder is missing, there are no raw logs.
     """
     root = tables.parent
     found: dict[str, DeclaredRawLog] = {}

@@ -1,4 +1,4 @@
-"""Programs for the Makefile and for developers.
+"""Programs for the Makefile and for developers of Tidemark.
 
-The programs that install Python packages, Java and a browser do not need any package.
+The programs that install Python packages, Java or a browser need no package themselves.
 """

@@ -1,4 +1,4 @@
-"""Print `docs/compaction-policy.md`: a simulation of the compaction policy over one day.
+"""Print `docs/compaction-policy.md`, which contains a simulation of the compaction policy over one day.
 
 python -m scripts.compaction_policy > docs/compaction-policy.md
 """

@@ -1,16 +1,16 @@
-"""Import every file below a folder of foreign files, and compare the rows with those of a second reader.
+"""Import every file below a folder of foreign files, and compare the rows with the rows of a second reader.
 
 python -m scripts.compare_foreign_files FOLDER
 
-Each Parquet file is imported twice: in a folder, and as a landed file. Delta tables and Arrow IPC files are imported
-once. Imports reject Avro files. The second readers are:
+Each Parquet file is imported twice. It is imported as a file in a folder, and as a landed file. Delta tables and Arrow
+IPC files are imported once. Imports reject Avro files. The second readers are:
 
-- for Parquet, DuckDB, and also pyarrow if the result of DuckDB differs
+- for Parquet, DuckDB, and also pyarrow if DuckDB's result differs
 - for Delta tables, delta-rs
 - for Arrow IPC, pyarrow
 
-Nothing is downloaded, and nothing below the folder is changed. The exit code is 1 if a row is wrong, or if an error is
-not one of `storage_core.base.errors`.
+The program downloads nothing, and it changes nothing below the folder. The exit code is 1 if a row is wrong, or if an
+error has no class of `storage_core.base.errors`.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Doors = dict[str, tuple[Read, Sequence[Callable[[Path], pa.Table]]]]
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The result for one file or Delta table and one kind of import. `why` is empty if the rows are equal."""
+    """The result of one kind of import, for one file or Delta table. If the rows are equal, `why` is empty."""
 
     place: str
     door: str
@@ -60,7 +60,10 @@ class Outcome:
 
 
 def main(folder: str) -> int:
-    """Print the counts, the rejections by reason, and each failure. Return 1 for a wrong row or an untyped error."""
+    """Print the counts, the rejections by reason, and each failure.
+
+    Return 1 if a row is wrong or an error has no type.
+    """
     outcomes = list(compared(Path(folder)))
     counts = Counter((each.door, each.result) for each in outcomes)
     for result in (EQUAL, REFUSED, UNTYPED, WRONG, UNCHECKED):
@@ -76,7 +79,10 @@ def main(folder: str) -> int:
 
 
 def compared(folder: Path) -> Iterator[Outcome]:
-    """Yield the results of every file and Delta table below a folder. Each is read in a process that may crash."""
+    """Yield the results of every file and Delta table below a folder.
+
+    Another process reads each one, because a read may crash.
+    """
     places = sorted(_places(folder))
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
     for place in places:
@@ -89,7 +95,7 @@ def compared(folder: Path) -> Iterator[Outcome]:
 
 
 def equal_rows(ours: pa.Table, theirs: pa.Table) -> bool:
-    """Return whether two tables have the same rows in any order. Values of different types may be equal."""
+    """Return whether two tables have the same rows in any order. Two values can be equal if their types differ."""
     ours = ours.rename_columns([each.casefold() for each in ours.column_names])
     theirs = theirs.rename_columns([each.casefold() for each in theirs.column_names])
     if ours.num_rows != theirs.num_rows or set(ours.column_names) != set(theirs.column_names):
@@ -107,7 +113,7 @@ def _texts(rows: pa.Table) -> list[str]:
 
 
 def _counted_times(rows: pa.Table) -> pa.Table:
-    """Return the rows with each timestamp column as microseconds since 1970."""
+    """Return the rows. Each timestamp column becomes a column of microseconds since 1970."""
     for index, field in enumerate(rows.schema):
         if pa.types.is_timestamp(field.type):
             times = rows.column(index).cast(pa.timestamp("us", field.type.tz), safe=False)
@@ -182,9 +188,9 @@ def _imported_arrow(scratch: Path, place: Path) -> pa.Table:
 
 
 def _landed(folder: Path) -> pa.Table:
-    """Return the rows that a table with the columns of the file gets when the file lands.
+    """Return the rows that a table with the file's columns gets from the landed file.
 
-    Raises the first rejection as `InvalidInput`.
+    Raises `InvalidInput` for the first rejection.
     """
     from storage_core.interop.import_files import folder_of
 
@@ -195,7 +201,7 @@ def _landed(folder: Path) -> pa.Table:
     except TidemarkError:
         if not landed:  # the file is empty
             raise
-        schema = pa.schema({"any": pa.int64()})  # a table may also land a file that cannot be imported
+        schema = pa.schema({"any": pa.int64()})  # a file that cannot be imported may still land in a table
     found = parse_file(landed[0], spec, schema, None)
     if found.rejected:
         raise tm.errors.InvalidInput(found.rejected[0].reason)
@@ -226,7 +232,7 @@ def _by_pyarrow(place: Path) -> pa.Table:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value whose text is the same for readers that use different types."""
+    """Return a value with the same text for all readers, even if the readers use different types."""
     match value:
         case bool() | None:
             return value
@@ -242,7 +248,7 @@ def _plain(value: Any) -> Any:
             return "NaN" if math.isnan(value) else value
         case UUID():
             return str(value)
-        case bytes():  # readers disagree on whether such a value is text
+        case bytes():  # some readers treat such a value as text
             return value.decode(errors="surrogateescape")
     return value
 
@@ -254,7 +260,7 @@ def _difference(ours: pa.Table, theirs: pa.Table) -> str:
 
 
 def _general(why: str) -> str:
-    """Return a reason without the names and numbers of one file, so that equal reasons can be counted."""
+    """Return a reason without the names and numbers of its file, so that equal reasons can be counted."""
     return re.sub(r"'[^']*'|/\S+|\d+", "…", why.splitlines()[0])[:160]
 
 

@@ -22,5 +22,5 @@ def install_first(*packages: str) -> bool:
 
 def _apt_get(*arguments: str) -> bool:
     environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    # apt-get writes to standard output, which the caller uses for the path
+    # apt-get writes to standard output, but the caller needs standard output for the path
     return subprocess.run(["apt-get", *arguments], check=False, env=environment, stdout=sys.stderr).returncode == 0

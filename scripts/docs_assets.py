@@ -1,6 +1,7 @@
 """Check that the built documentation site loads nothing from other hosts: `python -m scripts.docs_assets FOLDER`.
 
-Pages may link to other hosts. They must not load a script, a style, a font, an image or a frame from another host.
+Pages may link to other hosts. However, pages must not load a script, a style, a font, an image or a frame from another
+host.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ _LINKS_THAT_LOAD: Final = {"stylesheet", "icon", "preload", "preconnect", "prefe
 
 
 class _Loads(HTMLParser):
-    """The addresses that a page loads by itself."""
+    """The addresses that a page loads automatically."""
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """Record the address that a tag loads."""
+        """Store the address from which a tag loads."""
         values = {name: value or "" for name, value in attrs}
         if tag == "link" and not _LINKS_THAT_LOAD & set(values.get("rel", "").split()):
             return
@@ -35,7 +36,7 @@ class _Loads(HTMLParser):
 
 
 def loaded_by(text: str, suffix: str) -> list[str]:
-    """Return the addresses of other hosts that a page (`.html`) or a style (`.css`) loads."""
+    """Return the addresses on other hosts from which a page (`.html`) or a style (`.css`) loads something."""
     if suffix == ".css":
         return _IN_STYLES.findall(text)
     page = _Loads()
@@ -44,7 +45,7 @@ def loaded_by(text: str, suffix: str) -> list[str]:
 
 
 def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the address and the file of everything that the site loads from other hosts."""
+    """Yield the address of each file that the site loads from another host, and the file that loads it."""
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".html", ".css"):
             text = path.read_text(encoding="utf-8")
@@ -52,7 +53,10 @@ def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the addresses on other hosts that the site in a folder loads. Return 1 if there are any."""
+    """Print the addresses on other hosts from which the site in a folder loads.
+
+    Return 1 if there are such addresses.
+    """
     folder = Path(arguments[0])
     if not (folder / "index.html").is_file():
         print(f"{folder} contains no site. Run make docs.", file=sys.stderr)

@@ -1,8 +1,8 @@
-"""Hooks of the documentation site (`mkdocs.yml`): the pages outside of `docs/`, and links that leave `docs/`.
+"""Hooks of the documentation site (`mkdocs.yml`). They add pages outside `docs/` and rewrite links that leave `docs/`.
 
-The site contains `docs/`, the pages of the repository root, the benchmark results, and the generated pages of
-`build/reference`. A link between two of these pages becomes a link of the site. A link to another file of the
-repository becomes the text of the link, because the site does not contain the file.
+The site contains `docs/` and the pages in the root of the repository. It also contains the benchmark results and the
+generated pages in `build/reference`. A link between two pages of the site becomes a link within the site. A link to any
+other file of the repository becomes plain text, because the site does not contain this file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OUTSIDE: Final = {
     "CHANGELOG.md": "changelog.md",
     "benchmarks/RESULTS.md": "benchmarks.md",
 }
-"""Pages of the repository outside of `docs/`, and their paths on the site."""
+"""The pages of the repository outside `docs/`, with their paths on the site."""
 
 _FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2 *$", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\|.*$", re.MULTILINE)
@@ -34,12 +34,12 @@ _LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\[\]]*\])*)\]\(([^)\s]+)\)")
 
 
 def anchor(text: str, separator: str) -> str:
-    """Return the anchor of a heading, as code hosts compute it."""
+    """Return the anchor of a heading in the same form as code hosts."""
     return re.sub(r"[^\w\- ]", "", text.lower()).strip().replace(" ", separator)
 
 
 def diagram(source: str, _language: str, _class: str, _options: Any, _markdown: Any, **_: Any) -> str:
-    """Return a Mermaid diagram as an image. No script and no other host draws the diagram in the browser."""
+    """Return a Mermaid diagram as an image. The browser therefore needs no script and no other host for it."""
     import mmdr
 
     svg = str(mmdr.render(source).svg())
@@ -48,7 +48,7 @@ def diagram(source: str, _language: str, _class: str, _options: Any, _markdown: 
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages outside of `docs/` and the generated pages."""
+    """Add the pages outside `docs/` and the generated pages."""
     from mkdocs.structure.files import File
 
     for name, path in OUTSIDE.items():
@@ -59,12 +59,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Rewrite the links of a page that lead out of `docs/`."""
+    """Rewrite the links of a page that lead to files outside `docs/`."""
     return with_links_of_the_site(markdown, str(page.file.src_uri))
 
 
 def with_links_of_the_site(markdown: str, page: str) -> str:
-    """Return the Markdown of the page at this path of the site, with links between pages of the site only."""
+    """Return the Markdown of the page at this path of the site. Its links lead only to pages of the site."""
     source = next((name for name, path in OUTSIDE.items() if path == page), f"docs/{page}")
     parts = []
     for text, is_code in _parts(markdown):
@@ -77,12 +77,12 @@ def _linked(text: str, source: str, page: str) -> str:
 
 
 def _with_plain_bars(row: re.Match[str]) -> str:
-    """Return a row of a table without the backslashes that code hosts need before a bar in code."""
+    """Return a table row without the backslashes that code hosts need before a bar inside code."""
     return _CODE.sub(lambda code: code[0].replace(r"\|", "|"), row[0])
 
 
 def _parts(markdown: str) -> Iterator[tuple[str, bool]]:
-    """Yield the pieces of a page, each with True if it is a fenced block."""
+    """Yield the parts of a page. Each part has True if it is a fenced block."""
     end = 0
     for fence in _FENCE.finditer(markdown):
         yield markdown[end : fence.start()], False

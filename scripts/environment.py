@@ -1,8 +1,8 @@
-"""Makes `.venv/` match the lock: `python3 -m scripts.environment [LOCK]`, where LOCK is `dev` (default) or `demo`.
+"""Makes `.venv/` match the lock: `python3 -m scripts.environment [LOCK]`. LOCK is `dev` (default) or `demo`.
 
-A stamp in `.venv/` contains a digest of everything from which the environment was made. A run without work therefore
-reads only a few files. The environment is made again if its Python is missing or if the folder has moved, because the
-programs in `.venv/bin` contain their location.
+A stamp in `.venv/` contains a digest of all inputs of the environment. If nothing has changed, a run therefore reads
+only a few files. The environment is created again if its Python is missing. It is also created again if the folder has
+moved, because the programs in `.venv/bin` contain their location.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ OURS = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 
 
 def main(arguments: list[str]) -> int:
-    """Update `.venv/` to the lock and the project. If this is not possible, print the reason in one sentence."""
+    """Update `.venv/` to the lock and the project. If the update fails, print the reason in one sentence."""
     _need_python()
     lock = REQUIREMENTS / f"{arguments[0] if arguments else 'dev'}.lock"
     wanted = {"root": str(ROOT), "digest": _digest(lock)}
@@ -44,7 +44,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _need_python() -> None:
-    """Continue in a Python that is new enough, or print one sentence and end."""
+    """Continue in a new enough Python. If there is none, print one sentence and end."""
     if sys.version_info >= OLDEST:
         return
     for minor in range(14, OLDEST[1] - 1, -1):
@@ -58,7 +58,7 @@ def _need_python() -> None:
 
 
 def _digest(lock: Path) -> str:
-    """Return a digest that changes whenever the environment must be updated."""
+    """Return a digest. It changes whenever the environment needs an update."""
     digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
     for path in (REQUIREMENTS / "build.lock", lock, ROOT / "pyproject.toml"):
         digest.update(path.read_bytes())
@@ -66,7 +66,7 @@ def _digest(lock: Path) -> str:
 
 
 def _stamp() -> dict[str, str]:
-    """Return the stamp of the environment, or an empty mapping without a valid stamp."""
+    """Return the stamp of the environment. If no valid stamp exists, return an empty mapping."""
     try:
         found = json.loads(STAMP.read_text())
     except (FileNotFoundError, NotADirectoryError, ValueError):
@@ -75,10 +75,12 @@ def _stamp() -> dict[str, str]:
 
 
 def _make(lock: Path, *, usable: bool) -> None:
-    """Install the lock and the project. The build tools are first, because packages without a wheel need them.
+    """Install the lock and the project.
 
-    If Python writes no bytecode, each start of a program would compile the imported modules again. In this case, the
-    function compiles all modules once.
+    Install the build tools first, because packages without a wheel need these tools.
+
+    If Python writes no bytecode, each start of a program compiles the imported modules again. The function then
+    compiles all modules once.
     """
     STAMP.unlink(missing_ok=True)
     if not usable:
@@ -87,7 +89,7 @@ def _make(lock: Path, *, usable: bool) -> None:
     install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
     install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     if sys.dont_write_bytecode:
-        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # it reports that templates are invalid Python
+        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # it reports templates as invalid Python
         subprocess.run([*compiler, str(ENVIRONMENT / "lib"), *(str(ROOT / each) for each in OURS)], check=False)
 
 

@@ -1,6 +1,6 @@
 """Prints the path of a Chromium that Playwright can use: `.venv/bin/python -m scripts.find_browser`.
 
-The program tries these in order:
+The program tries these possibilities in order:
 
 1. `TIDEMARK_CHROMIUM`
 2. a Chromium or Chrome on PATH
@@ -31,7 +31,7 @@ SENTENCE = (
 
 
 def find_browser() -> str | None:
-    """Return the path of a Chromium, which is installed if necessary. Return None if that fails."""
+    """Return the path of a Chromium. Install Chromium if necessary. Return None if no Chromium is available."""
     return os.environ.get("TIDEMARK_CHROMIUM") or _on_path() or _playwrights() or _install()
 
 
@@ -54,7 +54,7 @@ def _install() -> str | None:
 
 
 def main() -> int:
-    """Print the path, or instructions."""
+    """Print the path of a Chromium, or instructions to install one."""
     path = find_browser()
     if path is None:
         print(f"setup: {SENTENCE}", file=sys.stderr)

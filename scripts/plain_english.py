@@ -1,10 +1,10 @@
-"""Count the patterns of hard English in the texts of the tree, and print where they are.
+"""Count patterns of hard English in the texts of the tree, and print their locations.
 
     python -m scripts.plain_english                      counts per 1,000 sentences, by folder
     python -m scripts.plain_english docs storage_core/log --places     every place below these paths
 
-The texts are docstrings, comments, messages in the code, and the pages in Markdown. Code in backticks and fenced blocks
-is not English and does not count.
+The texts are docstrings, comments, messages in the code, and Markdown pages. Code in backticks and fenced blocks is not
+English and does not count.
 """
 
 from __future__ import annotations
@@ -36,12 +36,15 @@ PATTERNS: Final = {
         re.IGNORECASE,
     ),
 }
-"""The patterns by name. The pattern `long` is counted too. It is a sentence of more than `MOST_WORDS` words."""
+"""The patterns by name.
+
+The pattern `long` is also counted. A sentence has it if the sentence has more than `MOST_WORDS` words.
+"""
 
 LIMITS: Final = {"semicolon": 20.0, "opening": 2.0, "is no": 5.0, "word": 0.0, "long": 10.0}
 """The highest allowed counts per 1,000 sentences.
 
-The first three are near the counts of SlateDB, delta-rs and PyIceberg.
+The first three limits are close to the counts for SlateDB, delta-rs and PyIceberg.
 """
 
 _CODE = re.compile(r"``[^`]*``|`[^`]*`")
@@ -58,7 +61,7 @@ _FEWEST_WORDS_OF_CLAUSE = 6
 class Sentence:
     """A sentence, with the file and the line where its text begins.
 
-    `is_message` is true for text that the program shows, and false for docstrings, comments and pages.
+    `is_message` is True for text that the program shows. It is False for docstrings, comments and pages.
     """
 
     path: str
@@ -68,7 +71,7 @@ class Sentence:
 
     @property
     def patterns(self) -> list[str]:
-        """The names of the patterns that the sentence has."""
+        """The names of the patterns that occur in the sentence."""
         words = len(_WORD.findall(self.text))
         found = [name for name, pattern in PATTERNS.items() if pattern.search(self.text)]
         if words < _FEWEST_WORDS_OF_CLAUSE and "opening" in found:  # a heading, such as "What to do"
@@ -77,7 +80,7 @@ class Sentence:
 
 
 def sentences(path: Path, root: Path = ROOT) -> Iterator[Sentence]:
-    """Yield the English sentences of a Python file or a page in Markdown."""
+    """Yield the English sentences in a Python file or a Markdown page."""
     name, text = path.relative_to(root).as_posix(), path.read_text(encoding="utf-8")
     is_code = path.suffix == ".py"
     parts = [(found, False) for found in (_documented(text) if is_code else _of_markdown(text))]
@@ -136,7 +139,7 @@ def _comments(text: str) -> Iterator[tuple[int, str]]:
 
 
 def _of_markdown(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
-    """Yield paragraphs, items of lists and cells of tables, each with the line where it begins."""
+    """Yield paragraphs, list items and table cells. Each text has the line on which it begins."""
     block: list[str] = []
     start, fenced = first, False
     for number, line in enumerate(text.splitlines(), first):
@@ -160,7 +163,7 @@ def _of_markdown(text: str, first: int = 1) -> Iterator[tuple[int, str]]:
 
 
 def files(paths: list[str], root: Path = ROOT) -> list[Path]:
-    """Return the Python files and pages below these paths that Git tracks, without generated code."""
+    """Return the Python files and pages below these paths that Git tracks. Omit generated code."""
     command = ["git", "ls-files", "-z", "--", *(paths or ["*.py", "*.md"])]
     listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True).stdout
     found = (root / name for name in filter(None, listed.split("\0")) if name.endswith((".py", ".md")))

@@ -1,10 +1,10 @@
-"""Write the generated pages of the reference: the Python API, the commands, the exit codes and the metrics.
+"""Write the generated pages of the reference. They are the Python API, the commands, the exit codes and the metrics.
 
     python -m scripts.reference_pages [FOLDER]
 
-The default folder is `build/reference`. `make docs` writes these pages before it builds the site, so the repository
-contains no generated page. The pages of the Python API contain directives, which mkdocstrings replaces by the
-docstrings.
+The default folder is `build/reference`. `make docs` writes these pages before it builds the site. The repository
+therefore contains no generated page. The pages of the Python API contain directives. mkdocstrings replaces these
+directives by the docstrings.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ _GROUPS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {
     ),
     "catalog": ("SQL catalog", ("open_catalog",)),
 }
-"""The pages of the public names: file, title, names. A test checks that each public name is on one page."""
+"""The pages for the public names.
+
+Each entry has the file, the title and the names. A test checks that each public name is on one page.
+"""
 
 _RETURNED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     "writers": (
@@ -62,7 +65,10 @@ _RETURNED: Final[Mapping[str, tuple[tuple[str, str], ...]]] = {
     ),
     "catalog": (("Catalog", "storage_core.catalog.catalog.Catalog"),),
 }
-"""Classes that public functions return but that have no public name: the page, the heading, the class."""
+"""Classes that public functions return but that have no public name.
+
+Each entry has the page, the heading and the class.
+"""
 
 _FEWEST_METRICS: Final = 15
 
@@ -77,7 +83,7 @@ def pages() -> dict[str, str]:
 
 
 def documented() -> set[str]:
-    """Return the public names of `tidemark` that at least one page documents."""
+    """Return the public names of `tidemark` that are on at least one page."""
     return {"errors", *(name for _, names in _GROUPS.values() for name in names)}
 
 
@@ -160,7 +166,7 @@ def _default(parameter: Any) -> str:
 
 
 def _text(text: str | None) -> str:
-    r"""Return help as Markdown: `\f` ends the part that people see, and brackets and stars are plain characters."""
+    r"""Return help as Markdown. Only the text before `\f` is shown, and brackets and stars are plain characters."""
     plain = inspect.cleandoc((text or "").partition("\f")[0])
     return re.sub(r"([<*_\[])", r"\\\1", plain)
 
@@ -215,7 +221,7 @@ def _metrics() -> str:
 
 
 def _families() -> Iterator[tuple[str, str, str]]:
-    """Yield each metric that `pipelines/status.py` declares: its full name, its unit, its help."""
+    """Yield each metric that `pipelines/status.py` declares, with its full name, unit and help text."""
     for node in ast.walk(ast.parse(inspect.getsource(status))):
         if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "_Family"):
             continue

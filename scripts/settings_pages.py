@@ -1,7 +1,7 @@
-"""Copies of the table of settings: the rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
+"""Copies of the table of settings. They are rows in pages of the docs, and the JSON schema of `tables/*.yaml`.
 
-`python -m scripts.settings_pages` writes them again. A test compares them with the files. The program adds the row
-of a new setting below the row of the setting before it. A person writes the row in docs/spec.md.
+`python -m scripts.settings_pages` writes the copies again. A test compares the copies with the files. If a setting is
+new, the program adds its row below the row of the preceding setting. In docs/spec.md, a person must add the row.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _ROW = re.compile(r"^\| `([a-z_.]+)` \|.*\| (.*) \|$", re.MULTILINE)
 
 
 def means() -> Iterator[tuple[str, str, str | None]]:
-    """Yield every field of a table and every part of a group: its name, its meaning, and its default.
+    """Yield every field of a table and every part of a group. Each has a name, a meaning and a default.
 
-    The default of a field that is not a setting is None, because a page describes it in its own words.
+    If a field is not a setting, its default is None. A page then describes this default in its own words.
     """
     for name, field in TableDeclaration.model_fields.items():
         if name not in SETTINGS and name not in GROUPS:
@@ -44,7 +44,7 @@ def means() -> Iterator[tuple[str, str, str | None]]:
 
 
 def with_rows(page: str) -> str:
-    """Return the page with the current rows of fields. Rows of other names are kept."""
+    """Return the page with the current rows of fields. Rows with other names do not change."""
     known = {name: (about.replace("|", r"\|"), usual) for name, about, usual in means()}
 
     def row(found: re.Match[str]) -> str:
@@ -55,7 +55,7 @@ def with_rows(page: str) -> str:
 
 
 def with_new_rows(page: str, listed: Collection[str]) -> str:
-    """Return the page with the missing rows of settings. Each row is below the row of the setting before it."""
+    """Return the page with rows for missing settings. Each new row is below the row of the preceding setting."""
     for before, name in pairwise(SETTINGS):
         if name not in listed and SETTINGS[name].change is not Change.WINDOW:
             page = _TABLE.sub(partial(_with_row, before, name), page)
@@ -75,13 +75,13 @@ def _step_row(step: Step) -> str:
 
 
 def with_steps(page: str) -> str:
-    """Return the page with one row per step of the catalog."""
+    """Return the page with one row per step in the catalog of steps."""
     rows = "|---|---|---|---|---|---|---|\n" + "".join(map(_step_row, STEPS.values()))
     return _STEPS.sub(lambda _: rows, page)
 
 
 def written() -> dict[Path, str]:
-    """Return the text of every file that is created from the settings."""
+    """Return the text of every file that depends on the settings."""
     steps = {ORCHESTRATION: with_steps(ORCHESTRATION.read_text(encoding="utf-8"))}
     pages = {page: page.read_text(encoding="utf-8") for page in PAGES}
     listed = {found[1] for text in pages.values() for found in _ROW.finditer(text)}

@@ -1,9 +1,10 @@
-"""Count the code lines of the product, and the modules through which a call runs: `make size`.
+"""Count the product's code lines, and the modules through which a call runs: `make size`.
 
 python -m scripts.size [--json]
 
-Code lines are lines that are neither blank, nor comments, nor docstrings. A call runs through a module if it calls a
-function of the module. Code that only an import executes does not count. Each call is traced in its own process.
+A code line is not blank, not a comment and not a part of a docstring. A call runs through a module if the call executes
+a function of the module. Code that only runs during an import does not count. Each call is measured in a process of its
+own.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("storage_core", "jobs", "assets", "pipelines", "tidemark")
 GENERATED = "_pb2.py"
 TINY = 60
-"""A module with at most this many code lines counts as a crumb."""
+"""A module with at most this number of code lines counts as a crumb, which is a tiny module."""
 
 START = datetime(2026, 11, 1, tzinfo=UTC)
 ROWS = pa.table(
@@ -55,7 +56,10 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "caches in memory": ("lru_cache", "functools.cache", "OrderedDict"),
     "heaps and merges": ("heapq.",),
 }
-"""Tasks that code can do in several ways. A module uses a way if its text contains the words of this way."""
+"""Tasks that can be done in several ways, with words for each way.
+
+A module uses a way if its text contains these words.
+"""
 
 
 def main() -> int:
@@ -76,7 +80,7 @@ def main() -> int:
 
 
 def modules() -> Iterator[Path]:
-    """Yield the files of the product that are not generated."""
+    """Yield all files of the product except generated files."""
     for folder in PRODUCT:
         yield from (each for each in sorted((ROOT / folder).rglob("*.py")) if not each.name.endswith(GENERATED))
 
@@ -94,7 +98,7 @@ def code_lines(source: str) -> set[int]:
 
 
 def import_lines(source: str) -> set[int]:
-    """Return the numbers of the lines of import statements."""
+    """Return the numbers of the lines that contain import statements."""
     found: set[int] = set()
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import | ast.ImportFrom):
@@ -125,7 +129,7 @@ def _folders(parent: Path) -> Iterator[Path]:
 
 
 def _layers() -> tuple[tuple[str, ...], ...]:
-    """Return the table of layers from the test that checks the layers."""
+    """Return the table of layers that the test of the layers contains."""
     tree = ast.parse((ROOT / "tests" / "unit" / "test_layers.py").read_text(encoding="utf-8"))
     for node in tree.body:
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.target.id == "LAYERS":
@@ -160,7 +164,7 @@ def _modules_of(name: str) -> list[str]:
 
 
 def _traced(prepare: Callable[[str], Callable[[], object]]) -> set[str]:
-    """Return the modules whose functions run in the call that `prepare` returns, in all its threads."""
+    """Return the modules with functions that run in the call from `prepare`, in all threads of the call."""
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, _: object) -> None:

@@ -160,9 +160,9 @@ def _tables(files: Sequence[str], root: Path) -> tuple[dict[str, TableDeclaratio
 def run_distribute(job: JobRun[Distribute]) -> JobReport:
     """Write the records of closed segments to their tables.
 
-    All tables are written at once, with one task per slot. Missing tables are created from their declarations. After a
-    missing chunk, the later chunks of the same writer wait. The report contains the missing chunk under `held`. Records
-    of unknown tables go to quarantine. A dry run changes nothing.
+    All tables are written concurrently, with one task per slot. Missing tables are created from their declarations.
+    After a missing chunk, the later chunks of the same writer wait. The report contains the missing chunk under `held`.
+    Records of unknown tables go to quarantine. A dry run changes nothing.
 
     A table that fails does not stop the other tables. The error is raised after all tables are done, with the report in
     its context (`report_of`). `Held` is raised in the same way if another run distributes this raw log into a table.
@@ -227,7 +227,8 @@ def give_up_to(skip_gaps: Iterable[str]) -> Mapping[str, int]:
 def missing_chunks(raw_log: str, held: Iterable[Mapping[str, Any]]) -> Corrupt:
     """Return the error for missing chunks that make later records wait.
 
-    It contains the command to give up these chunks. `held` is the list of this name in the report of a distribution.
+    The error contains the command to give up these chunks. `held` is the list of this name in the report of a
+    distribution.
     """
     last: dict[str, int] = {}
     for each in held:
@@ -270,8 +271,9 @@ def _leased(
 
     A lease allows this run to distribute the raw log into the table.
 
-    The commits are not fenced, because one lease covers all rounds. The offsets ensure that two runs do not write a
-    record twice. The lease only prevents duplicate work. A table without an available lease is added to the failures.
+    The commits are not fenced, because one lease covers several commits of the run. The offsets ensure that two runs do
+    not write a record twice. The lease only prevents duplicate work. A table without an available lease is added to the
+    failures.
     """
     leases: dict[str, Lease] = {}
     resource = run.step.lease.format(raw_log=job.raw.name)
@@ -331,7 +333,7 @@ def _metrics(done: DistributionOutcome) -> Metrics:
 
 
 def _rejected(done: DistributionOutcome) -> int:
-    """Return the number of records that fit no table, including records of unknown tables."""
+    """Return the number of records that belong to no table, including records of unknown tables."""
     return done.unknown.total() + sum(sum(each.rejected.values()) for each in done.tables.values())
 
 
@@ -377,7 +379,7 @@ def _failure(failures: Mapping[str, TidemarkError]) -> TidemarkError:
 def run_heal_raw(job: JobRun[HealRaw]) -> JobReport:
     """Copy missing objects between the stores, in this process.
 
-    The report lists stores that do not answer under `unreachable`.
+    The key `unreachable` of the report contains the stores that do not answer.
     """
     options = job.options
     raw, stores = raw_stores(options)

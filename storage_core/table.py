@@ -3,7 +3,8 @@
 `Table` combines the transaction log, the regions, the indexes and the readers of one table. The page
 docs/architecture/README.md describes these parts.
 
-Most methods import their implementation at the call. So a program loads only the code that it uses (decision 0042).
+Most methods import their implementation only when they are called. A program therefore loads only the code that it uses
+(decision 0042).
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ _loading = typed("this process")  # Modules are loaded at their first use, and t
 
 
 def _call(method: Callable[P, R]) -> Callable[P, R]:
-    """Return the method with checks of argument types, and with errors of this project instead of system errors."""
+    """Return the method with checks of argument types.
+
+    The method raises errors of this project instead of system errors.
+    """
     return _loading(checked(method))
 
 
@@ -88,7 +92,7 @@ class Table:
 
     Reads use the version at which the object was opened. A commit through this object moves the object to the new
     version, and `refresh` moves it to the newest version. A table opened with `at` stays at that version and refuses
-    writes. An object of this class is cheap to create and holds no connection.
+    writes. An object of this class is cheap to create and has no open connection.
     """
 
     def __init__(self, store: MeteredStore, log: TransactionLog, snapshot: Snapshot, *, pinned: bool = False) -> None:
@@ -259,7 +263,7 @@ class Table:
         sort_schema: str | None = None,
         primary_key: str | Sequence[str] | None = None,
     ) -> Imported:
-        """Import all rows of a source into a table, once.
+        """Import all rows of a source into a table. Each source is imported only once.
 
         The table is created if `uri` has none. The source is not changed. The rows of an append table become visible in
         one commit. Files of one source may differ: columns are joined by name, a file may lack columns, and types widen
@@ -346,7 +350,7 @@ class Table:
 
     @property
     def version(self) -> int:
-        """The version for reads."""
+        """The version that reads use."""
         return self.snapshot.version
 
     @property
@@ -362,7 +366,7 @@ class Table:
 
     @property
     def snapshot(self) -> Snapshot:
-        """The snapshot for reads."""
+        """The snapshot that reads use."""
         return self._view.snapshot
 
     @property
@@ -454,7 +458,7 @@ class Table:
 
     @_call
     def delete(self, filter: Condition, *, limits: QueryLimits | None = None) -> Changed:  # noqa: A002  # as in `scan`
-        """Delete the rows that meet a condition.
+        """Delete the rows that match a condition.
 
         On an append table one commit deletes the rows. The condition is evaluated on the version directly before the
         new version, even if others commit concurrently. The new version contains all rows that did not meet the
@@ -497,7 +501,7 @@ class Table:
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
     ) -> Changed:
-        """Set columns of the rows that meet a condition.
+        """Set columns of the rows that match a condition.
 
         On an append table one commit hides the old rows and adds the changed rows as new splits of their windows. The
         rows are selected as in `delete`. On a keyed table, the rows are patched by key, just as `delete` deletes by
@@ -537,7 +541,7 @@ class Table:
         application: tuple[str, int] | None = None,
         limits: QueryLimits | None = None,
     ) -> Changed:
-        """Replace the rows that meet a condition with other rows, in one commit.
+        """Replace the rows that match a condition with other rows, in one commit.
 
         Append tables only. After the commit, the table contains all given rows, and no old row that met the condition.
         The given rows are never late.
@@ -596,7 +600,7 @@ class Table:
         raw_logs: Sequence[RawTable] = (),
         limits: QueryLimits | None = None,
     ) -> Forgotten:
-        """Erase the rows that meet a condition from the table and, over time, from every store.
+        """Erase the rows that match a condition from the table and, over time, from every store.
 
         The call deletes the rows as `delete` does. It also rewrites the splits and removes the index segments that
         contain the rows, and marks quarantine entries and raw log chunks for erasure. The collector removes the objects
@@ -662,7 +666,7 @@ class Table:
         return forget.of(target, filter, self._feeding(head, raw_logs)).report(head)
 
     def _feeding(self, head: Snapshot, given: Sequence[RawTable]) -> Sequence[RawTable]:
-        """Return the raw logs that supply rows to the table: the given raw logs and the raw logs in the settings."""
+        """Return the raw logs that supply rows to the table. They come from the argument and from the settings."""
         from storage_core.maintain.forget import with_named
 
         return with_named(given, head.config.raw_logs, self._view.raw_store)
@@ -1297,7 +1301,7 @@ class Table:
     def explain_get(
         self, key: object, *, at: At | None = None, consistency: str | None = None, analyze: bool = False
     ) -> LookupPlan:
-        """Return the plan of a lookup: the data that `get` reads for this key in its region and in the base.
+        """Return the plan of a lookup: the data that `get` reads for this key, in its region and in the base.
 
         Print the plan, or convert it with `to_dict()`.
 
@@ -1627,7 +1631,7 @@ class Table:
 
     @_call
     def tag(self, name: str, version: At | None = None, *, expires: dt.timedelta | None = None) -> Tag:
-        """Keep a version readable under a name, as `at=name`.
+        """Keep a version readable under a name. Readers open the version with `at=name`.
 
         An existing tag of this name moves to the version. `log.log` describes tags.
 
@@ -1794,7 +1798,9 @@ def _opened(name: str, given: object, consistency: str) -> Opened | pa.Table:
 
 
 def _with_declared_location(text: str, error: NotFound) -> NotFound:
-    """Return the error of a location without a table. If the text is the name of a declared table, name its location.
+    """Return the error of a location without a table.
+
+    If the text is the name of a declared table, the message contains the location of this table.
 
     Cost: if there is no table, the files of the declarations are read.
     """

@@ -5,8 +5,8 @@
     logs = tm.Table.open("warehouse/access_log")
     logs.scan(["path"], filter=tm.col("status") >= 500).to_arrow()
 
-This module contains every public name of the library. `tm.errors` contains the errors. Python loads a name at its
-first use, so `import tidemark` alone does not load Arrow, DuckDB or tantivy.
+This module contains all public names of the library. `tm.errors` contains the error classes. Python loads a public name
+when it is first used. `import tidemark` alone therefore does not load Arrow, DuckDB or tantivy.
 """
 
 from __future__ import annotations
@@ -101,8 +101,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module at its first use."""
-    import importlib  # only at the first use of a public name
+    """Load a public name from its module when it is first used."""
+    import importlib  # only when a public name is first used
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -115,5 +115,5 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names, including the names that are not loaded yet."""
+    """Return all public names, including names that are not loaded yet."""
     return sorted(__all__)

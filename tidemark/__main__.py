@@ -1,7 +1,7 @@
-"""Entry point of the `tidemark` command and of `python -m tidemark`.
+"""The entry point of the command `tidemark` and of `python -m tidemark`.
 
-Python searches `PYTHONPATH` before the installed packages, and a user's project may have a folder `jobs` or
-`pipelines`. This module therefore installs a finder that always loads Tidemark's own packages from its installation.
+Python searches `PYTHONPATH` before the installed packages. A user's project may have a folder `jobs` or `pipelines`.
+This module therefore installs an import finder. The finder always loads Tidemark's own packages from its installation.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 OURS = ("assets", "jobs", "pipelines", "storage_core")
 GARBAGE_OBJECTS = 10_000
-"""Number of new objects between two collections of Python's garbage collector.
+"""The number of new objects between two runs of Python's garbage collector.
 
-The default is 700. With it, imports cause many collections.
+The default is 700. With the default, imports cause many collections.
 """
 
 
 class _Ours:
-    """Import finder that loads Tidemark's packages from this installation. It runs before all other finders."""
+    """An import finder for Tidemark's packages in this installation. It runs before all other finders."""
 
     def find_spec(self, fullname: str, _path: object, _target: object = None) -> ModuleSpec | None:
         return PathFinder.find_spec(fullname, [str(ROOT)]) if fullname in OURS else None
 
 
 def main() -> int:
-    """Run the command with the arguments of this process, and end the process.
+    """Run the command with the arguments of this process. Then end the process.
 
     Returns:
         The exit code if other threads still run. If no other thread runs, the function ends the process itself.
@@ -48,9 +48,9 @@ def main() -> int:
 
 
 def _end(code: int) -> NoReturn:
-    """End the process as Python does, but without tearing down the loaded modules first."""
+    """End the process in the same way as Python, but without the cleanup of loaded modules."""
     atexit._run_exitfuncs()  # noqa: SLF001  # no public function does this
-    for each in filter(None, (sys.stdout, sys.stderr)):  # None if the process started without the stream
+    for each in filter(None, (sys.stdout, sys.stderr)):  # None if the process has no such stream
         each.flush()
     os._exit(code)
 

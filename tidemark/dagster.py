@@ -1,10 +1,10 @@
-"""Tidemark in a Dagster project: an IO manager for assets that are tables, and components that declare tables.
+"""Tidemark in a Dagster project. It has an IO manager for assets that are tables, and components that declare tables.
 
     from tidemark.dagster import TidemarkIOManager
 
     defs = dg.Definitions(assets=[daily_errors], resources={"io_manager": TidemarkIOManager(root="warehouse")})
 
-Python loads a name at its first use. Only the components need the packages of the pipeline.
+Python loads a name when it is first used. Only the components need the packages of the extra `pipeline`.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ __all__ = ["RawLogComponent", "TableComponent", "TidemarkIOManager", "component_
 
 
 def __getattr__(name: str) -> object:
-    """Load a public name from its module at its first use.
+    """Load a public name from its module when it is first used.
 
     Raises:
         Unavailable: Dagster is not installed.
         InvalidInput: The name belongs to a component, and a project module hides one of Tidemark's packages.
     """
-    import importlib  # only at the first use of a public name
+    import importlib  # only when a public name is first used
 
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -51,7 +51,7 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    """List the public names that can be loaded, including the names that are not loaded yet.
+    """Return the public names that can be loaded, including names that are not loaded yet.
 
     `dg` uses this list to find the components.
     """
@@ -63,7 +63,7 @@ def _is_of_the_pipeline(name: str) -> bool:
 
 
 def _apart(package: str) -> str:
-    """Load one of Tidemark's packages under a name that no project module uses, and return this name."""
+    """Load one of Tidemark's packages under a name that no project module has. Return this name."""
     import sys
     from importlib.util import module_from_spec, spec_from_file_location
     from pathlib import Path
@@ -79,7 +79,10 @@ def _apart(package: str) -> str:
 
 
 def _hiding() -> str | None:
-    """Return the name and location of a project module that hides one of Tidemark's packages. None if there is none."""
+    """Return the name and location of a project module that hides a package of Tidemark.
+
+    Return None if there is none.
+    """
     from importlib.util import find_spec
     from pathlib import Path
 

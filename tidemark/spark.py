@@ -1,4 +1,4 @@
-"""Tables in Spark: after `register(spark)`, use `spark.read.format("tidemark").load(uri)`.
+"""Tables in Spark. After `register(spark)`, use `spark.read.format("tidemark").load(uri)`.
 
 The guide is docs/guide/7-spark.md.
 

@@ -1,1 +1,1 @@
-"""Dagster's I/O manager for tables: an asset is a table, and a partition of the asset is a slice of the table."""
+"""Dagster's I/O manager for tables. An asset is a table, and a partition of the asset is a slice of the table."""

@@ -1,7 +1,7 @@
 """The types of rows that assets return and load: Arrow, pandas, Polars, DuckDB and Spark.
 
-A type is recognized by its name, so this module imports none of these libraries to recognize a type. Data frames of
-pandas keep their Arrow types. Data frames of Spark use the session of this process.
+The module recognizes a type by its name. Recognition therefore imports none of these libraries. Data frames of pandas
+keep their Arrow types. Data frames of Spark use the Spark session of this process.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 
 def pandas_frame_of(rows: pa.Table) -> pd.DataFrame:
-    """Return the rows as a data frame. Its columns keep their Arrow types (`pandas.ArrowDtype`).
+    """Return the rows as a pandas data frame. The columns keep their Arrow types (`pandas.ArrowDtype`).
 
-    With these types, a column of integers with a null stays a column of integers, and NaN is not a null. Lists, structs
-    and maps keep their values. NumPy's types support none of this. Raises `Unavailable` without pandas.
+    With Arrow types, a column of integers can contain nulls, and NaN is different from null. Lists, structs and maps
+    keep their values. NumPy's types support none of these properties. Raises `Unavailable` if pandas is not installed.
     """
     with needs(PIPELINE, "a data frame of pandas"):
         import pandas as pd
@@ -38,7 +38,9 @@ def pandas_frame_of(rows: pa.Table) -> pd.DataFrame:
 
 
 def spark_frame_of(rows: pa.Table) -> DataFrame:
-    """Return the rows as a data frame of the active session. Without an active session, Spark's own settings define it.
+    """Return the rows as a data frame of the active Spark session.
+
+    If no session is active, Spark creates one from its own settings.
 
     Raises:
         Unavailable: PySpark is not installed, or Spark does not start.
@@ -71,11 +73,11 @@ def _failed(error: Exception) -> Unavailable:
 
 
 Data: TypeAlias = pa.Table | pa.RecordBatchReader
-"""Arrow data whose columns are known before a row is read."""
+"""Arrow data with columns that are known before the first row is read."""
 
 
 class Form(StrEnum):
-    """A type of rows, by its name in settings."""
+    """A type of rows. Its value is the name of the type in settings."""
 
     ARROW = "arrow"
     READER = "reader"
@@ -86,7 +88,7 @@ class Form(StrEnum):
     SPARK = "spark"
 
 
-# Keyed by top-level package and class name, because libraries move classes between their modules.
+# The keys are the top-level package and the class name, because libraries move classes between their modules.
 _FORMS: Mapping[tuple[str, str], Form] = {
     ("pyarrow", "Table"): Form.ARROW,
     ("pyarrow", "RecordBatchReader"): Form.READER,
@@ -106,14 +108,14 @@ TYPES = (
 
 
 def form_of(kind: object) -> Form | None:
-    """Return the form of exactly this class. Return None for any other class, and for a value that is not a class."""
+    """Return the form for exactly this class. Return None for any other class or for any other value."""
     if not isinstance(kind, type) or kind.__module__.startswith(_NOT_ROWS):
         return None
     return _FORMS.get((kind.__module__.partition(".")[0], kind.__name__))
 
 
 def rows_in(scan: Scan, form: Form) -> object:
-    """Return the rows of a scan in a form. All rows are in memory at once, except in the form `READER`.
+    """Return the rows of a scan in the given form. Every form except `READER` loads all rows into memory at once.
 
     Raises:
         Unavailable: The library is not installed. The message contains the extra.
@@ -138,10 +140,10 @@ def rows_in(scan: Scan, form: Form) -> object:
 
 
 def data_of(value: object) -> Data:
-    """Return the value of an asset as Arrow data. The class of the value may be a subclass of a known class.
+    """Return the value of an asset as Arrow data. The class of the value can also be a subclass of a known class.
 
-    A reader, a relation of DuckDB and a data frame of Polars are read as streams, so memory stays bounded. Rows of
-    Spark are loaded into this process at once. Raises `InvalidInput` for any other type.
+    A reader, a DuckDB relation and a Polars data frame are read as streams, so memory stays bounded. The rows of a
+    Spark data frame are loaded into this process at once. Raises `InvalidInput` for any other type.
     """
     form = next(filter(None, map(form_of, type(value).__mro__)), None)
     if form is None:
@@ -157,7 +159,7 @@ def _name(kind: type) -> str:
 
 
 def required_form(kind: object) -> Form:
-    """Return the form for an annotation. Raises `InvalidInput` for an unknown annotation."""
+    """Return the form for the annotation of an input. Raises `InvalidInput` for an unknown annotation."""
     form = form_of(kind)
     if form is None:
         shown = _name(kind) if isinstance(kind, type) else str(kind)

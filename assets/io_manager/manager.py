@@ -1,11 +1,11 @@
-"""The I/O manager: an asset is a table, and a partition of the asset is a slice of the table.
+"""The I/O manager. An asset is a table, and a partition of the asset is a slice of the table.
 
-Rows are committed before Dagster records the output. A store step that was killed may therefore have committed, and
-Dagster runs it again. This is safe: an overwrite and an upsert produce the same rows, and an append recognizes its run
-(docs/architecture/orchestration.md).
+The I/O manager commits rows before Dagster records the output. A killed store step may therefore have committed its
+rows. Dagster then runs this step again. The repetition is safe. An overwrite and an upsert produce the same rows again.
+An append recognizes its own run (docs/architecture/orchestration.md).
 
-The module has three parts: the settings in the metadata of assets and inputs, the conditions for the rows of
-partitions, and the manager. An unknown setting is an error.
+The module has three parts. They are the settings in metadata, the conditions for partitions, and the manager. An
+unknown setting is an error.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ if TYPE_CHECKING:
 URI, MODE, ON, CREATE = "tidemark/uri", "tidemark/mode", "tidemark/on", "tidemark/create"
 AT, CONSISTENCY = "tidemark/at", "tidemark/consistency"
 COLUMNS, PARTITION_EXPR = "columns", "partition_expr"
-"""Metadata keys that Dagster's own I/O managers for tables use too."""
+"""Metadata keys that Dagster's own I/O managers for tables also use."""
 
 DAGSTER_URI = "dagster/uri"
-"""Metadata in which a step of a declared table stores the location of the table."""
+"""The metadata key in which a step of a declared table stores the location of the table."""
 
 _PREFIX = "tidemark/"
 _OF_AN_ASSET, _OF_AN_INPUT = (URI, MODE, ON, CREATE), (URI, AT, CONSISTENCY)
@@ -72,7 +72,7 @@ Metadata = Mapping[str, object]
 
 
 class WriteMode(StrEnum):
-    """How the rows of an asset are stored: as an append, in place of the rows of the partition, or by key."""
+    """The way to store rows: append them, replace the rows of the partition, or upsert them by key."""
 
     APPEND = "append"
     OVERWRITE = "overwrite"
@@ -81,7 +81,7 @@ class WriteMode(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AssetSettings:
-    """The settings of a stored asset. None selects the default. The default depends on the table."""
+    """The settings of a stored asset. None selects the default, and this default depends on the table."""
 
     uri: str | None = None
     mode: WriteMode | None = None
@@ -114,7 +114,7 @@ class AssetSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InputSettings:
-    """The settings of an input, apart from its partition."""
+    """The settings of an input, without its partition."""
 
     uri: str | None = None
     columns: tuple[str, ...] | None = None
@@ -137,9 +137,11 @@ class InputSettings:
 
 
 def place_of(root: str, key: Sequence[str]) -> str:
-    """Return the default location of an asset. It is a path below the root, made from the key of the asset.
+    """Return the default location of an asset.
 
-    Raises `InvalidInput` if the key is not suitable.
+    The location is a path below the root, followed by the parts of the asset key.
+
+    Raises `InvalidInput` if the key cannot be a path.
     """
     for part in key:
         if not _PART.fullmatch(part):
@@ -152,7 +154,10 @@ def place_of(root: str, key: Sequence[str]) -> str:
 
 
 def _values(metadata: Metadata, known: Sequence[str]) -> dict[str, Any]:
-    """Return the metadata as plain values. Raises `InvalidInput` for an unknown setting of ours."""
+    """Return the metadata as plain values.
+
+    Raises `InvalidInput` for an unknown setting that begins with `tidemark/`.
+    """
     found = {name: each.value if isinstance(each, MetadataValue) else each for name, each in metadata.items()}
     unknown = [name for name in found if name.startswith(_PREFIX) and name not in known]
     if unknown:
@@ -179,7 +184,10 @@ def _names(setting: str, given: object) -> tuple[str, ...]:
 
 Partitions: TypeAlias = "PartitionsDefinition[str]"
 Columns: TypeAlias = "str | Mapping[str, str] | None"
-"""The metadata `partition_expr`: the column of the only dimension, or a column for each dimension."""
+"""The metadata `partition_expr`.
+
+It contains one column for an asset with one dimension, or a column for each dimension.
+"""
 
 _ALONE = ""
 """The name of the dimension if an asset has only one dimension."""
@@ -200,16 +208,16 @@ class Shape:
 
     @classmethod
     def of(cls, table: Table) -> Self:
-        """Return the shape of a table at its version."""
+        """Return the shape of a table at the version of the `Table` object."""
         return cls(table.uri, table.schema, table.config.time_column)
 
 
 def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], columns: Columns) -> Filter:
-    """Return the condition that only the rows of these partitions meet. Without keys, no row meets the condition.
+    """Return a condition that selects only the rows of these partitions. Without keys, the condition selects no row.
 
-    The condition for a time dimension compares the time column of the table with the start and the end of each window.
-    The format of the key does not matter. The condition for another dimension compares a column with the keys. This is
-    the column in `columns`, or else the column with the name of the dimension.
+    For a time dimension, the condition compares the table's time column with the start and end of each window. The
+    format of the partition key does not matter. For another dimension, the condition compares a column with the keys.
+    The parameter `columns` can select this column. By default, the column has the name of the dimension.
 
     Raises:
         InvalidInput: No column is known, there are two time dimensions, or a key is not a value of its column.
@@ -244,9 +252,10 @@ def condition_of(table: Shape, definition: Partitions, keys: Sequence[str], colu
 def _grouped(
     parts: Sequence[Mapping[str, str]], plain: Sequence[str], timed: Sequence[str]
 ) -> list[tuple[list[str], list[tuple[str, ...]]]]:
-    """Return groups of time keys. A group has the values that occur at each of its time keys.
+    """Return groups of time keys and values. Each time key of a group occurs with each value of the group.
 
-    The values are those of the other dimensions. A range of times and values is then one condition.
+    A value contains the keys of the other dimensions. One condition can therefore cover all times and values of a
+    group.
     """
     by_values: dict[tuple[str, ...], list[str]] = {}
     for part in parts:
@@ -286,7 +295,7 @@ def _column(table: Shape, dimension: str, columns: Columns, *, timed: bool) -> s
 
 
 def _spans(definition: Partitions, keys: Iterable[str]) -> list[_Span]:
-    """Return the windows of the keys in order. Adjacent windows are joined."""
+    """Return the time windows of the keys in ascending order. Adjacent windows are joined."""
     assert isinstance(definition, TimeWindowPartitionsDefinition)  # noqa: S101  # the caller has checked it
     windows = [definition.time_window_for_partition_key(key) for key in keys]
     spans: list[_Span] = []
@@ -308,8 +317,8 @@ class TidemarkIOManager(ConfigurableIOManager):
     """Stores assets as tables and loads them from tables.
 
     The metadata `tidemark/uri` of an asset contains the location of its table. Without this metadata, the location is
-    `root` followed by the key of the asset. An input is loaded as the type of its annotation, or as `default_type`
-    without an annotation. Loading the rows of partitions is limited to `load_seconds`.
+    `root`, followed by the key of the asset. An input is loaded as the type of its annotation, or as `default_type`
+    without an annotation. The I/O manager spends at most `load_seconds` seconds on loading the rows of partitions.
     """
 
     root: str = Field(default="warehouse", description="The folder or URI for assets without a location of their own.")
@@ -319,7 +328,7 @@ class TidemarkIOManager(ConfigurableIOManager):
     load_seconds: float = Field(default=3600.0, description="Time limit in seconds for loading the rows of partitions.")
 
     def load_input(self, context: InputContext) -> object:
-        """Return the rows of an asset, or of the partitions of the input, in the type of the input.
+        """Return the rows of an asset in the type of the input. If the input has partitions, return only their rows.
 
         By default, these are the rows of the newest version. For a keyed table, they include every acknowledged row.
         The metadata `tidemark/at` and `tidemark/consistency` of the input select another version or another consistency
@@ -403,7 +412,7 @@ def _partitions_of_input(context: InputContext, table: Table, kept: AssetSetting
 def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSettings) -> Filter | None:
     """Return the condition for the rows that an overwrite replaces.
 
-    Raises `InvalidInput` if the asset has partitions and the run has none.
+    Raises `InvalidInput` if the asset has partitions and the run has no partition.
     """
     if context.has_asset_partitions:
         return condition_of(table, context.asset_partitions_def, context.asset_partition_keys, kept.partition_expr)
@@ -417,7 +426,10 @@ def _partitions_of_output(context: OutputContext, table: Shape, kept: AssetSetti
 def _store(
     context: OutputContext, table: Table, data: Data, *, mode: WriteMode, condition: Filter | None, on: tuple[str, ...]
 ) -> int:
-    """Commit the rows, and return the number of written rows. An append that is already committed writes no rows."""
+    """Commit the rows, and return the number of written rows.
+
+    If the append is already committed, no rows are written.
+    """
     match mode:
         case WriteMode.APPEND if table.config.primary_key:
             return table.append(data).rows
@@ -433,7 +445,10 @@ def _store(
 
 
 def _work_of(context: OutputContext) -> str:
-    """Return a unique name for this store step and its retries. The name contains the id of the first run."""
+    """Return a unique name for this store step.
+
+    The step and its retries have the same name. It contains the id of the first run.
+    """
     run = context.step_context.dagster_run
     keys = context.asset_partition_key_range if context.has_asset_partitions else None
     what = [context.step_key, context.name, context.mapping_key, *([] if keys is None else [keys.start, keys.end])]
@@ -463,13 +478,16 @@ def _made(shape: Shape, create: Mapping[str, Any]) -> Table:
     try:
         return Table.create(shape.uri, shape.schema, **create)
     except InvalidInput:
-        if not exists(shape.uri):  # otherwise, the run of another partition has created the table meanwhile
+        if not exists(shape.uri):  # if it exists, the run of another partition created it
             raise
         return Table.open(shape.uri)
 
 
 def _table_name(context: OutputContext, table: Table, kept: AssetSettings) -> str:
-    """Return the name of the table: the key of an asset with a default location, otherwise the name of the folder."""
+    """Return the name of the table.
+
+    For an asset with a default location, it is the asset key. Otherwise, it is the name of the folder.
+    """
     if kept.uri is None and context.has_asset_key:
         return ".".join(context.asset_key.path)
     return name_of(table.uri)

@@ -1,4 +1,4 @@
-"""Programs for the Pythons of peers (`benchmarks.peers`), which do not have the project's packages.
+"""Programs for the Pythons of peers (`benchmarks.peers`). These Pythons do not have the project's packages.
 
 Each prints JSON.
 """

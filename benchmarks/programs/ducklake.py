@@ -1,4 +1,4 @@
-"""A new DuckLake with its default settings."""
+"""A new DuckLake catalog with default settings."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import duckdb  # an older version than the project's
+import duckdb  # this version is older than the project's
 
 
 def attached(folder: str | Path, *, threads: int) -> duckdb.DuckDBPyConnection:
-    """Return a connection to a new lake in the folder. In the connection, the lake is called `lake`."""
+    """Return a connection to a new lake in the folder. The lake has the name `lake` in this connection."""
     package = importlib.util.find_spec("duckdb_extension_ducklake")
     if package is None or package.origin is None:
         sys.exit("this Python has no DuckLake")
@@ -24,7 +24,7 @@ def attached(folder: str | Path, *, threads: int) -> duckdb.DuckDBPyConnection:
 
 
 def add_files(connection: duckdb.DuckDBPyConnection, table: str, files: Iterable[str]) -> None:
-    """Register these files as the files of a table."""
+    """Register existing files as the files of a table."""
     for file in files:
         connection.execute("CALL ducklake_add_data_files('lake', ?, ?)", [table, file])
 

@@ -1,8 +1,9 @@
-"""Times of DuckLake statements. A program for the Python that `peers.ducklake_python` returns.
+"""Measures the times of DuckLake statements. The Python of `peers.ducklake_python` runs this program.
 
 python -m benchmarks.programs.ducklake_deletes FOLDER RUNS STATEMENTS_AS_JSON QUERY FILE... registers the files for each
-run of each statement in a new lake as its table `t`. It prints JSON: the median seconds of each statement, in the order
-of the statements, and the median milliseconds of the query before and after the first statement.
+run of each statement in a new lake as its table `t`. It prints JSON with the median seconds of each statement, in the
+order of the statements. The JSON also contains the median milliseconds of the query before and after the first
+statement.
 """
 
 import json

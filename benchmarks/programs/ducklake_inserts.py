@@ -1,4 +1,4 @@
-"""Times of inserts into a DuckLake. A program for the Python that `peers.ducklake_python` returns, which has no Arrow.
+"""Measures inserts into a DuckLake. The Python of `peers.ducklake_python` runs this program. This Python has no Arrow.
 
 python -m benchmarks.programs.ducklake_inserts FOLDER ROWS_AS_PARQUET INSERTS WARM_UP prints the milliseconds of each
 insert as JSON.

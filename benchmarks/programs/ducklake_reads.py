@@ -1,8 +1,8 @@
-"""Times of queries of a DuckLake. A program for the Python that `peers.ducklake_python` returns.
+"""Measures queries of a DuckLake. The Python of `peers.ducklake_python` runs this program.
 
 python -m benchmarks.programs.ducklake_reads FOLDER RUNS QUERIES_AS_JSON FILE... registers the files in a new lake as
-its table `t`. It runs each query once and then RUNS times, and prints the median milliseconds of each as JSON, in the
-order of the queries.
+its table `t`. The program runs each query once as a warm-up, and then RUNS times. It prints the median milliseconds of
+each query as JSON, in the order of the queries.
 """
 
 import json

@@ -1,10 +1,10 @@
-"""Times of lookups by key and by full text in a Lance dataset.
+"""Measures lookups by key and by full text in a Lance dataset.
 
-A program for the Python that `peers.lance_python` returns.
+The Python of `peers.lance_python` runs this program.
 
 python -m benchmarks.programs.lance_reads FOLDER ROWS_AS_PARQUET COLUMN REQUESTS_AS_JSON writes the rows into a dataset
-with an index on the column: an inverted index for text, and a B-tree for anything else. It looks up each key, or ten
-rows of each text. It prints the milliseconds of each request as JSON, in the order of the requests.
+with an index on the column: an inverted index for text, and a B-tree for anything else. The program looks up each key,
+or ten rows for each text. It prints the milliseconds of each request as JSON, in the order of the requests.
 """
 
 import json

@@ -1,7 +1,7 @@
-"""A growing Lance dataset with indexes. A program for the Python that `peers.lance_python` returns.
+"""A growing Lance dataset with indexes. The Python of `peers.lance_python` runs this program.
 
-python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY appends each Parquet file of a folder. It runs
-`optimize_indices` after each file and `compact_files` after EVERY files. It prints the processor seconds of
+python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY appends each Parquet file of a folder. The program runs
+`optimize_indices` after each file, and `compact_files` after every EVERY files. It prints the processor seconds of
 `optimize_indices`.
 """
 

@@ -1,4 +1,4 @@
-"""Plain Spark that reads landed files and writes them as a Delta table by day.
+"""Plain Spark that reads landed files and writes a Delta table that is partitioned by day.
 
 python -m benchmarks.programs.spark_landing JARS reads lines from standard input, each a JSON array: the folder of the
 files, their format, the columns as a schema of Spark, and the folder of the new table. After each table, it prints an

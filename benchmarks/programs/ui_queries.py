@@ -1,4 +1,4 @@
-"""The GraphQL queries of Dagster's UI, read from the program that its webserver sends to browsers."""
+"""The GraphQL queries of Dagster's UI. They come from the JavaScript that the webserver sends to browsers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _TEXT = re.compile(r"""(["'])\\n\s*(?:query|fragment) \w+(?:(?!\1)[^\\]|\\.)*\1"
 
 
 class _Spreads(Visitor):
-    """Collects the names of the fragments that a definition needs."""
+    """Collects the names of the fragments that a definition uses."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -28,7 +28,7 @@ class _Spreads(Visitor):
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """All queries and fragments, by name."""
+    """All queries and fragments, with their names as keys."""
 
     definitions: Mapping[str, ExecutableDefinitionNode]
 

@@ -1,10 +1,10 @@
-"""Nearest neighbours with Lance and with faiss. A program for the Python that `peers.lance_python` returns.
+"""Nearest neighbours with Lance and with faiss. The Python of `peers.lance_python` runs this program.
 
 python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_AS_JSON [URI OPTIONS_AS_JSON] reads
-`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. It runs each query for ten rows
-without a filter, and the first fifty queries with each filter. It prints JSON: processor seconds of the build, bytes
-per embedding of the index, and for each filter the milliseconds and rows of each query. ENGINE `ask IVF_PQ` runs only
-the first query on the dataset at the URI, and prints its milliseconds.
+`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. Each query finds ten rows without a
+filter. The first fifty queries also run with each filter. The program prints JSON with processor seconds of the build
+and bytes per embedding of the index. For each filter, the JSON contains the milliseconds and the rows of each query.
+With the ENGINE `ask IVF_PQ`, it runs only the first query on the dataset at the URI. It prints the milliseconds.
 """
 
 import json

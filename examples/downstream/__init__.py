@@ -1,1 +1,4 @@
-"""A Dagster project. Tidemark maintains one table, and two assets are computed from the rows of this table."""
+"""A Dagster project.
+
+An example in which Tidemark maintains one table. Two assets are computed from the rows of this table.
+"""

@@ -1,4 +1,4 @@
-"""The definitions that `dagster dev -m examples.downstream.definitions` loads: everything in `defs`."""
+"""The definitions that `dagster dev -m examples.downstream.definitions` loads. They are all definitions in `defs`."""
 
 from __future__ import annotations
 

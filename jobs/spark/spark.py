@@ -1,8 +1,8 @@
-"""Spark for jobs: a session that starts only when there is work for it, with one task per work item.
+"""Spark for jobs. A session starts only when work needs it, and each work item is one task.
 
-If work costs less than the start of a session, this process executes the work, item by item (decision 0039). A work
-item and its answer are sent as JSON through `mapInArrow`, and nothing is shuffled. Only the DataFrame API and SQL are
-used. A local Spark, a cluster and a Spark Connect server are therefore used in the same way
+If the work costs less than the start of a session, this process executes the items one after another (decision 0039).
+Work items and answers are sent as JSON through `mapInArrow`. Spark shuffles no data. The code uses only the DataFrame
+API and SQL. A local Spark, a cluster and a Spark Connect server therefore work in the same way
 (docs/architecture/orchestration.md, "Spark", and decision 0039).
 """
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 # Limits of small work.
 #
-# A job executes small work in its own process, because this takes less time than a start of Spark (decision 0039).
+# A job executes small work in its own process, because this is faster than a start of Spark (decision 0039).
 
 SPARK = "TIDEMARK_SPARK"
 DRIVER_MIB = "TIDEMARK_DRIVER_MIB"
@@ -49,9 +49,9 @@ _MOST_DIGITS = 9
 
 
 class SparkUse(StrEnum):
-    """When work items are executed as Spark tasks.
+    """The condition for executing work items as Spark tasks.
 
-    `auto`: if they exceed the limits of small work. `always`: always.
+    `auto`: if the items exceed the limits of small work. `always`: always.
     """
 
     AUTO = "auto"
@@ -60,9 +60,9 @@ class SparkUse(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SmallWork:
-    """The maximum of total work in the process of a job: bytes of input, and items.
+    """The largest total work that the process of a job executes itself, in bytes of input and in items.
 
-    If one of the limits is 0, the job executes no work in its own process.
+    If one of the limits is 0, the process of the job executes no work itself.
     """
 
     use: SparkUse = SparkUse.AUTO
@@ -71,7 +71,7 @@ class SmallWork:
 
     @classmethod
     def of(cls, environment: Mapping[str, str]) -> SmallWork:
-        """Return the values of `TIDEMARK_SPARK`, `TIDEMARK_DRIVER_MIB` and `TIDEMARK_DRIVER_ITEMS`, or the defaults.
+        """Return the limits in `TIDEMARK_SPARK`, `TIDEMARK_DRIVER_MIB` and `TIDEMARK_DRIVER_ITEMS`, or the defaults.
 
         Raises `InvalidInput` for an invalid value.
         """
@@ -96,11 +96,11 @@ class DriverShare:
         self._is_open = most.use is SparkUse.AUTO
 
     def fits(self, input_bytes: float, items: int) -> bool:
-        """Return whether this much work fits now."""
+        """Return whether this amount of work fits into the remaining limits."""
         return self._is_open and input_bytes <= self._bytes and items <= self._items
 
     def take(self, input_bytes: float, items: int) -> bool:
-        """Reserve this much work. Return False and reserve nothing if it does not fit."""
+        """Reserve this amount of work. If it does not fit, reserve nothing and return False."""
         with self._lock:
             if not self.fits(input_bytes, items):
                 return False
@@ -115,12 +115,15 @@ def _whole(environment: Mapping[str, str], name: str, usual: int) -> int:
     return int(text)
 
 
-# Progress of a job: finished items and all items so far, reported every few seconds.
+# The progress of a job. It reports the finished items and all items every few seconds.
 
 
 LEAST_PAUSE_SECONDS = 5.0
 SHARE_OF_TIME = 0.02
-"""Pauses between messages grow with the elapsed time, so that even a very long job sends only some hundred messages."""
+"""Pauses between messages grow with the elapsed time.
+
+Even a very long job therefore sends only some hundred messages.
+"""
 
 LOOK_SECONDS = 2.0
 
@@ -128,10 +131,13 @@ Say = Callable[[int, int], None]
 
 
 class Progress:
-    """Counts items, and calls `say(done, total)`. The first call is after `LEAST_PAUSE_SECONDS`."""
+    """Counts items, and calls `say(done, total)` at intervals.
+
+    The first call is after at least `LEAST_PAUSE_SECONDS`.
+    """
 
     def __init__(self, say: Say | None, now: Callable[[], float] = time.monotonic) -> None:
-        """Count items and report the counts to `say`. With None, nothing is reported."""
+        """Count items and report the counts to `say`. If `say` is None, nothing is reported."""
         self._say, self._now = say, now
         self._lock = threading.Lock()
         self._total = self._done = self._most_said = 0
@@ -139,7 +145,7 @@ class Progress:
         self._began = self._said = now()
 
     def begin(self, items: int) -> None:
-        """Add items that are to be done."""
+        """Add items that will be executed."""
         with self._lock:
             if self._done == self._total:
                 self._began = self._said = self._now()
@@ -152,19 +158,19 @@ class Progress:
         self._tell()
 
     def look(self, under_way: Mapping[object, int]) -> None:
-        """Set the number of finished items in each unfinished part of the work."""
+        """Set the number of finished items for each unfinished part of the work."""
         with self._lock:
             self._under_way = under_way
         self._tell()
 
     @contextmanager
     def watching(self, session: Any) -> Iterator[None]:
-        """Observe the tasks of a Spark session inside the block, if `say` is set."""
+        """If `say` is set, observe the tasks of a Spark session inside the block."""
         if self._say is None:
             yield
         elif type(session).__module__.startswith(
             "pyspark.sql.connect"
-        ):  # a Connect server reports progress itself, with each answer
+        ):  # a Connect server reports progress itself in each answer
             operations: dict[object, int] = {}
 
             def handle(stages: Any, inflight_tasks: int, operation_id: str | None, done: bool) -> None:  # noqa: FBT001  # PySpark's signature
@@ -199,16 +205,16 @@ class Progress:
                 return
             self._said = now
             done = min(self._total, self._done + sum(self._under_way.values()))
-            done = self._most_said = max(done, self._most_said)  # a stage that has ended is no longer in the list
+            done = self._most_said = max(done, self._most_said)  # the list no longer contains a stage that has ended
             total = self._total
         self._say(done, total)
 
 
-# Wall-clock time of work in several threads.
+# The wall-clock time of work in several threads.
 
 
 class Stopwatch:
-    """Measures the wall-clock time during which at least one thread is in its block."""
+    """Measures the wall-clock time while at least one thread is in the block of this object."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -218,11 +224,11 @@ class Stopwatch:
 
     @property
     def seconds(self) -> float:
-        """The time so far, without the time of blocks that have not ended."""
+        """The measured time until now, without the time of blocks that have not ended."""
         return self._seconds
 
     def __enter__(self) -> None:
-        """Start the clock, unless it is already running."""
+        """Start the clock if it is not running."""
         with self._lock:
             if not self._inside:
                 self._since = time.perf_counter()
@@ -254,7 +260,7 @@ Made = TypeVar("Made")
 
 
 class Spark:
-    """A Spark session that starts with the first work for it, and stops on exit. Several jobs may share it.
+    """A Spark session that starts when work first needs it, and stops on exit. Several jobs may share the session.
 
     Args:
         master: The URL of a Spark master or of a Spark Connect server (`sc://host:15002`). The default is the server in
@@ -276,46 +282,46 @@ class Spark:
         self._mapping = 0
 
     def __enter__(self) -> Self:
-        """Return this object. Nothing is started yet."""
+        """Return this object. No session starts here."""
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Stop the session if it was started."""
+        """Stop the session if it is running."""
         self.stop()
 
     def begin_job(self) -> None:
-        """Begin another job, with the full limits of small work."""
+        """Begin another job. It gets the full limits of small work."""
         self._share = DriverShare(self._small)
 
     @property
     def seconds(self) -> float:
-        """The wall-clock time so far during which at least one task has run."""
+        """The wall-clock time during which at least one task has run until now."""
         return self._busy.seconds
 
     @property
     def place(self) -> str:
-        """The place where the tasks run, for reports."""
+        """The place where tasks run. Reports show it."""
         where = resolved(self._master)
         if self._warm is not None:
             return self._warm.place
         return "spark (own session)" if where == LOCAL_SPARK and not self._joined else f"spark at {where}"
 
     def stop(self) -> None:
-        """Stop the session and its work, unless other code started the session.
+        """Stop the session and its work. If other code started the session, do nothing.
 
         Later work starts or joins a session again.
         """
         if self._session is not None and not self._joined:
-            # This thread may have been interrupted while its connection waits for an answer, so another thread stops
-            # Spark.
+            # An interruption may have hit this thread while its connection waits for an answer. Another thread
+            # therefore stops Spark.
             with ThreadPoolExecutor(1) as another:
                 another.submit(self._warm.leave if self._warm else self._session.stop).result()
         self._session = self._warm = None
 
     def session(self, *, with_delta: bool = False, on_s3: bool = False) -> SparkSession:
-        """Return the session, and start it if needed.
+        """Return the session. Start it if it is not running.
 
         Args:
             with_delta: The session must be able to read Delta tables (`jobs.spark.delta`).
@@ -334,14 +340,14 @@ class Spark:
                 self._warm = warm.join(SETTINGS, os.environ)
             if self._warm is not None:
                 self._session = self._warm.session
-                self._session.conf.unset(_PARTS_OF_ROWS)  # a killed job may have left the setting
+                self._session.conf.unset(_PARTS_OF_ROWS)  # a job that was killed may have left the setting
             else:
                 self._session = self._started(master, with_delta=with_delta, on_s3=on_s3)
             LOG.info("started %s in %.1f s", self.place, time.perf_counter() - started)
         if with_delta:
             from jobs.spark.delta import (
                 require_delta,
-            )  # imports Delta's log, which other steps do not need
+            )  # this imports Delta's log, which other steps do not need
 
             require_delta(self._session, self._master)
         return self._session
@@ -359,7 +365,7 @@ class Spark:
 
     @property
     def slots(self) -> int:
-        """The number of tasks that run concurrently, up to 4,096. The session is started if needed.
+        """The number of tasks that can run concurrently, up to 4,096. The session starts if necessary.
 
         Raises the errors of `session`, and `Unavailable` if Spark does not answer.
         """
@@ -374,7 +380,7 @@ class Spark:
 
     @property
     def _is_cold(self) -> bool:
-        """Whether no session runs and no address of a Spark is set."""
+        """Whether no session runs and no address of Spark is set."""
         return self._session is None and active() is None and resolved(self._master) == LOCAL_SPARK
 
     def map(
@@ -420,7 +426,7 @@ class Spark:
         return answer
 
     def checked(self, make: Callable[[], Made]) -> Made:
-        """Return the result of `make`. Errors of Spark are converted to those of `map`."""
+        """Return the result of `make`. Errors of Spark become the errors of `map`."""
         try:
             return make()
         except spark_errors() as error:
@@ -429,7 +435,7 @@ class Spark:
     def map_rows(
         self, execute: Callable[[Iterator[pa.RecordBatch], Item], Answer], frame: Any, item: Item
     ) -> list[Answer]:
-        """Return one answer per partition of a data frame. A task creates each answer from all rows of a partition.
+        """Return one answer per partition of a data frame. One task creates each answer from all rows of the partition.
 
         `execute` takes batches of rows and the item. Workers must be able to import it. Errors are those of `map`.
         """
@@ -450,7 +456,7 @@ class Spark:
 
     @contextmanager
     def _an_item_a_task(self, session: SparkSession) -> Iterator[None]:
-        """Inside the block, each row from the driver becomes one task on any free slot. Thread-safe.
+        """Inside the block, each row from the driver becomes one task. The task runs on any free slot. Thread-safe.
 
         A shuffle is not used, because its tasks would prefer the host that has the items.
         """
@@ -467,7 +473,10 @@ class Spark:
 
 
 def _tell(doing: str) -> None:
-    """Print the name of a slow activity on a terminal. Spark's own progress bar shows the tasks."""
+    """Print the name of a slow activity to a terminal.
+
+    It does not show tasks, because Spark's progress bar shows them.
+    """
     if sys.stderr.isatty():
         sys.stderr.write(f"tidemark: {doing} …\n")
 

@@ -1,10 +1,10 @@
-"""A warm Spark: a Spark that already runs on this machine, for jobs that select no other Spark (decision 0039).
+"""A warm Spark. It already runs on this machine, for jobs that select no other Spark (decision 0039).
 
-`tidemark spark up` starts the warm Spark. It is a Connect server on the loopback interface, and clients need a token. A
-file that only this user can read contains the address of the server, and digests of its code, Java and environment. A
-job with other code, another Java or another environment starts its own Spark. Jobs reuse the sessions of the server,
-but only one job at a time uses a session. The Python workers that an earlier job started are then ready for the next
-job.
+`tidemark spark up` starts the warm Spark. The warm Spark is a Connect server on the loopback interface, and clients
+need a token. A file describes the server, and only this user can read it. It contains the server's address, and digests
+of its code, Java and environment. A job with different code, Java or environment starts its own Spark. Jobs reuse the
+sessions of the server, but two jobs never use a session at the same time. The Python workers of an earlier job are then
+ready for the next job.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 SERVER = "TIDEMARK_SPARK_SERVER"
-"""Environment variable with the path of the server's file. By default, it is in a folder next to the user's cache."""
+"""The name of an environment variable with the path of the server's file. The default is next to the user's cache."""
 
 SESSIONS = 8
-"""The number of sessions that later jobs reuse. Further concurrent jobs get new sessions."""
+"""The number of sessions that later jobs reuse. If all are in use, a concurrent job gets a new session."""
 
 LOG = logging.getLogger(__name__)
 
-_HOST = "127.0.0.1"  # a name may resolve to [::1], where another user may listen at this port
+_HOST = "127.0.0.1"  # a name may resolve to [::1], and another user may listen there at this port
 _TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  # the name of the variable with which PySpark requests TLS
 _ANSWER_SECONDS = 5.0
-# Prefixes of the environment variables that tasks read. Tasks run with the environment of the server.
+# The prefixes of the environment variables that tasks read. Tasks run with the environment of the server.
 _READ_BY_TASKS = ("AWS_", "TIDEMARK_S3", "TIDEMARK_CACHE")
 
 
@@ -73,7 +73,7 @@ class WarmServer:
 
     @property
     def answers(self) -> bool:
-        """Whether the process of the server runs, and a socket of this user accepts connections at its port."""
+        """Whether the server's process runs, and a socket of this user accepts connections at its port."""
         if is_dead(self.process) or not listens_for_this_user(self.port):
             return False
         try:
@@ -83,7 +83,9 @@ class WarmServer:
         return True
 
     def address(self, session: uuid.UUID) -> str:
-        """Return the address of this session for PySpark. The header that the server checks contains the token.
+        """Return the address of this session for PySpark.
+
+        A header contains the token, and the server checks this header.
 
         With the parameter `token`, PySpark would require the host name `localhost` or TLS.
         """
@@ -91,15 +93,15 @@ class WarmServer:
         return f"sc://{_HOST}:{self.port}/;authorization={header};user_id=tidemark;session_id={session}"
 
     def to_json(self) -> str:
-        """Return the content of the file."""
+        """Return the content for the server's file."""
         return json.dumps(asdict(self))
 
 
 class WarmSession:
-    """A session of the server that only this process uses, until it leaves the session or ends."""
+    """A session of the server. Only this process uses the session, until the process leaves the session or ends."""
 
     def __init__(self, server: WarmServer, settings: Mapping[str, str], file: Path) -> None:
-        """Join a session that other jobs have used, or begin a new session.
+        """Join a session that earlier jobs used, or begin a new session.
 
         Raises `Unavailable` if the server does not accept the session.
         """
@@ -122,7 +124,7 @@ class WarmSession:
         session.release_session_on_close = number is None
 
     def leave(self) -> None:
-        """End the running work of the session, and leave the session to the next job.
+        """End the work that runs in the session. Leave the session to the next job.
 
         This also works if the server has ended.
         """
@@ -136,7 +138,7 @@ class WarmSession:
 
     def _close(self) -> None:
         for name in _of_spark().keys() - self._environment.keys():
-            del os.environ[name]  # PySpark would otherwise connect later sessions to this server
+            del os.environ[name]  # otherwise, PySpark would connect later sessions to this server
         os.environ.update(self._environment)
         if self._lock is not None:
             os.close(self._lock)
@@ -147,7 +149,7 @@ def _of_spark() -> dict[str, str]:
 
 
 def file_of(environment: Mapping[str, str]) -> Path:
-    """Return the file of the server, even if it does not exist."""
+    """Return the path of the server's file. The file may not exist."""
     if named := environment.get(SERVER):
         return Path(named)
     cache = CacheSettings.of(environment).folder
@@ -184,7 +186,7 @@ def join(settings: Mapping[str, str], environment: Mapping[str, str]) -> WarmSes
 
 
 def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
-    """Raise `Unavailable` with the reason if tasks of this process must not run on the server."""
+    """Raise `Unavailable` with a reason if tasks of this process must not run on the server."""
     if not server.answers:
         raise Unavailable("the warm Spark does not run any more. Start it with `tidemark spark up`.")
     again = "Start it again with `tidemark spark down` and `tidemark spark up`."
@@ -197,19 +199,19 @@ def require_fitting(server: WarmServer, environment: Mapping[str, str]) -> None:
 
 
 def made_of() -> str:
-    """Return a digest that is equal for the same code, Python and Java."""
+    """Return a digest of the code, Python and Java."""
     files = [(str(file), (found := file.stat()).st_size, found.st_mtime_ns) for file in modules()]
     return hashlib.sha256(repr((str(ROOT), files, sys.executable, sys.version, str(java_home()))).encode()).hexdigest()
 
 
 def read_by_tasks(environment: Mapping[str, str], token: str) -> str:
-    """Return a digest that is equal for the same environment of tasks. It does not reveal the values."""
+    """Return a digest of the environment variables that tasks read. The digest does not reveal their values."""
     read = sorted((name, value) for name, value in environment.items() if name.startswith(_READ_BY_TASKS))
     return hashlib.sha256(repr((token, read)).encode()).hexdigest()
 
 
 def _free_session(file: Path) -> tuple[int | None, int | None]:
-    """Return the number of a session that no process uses, and the lock on it. Return None twice if all are in use."""
+    """Return the number and the lock of a session that no process uses. Return two Nones if all are in use."""
     for number in range(SESSIONS):
         lock = open_own(file.with_suffix(f".{number}"), os.O_RDWR)
         try:
@@ -221,20 +223,20 @@ def _free_session(file: Path) -> tuple[int | None, int | None]:
     return None, None
 
 
-# Owner of the sockets at a port. Secrets are sent only to processes of this user.
+# The owner of the sockets at a port. Secrets are sent only to processes of the same user.
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _LISTENING = "0A"
 _FIRST = f"{int.from_bytes(bytes([127, 0, 0, 1]), sys.byteorder):08X}"
 _MAPPED = f"{'0' * 16}{int.from_bytes(bytes([0, 0, 255, 255]), sys.byteorder):08X}"
-# Sockets at these addresses accept a connection to 127.0.0.1: 127.0.0.1 and 0.0.0.0, and their IPv6 forms.
+# Sockets at these addresses accept a connection to 127.0.0.1. They are 127.0.0.1, 0.0.0.0, and their IPv6 forms.
 _ADDRESSES = (_FIRST, "0" * 8, _MAPPED + _FIRST, "0" * 32)
 
 
 def listens_for_this_user(port: int) -> bool:
-    """Return whether all sockets that may accept a connection to 127.0.0.1 at the port belong to this user.
+    """Return whether this user owns all sockets that may accept a connection to 127.0.0.1 at the port.
 
-    A system without `/proc/net` does not show the owner. On such a system, the result is True.
+    A system without `/proc/net` does not show the owner, and the result is then True.
     """
     tables = [each for each in _TABLES if each.exists()]
     owners = {owner for table in tables for owner in _owners(table, port)}

@@ -1,6 +1,6 @@
-"""The PySpark daemon of a warm Spark. It imports the modules of tasks once, and then forks the workers.
+"""The PySpark daemon of a warm Spark. It first imports the modules of tasks, and then forks the workers.
 
-Spark starts it as `spark.python.daemon.module` (decision 0039).
+Spark starts this daemon as `spark.python.daemon.module` (decision 0039).
 """
 
 import importlib
@@ -10,7 +10,7 @@ from pyspark.daemon import manager
 from storage_core.data.steps import STEPS
 
 for _home in {each.home for each in STEPS.values() if "spark" in each.kinds}:
-    importlib.import_module(_home)  # workers inherit the imported modules
+    importlib.import_module(_home)  # workers inherit these modules
 
 if __name__ == "__main__":
     manager()

@@ -1,1 +1,1 @@
-"""Alerts: the receivers, the delivery, and the sensors of Dagster that send alerts."""
+"""Alerts. The package contains the receivers, the delivery, and the Dagster sensors that send alerts."""

@@ -1,4 +1,4 @@
-"""Delivery of an alert to every receiver, each within a time limit. A broken receiver does not stop the others."""
+"""Delivery of an alert to every receiver within a time limit. An error of one receiver does not stop the others."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from storage_core.base.text import escaped, shortened, without_locations
 
 _GRACE_SECONDS = 1.0
 _AT_ANOTHER_TIME, _OF_ANOTHER_HOST = (9, 10), (62, 64)
-"""OpenSSL's error codes for certificates: not yet valid, expired, for another host name, or for another address."""
+"""OpenSSL's error codes for invalid certificates: not yet valid, expired, another host name, or another address."""
 
 Kind = Literal["run_failed", "behind", "rejecting", "drifted", "unreadable", "recovered", "test"]
 
@@ -51,12 +51,12 @@ class Alert:
 
     @property
     def subject(self) -> str:
-        """One line with the kind and the first tables."""
+        """One line with the kind of the alert and the first tables."""
         about = f": {', '.join(self.tables[:3])}" if self.tables else ""
         return shortened(f"Tidemark: {self.kind.replace('_', ' ')}{about}")
 
     def to_json(self) -> str:
-        """Return the object that webhooks and commands receive (`docs/spec.md`), in ASCII."""
+        """Return the JSON object that webhooks and commands receive (`docs/spec.md`), in ASCII."""
         return json.dumps(asdict(self))
 
 
@@ -64,7 +64,7 @@ class Alert:
 class Delivered:
     """The number of receivers that accepted an alert, and the problems of the other receivers.
 
-    A problem contains the receiver's number, kind and error, and never its location.
+    A problem contains the number, the kind and the error of the receiver. It never contains the location.
     """
 
     taken: int
@@ -72,9 +72,10 @@ class Delivered:
 
 
 def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
-    """Send the alert to all receivers concurrently, and return soon after `timeout`. Raises no error.
+    """Send the alert to all receivers concurrently. Return soon after `timeout` at the latest. Raises no error.
 
-    A receiver that answers too slowly is abandoned. Its thread ends when the connection ends.
+    After the time limit, the function does not wait for a receiver. The receiver's thread ends when its connection
+    ends.
     """
     seconds = declared.timeout / 1000
     outcomes: dict[int, str | None] = {}
@@ -101,7 +102,7 @@ def deliver(alert: Alert, declared: AlertsDeclaration) -> Delivered:
 
 
 def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str | None:
-    """Deliver the alert. Return the error, or None."""
+    """Deliver the alert. Return the error of the delivery, or None."""
     try:
         if receiver.webhook is not None:
             _post(receiver.url(), alert, seconds)
@@ -119,7 +120,7 @@ def _problem(receiver: ReceiverDeclaration, alert: Alert, seconds: float) -> str
 
 
 def _certificate_fault(error: Exception) -> str | None:
-    """Return the fault of a server's certificate and its remedy, or None for any other error."""
+    """Return the problem of a server's certificate and the remedy. Return None for any other error."""
     reason = error.reason if isinstance(error, urllib.error.URLError) else error
     if not isinstance(reason, ssl.SSLCertVerificationError):
         return None
@@ -143,7 +144,7 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 def _post(url: str, alert: Alert, seconds: float) -> None:
     headers = {"Content-Type": "application/json", "User-Agent": "tidemark"}
     parts = urlsplit(url)
-    if parts.username is not None:  # urllib would treat it as a part of the host
+    if parts.username is not None:  # urllib would treat these as a part of the host
         name, password = unquote(parts.username), unquote(parts.password or "")
         headers["Authorization"] = f"Basic {b64encode(f'{name}:{password}'.encode()).decode()}"
         url = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
@@ -165,7 +166,7 @@ def _run(command: Sequence[str], alert: Alert, seconds: float) -> None:
         try:
             process.communicate(alert.to_json().encode(), timeout=seconds)
         except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):  # the group includes the child processes of the command
+            with suppress(ProcessLookupError):  # the process group includes the child processes of the command
                 os.killpg(process.pid, signal.SIGKILL)
             raise TidemarkError(f"the command did not end within {seconds:g} s and was stopped") from None
     if process.returncode:
@@ -184,7 +185,7 @@ def _mail(declared: EmailDeclaration, alert: Alert, seconds: float) -> None:
 
 
 def _mail_server(declared: EmailDeclaration, seconds: float) -> smtplib.SMTP:
-    """Return a connection to the server. The server has shown a valid certificate, unless `security` is `none`."""
+    """Return a connection to the server. Unless `security` is `none`, the server has a valid certificate."""
     if declared.security == "none":
         return smtplib.SMTP(declared.host, declared.port, timeout=seconds)
     try:

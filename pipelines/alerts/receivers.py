@@ -1,6 +1,7 @@
-"""The receivers of alerts about failures and late tables, declared in `alerts.yaml` next to `tables/`.
+"""The receivers of alerts about failed runs and late tables. `alerts.yaml` next to `tables/` declares them.
 
-A value that begins with `$` is the name of an environment variable, for secrets. This module does not import Dagster.
+For secrets, a value can be the name of an environment variable. Such a value begins with `$`. This module does not
+import Dagster.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ _VARIABLE = re.compile(r"\$[A-Za-z_][A-Za-z0-9_]*")
 
 
 def _url(given: object) -> str:
-    """Check a URL in this function, so that no message contains the URL. A URL may contain a secret."""
+    """Check a URL. The check is here so that no message contains the URL, because a URL may contain a secret."""
     text = given if isinstance(given, str) else ""
     if not _VARIABLE.fullmatch(text):
         check_url(text)
@@ -36,7 +37,7 @@ def _url(given: object) -> str:
 def _words(given: object) -> object:
     """Reject a command that is a single text, because commands run without a shell.
 
-    No message repeats the text, because it may contain a secret.
+    No message repeats this text, because the text may contain a secret.
     """
     if isinstance(given, str):
         raise InvalidInput('a command is a list of words, such as ["program", "argument"]. It is run without a shell.')
@@ -62,12 +63,12 @@ def _absolute(path: str) -> str:
 
 
 def on_loopback(url: str) -> bool:
-    """Return whether the host of a URL is this machine."""
+    """Return whether the host of a URL is the local machine."""
     return urlsplit(url).hostname in _LOOPBACK
 
 
 def check_url(text: str) -> None:
-    """Raise `InvalidInput` for a URL to which alerts cannot be posted. The message does not repeat the URL."""
+    """Raise `InvalidInput` for a URL that cannot receive alerts. The message does not repeat the URL."""
     try:
         parts = urlsplit(text)
         is_sound = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -86,9 +87,10 @@ def check_url(text: str) -> None:
 class EmailDeclaration(Closed):
     """The recipients and the server of an email.
 
-    The environment variable `TIDEMARK_SMTP_PASSWORD` contains the password.
+    The environment variable `TIDEMARK_SMTP_PASSWORD` contains the password of the server.
 
-    The server must have a valid certificate. The authorities in `ca_file` replace the authorities of the system.
+    The server must have a valid certificate. If `ca_file` is set, its certificate authorities replace the authorities
+    of the system.
     """
 
     to: tuple[Annotated[str, AfterValidator(_address)], ...] = Field(min_length=1)
@@ -113,7 +115,7 @@ class EmailDeclaration(Closed):
 
 
 class ReceiverDeclaration(Closed):
-    """One receiver: a `webhook` that gets JSON, a `command` that gets JSON on standard input, or an `email`."""
+    """One receiver: a `webhook` or a `command` that gets JSON, or an `email`."""
 
     webhook: Annotated[str, BeforeValidator(_url)] | None = None
     command: Annotated[tuple[str, ...] | None, BeforeValidator(_words)] = Field(default=None, min_length=1)
@@ -146,7 +148,7 @@ class ReceiverDeclaration(Closed):
         return found
 
     def unset_variable(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """Return the name of the environment variable that the receiver needs and that is not set, or None."""
+        """Return the name of an environment variable that the receiver needs and that is not set, or None."""
         name = self.webhook[1:] if self.webhook and self.webhook.startswith("$") else None
         if self.email is not None and self.email.user is not None:
             name = PASSWORD
@@ -161,8 +163,8 @@ class AlertsDeclaration(Closed):
 
 
 def read_alerts(root: Path) -> AlertsDeclaration:
-    """Return the receivers that the file in this folder declares.
+    """Return the receivers that a file in this folder declares.
 
-    Without a file, there are no receivers. Raises the errors of `load_as`.
+    If the file is missing, there are no receivers. Raises the errors of `load_as`.
     """
     return load_optional(AlertsDeclaration, root / ALERTS)

@@ -1,8 +1,8 @@
-"""Two Dagster sensors for alerts: one for failed runs, and one for tables that are behind or reject too many rows.
+"""Two Dagster sensors for alerts. One is for failed runs, and one is for tables that are late or reject too many rows.
 
-Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at once, and a tick reports
-the problems of the file. The sensors start by themselves if a table is automated. Otherwise a person starts them in the
-UI.
+Both sensors read `alerts.yaml` at each tick. A change of the file therefore takes effect at the next tick. A tick
+reports the problems of the file. If a table is automated, the sensors are on by default. Otherwise, a person starts the
+sensors in the UI.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ from storage_core.base.text import counted, first_of, listed
 FAILED_RUNS, LATE_TABLES = "alerts_failed_runs", "alerts_late_tables"
 INTERVAL_SECONDS = 300
 MOST_PER_TICK = 48
-"""The largest number of tables per tick. The next tick continues with the tables after these."""
+"""The largest number of tables per tick. The next tick continues with the remaining tables."""
 MOST_MS = 30_000
-"""Milliseconds after which a tick does not begin with another table."""
+"""The number of milliseconds after which a tick does not begin with another table."""
 
 _BAD = frozenset({State.BEHIND, State.REJECTING, State.FAILED})
 BEHIND_AND_REJECTING = "behind_and_rejecting"
-"""The state in the cursor of a table that is behind and also rejects too many rows."""
+"""The state of a table in the cursor if the table is both late (`behind`) and rejects too many rows."""
 _SAID: Final = frozenset({*_BAD, BEHIND_AND_REJECTING})
 
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """The reported tables by state (behind, rejecting or unreadable), and the last table that was read.
+    """The reported tables with their states (behind, rejecting or unreadable), and the table that was read last.
 
     `drifts` is the number of reported changes of columns (`Rejections.drifts`).
     """
@@ -59,7 +59,7 @@ class Cursor:
 
     @staticmethod
     def of(text: str | None) -> Cursor:
-        """Return the cursor that the text contains, or an empty cursor if the text is not valid."""
+        """Return the cursor that a text contains, or an empty cursor if the text is invalid."""
         try:
             found = json.loads(text or "{}")
             said = {str(key): str(value) for key, value in found["said"].items()}
@@ -76,7 +76,7 @@ class Cursor:
 
 @dataclass(frozen=True, slots=True)
 class Ticked:
-    """The result of a tick: the alerts that a receiver accepted, the problems, and the cursor for the next tick."""
+    """The result of a tick. It contains the accepted alerts, the problems, and the cursor for the next tick."""
 
     cursor: Cursor
     sent: tuple[Alert, ...]
@@ -86,7 +86,7 @@ class Ticked:
 def build_alerts(
     declared: DeclaredTables, automation: Automation, raw_logs: Sequence[DeclaredRawLog] = ()
 ) -> Definitions:
-    """Return the sensors `alerts_failed_runs` and `alerts_late_tables`. These sensors do not request runs."""
+    """Return the sensors `alerts_failed_runs` and `alerts_late_tables`. The two sensors do not request runs."""
     return Definitions(sensors=[_failed_runs(declared, automation), _late_tables(declared, automation, raw_logs)])
 
 
@@ -98,7 +98,7 @@ def _failed_runs(declared: DeclaredTables, automation: Automation) -> SensorDefi
         description=f"Notifies the receivers in {ALERTS} of each failed run.",
         default_status=automation.sensor_status,
     )
-    def failed(context: RunFailureSensorContext) -> None:  # a skip reason would make a tick of several runs fail
+    def failed(context: RunFailureSensorContext) -> None:  # a skip reason would make a tick with several runs fail
         run, receivers = context.dagster_run, read_alerts(declared.root)
         if run.tags.get(WILL_RETRY) == "true" or not receivers.receivers:
             return
@@ -111,7 +111,10 @@ def _failed_runs(declared: DeclaredTables, automation: Automation) -> SensorDefi
 
 
 def failure_alert(run: DagsterRun, events: Sequence[DagsterEvent], tables: Sequence[str], *, at: int) -> Alert:
-    """Return the alert for a failed run: each failed step, its message, and the tables of these steps."""
+    """Return the alert for a failed run.
+
+    It contains each failed step, its message, and the tables of the failed steps.
+    """
     lines = [f"{each.step_key or run.job_name}: {said_by(each)}" for each in events]
     about = dict.fromkeys(table for each in events for table in tables_of(run, each.step_key, tables))
     of = f" of {listed(list(about))}" if about else ""
@@ -157,12 +160,13 @@ def _late_tables(
 def look_for_late(
     places: Sequence[Place], receivers: AlertsDeclaration, cursor: Cursor, clock: Clock | None = None
 ) -> Ticked:
-    """Read the state of the next tables. Send one alert for each change of a table.
+    """Read the state of the next tables. Send an alert for each change of a table's state or columns.
 
-    A table can become late, reject too many rows, become unreadable, or recover. Landed files can change its columns.
+    A table can become late, reject too many rows, become unreadable, or recover. Landed files can change the columns of
+    a table.
 
-    If no receiver accepts an alert, it is sent again at the next read of the table. Cost: the requests of
-    `status.look` per table.
+    If no receiver accepts an alert, the next read of the table sends it again. Cost: the requests of `status.look` per
+    table.
     """
     now = clock or SystemClock()
     began = now.now_ms()
@@ -173,7 +177,7 @@ def look_for_late(
     for each in look_at_all(ordered, now):
         after, name = each.place.name, each.place.name
         if said.get(name) == BEHIND_AND_REJECTING and _said(each) == State.BEHIND:
-            said[name] = State.BEHIND  # receivers know that the table is behind
+            said[name] = State.BEHIND  # receivers already know that the table is behind
         if alert := _alert_of(each, said.get(name, State.OK), now.now_ms()):
             done = deliver(alert, receivers)
             problems += done.problems
@@ -199,12 +203,12 @@ def look_for_late(
 
 
 def _said(found: Looked) -> str:
-    """Return the state for the cursor. If a late table begins to reject rows, its state changes and causes an alert."""
+    """Return the state for the cursor. If a late table begins to reject rows, the changed state causes an alert."""
     return BEHIND_AND_REJECTING if found.state is State.BEHIND and found.is_rejecting else found.state.value
 
 
 def _alert_of(found: Looked, before: str, at: int) -> Alert | None:
-    """Return the alert for a table whose state has changed since the last alert, if the old or the new state is bad."""
+    """Return an alert if the state of a table changed since the last alert. The old or the new state must be bad."""
     name, state = (found.place.name,), found.state
     if _said(found) == before or (state not in _BAD and before not in _SAID):
         return None

@@ -1,1 +1,1 @@
-"""Commands of `tidemark`, grouped by task. `pipelines.cli` combines them into one program."""
+"""Commands of `tidemark`, grouped by task. `pipelines.cli` combines these commands into one program."""

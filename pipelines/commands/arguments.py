@@ -1,4 +1,4 @@
-"""Arguments that several commands share, and the rules that turn the text of an argument into a table."""
+"""Arguments that several commands share. The module also converts the text of an argument to a table."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ Master = Annotated[
 
 
 def refuse_beside(option: str, others: Mapping[str, object], *, why: str) -> None:
-    """Raise `InvalidInput` if one of the other options is given. An option with None or False is not given."""
+    """Raise `InvalidInput` if one of the other options is set. An option with None or False is not set."""
     given = [name for name, value in others.items() if value is not None and value is not False]
     if given:
         raise InvalidInput(f"{option} {why}, so it cannot be combined with {given[0]}. Leave one of them out.")
@@ -70,8 +70,8 @@ def refuse_beside(option: str, others: Mapping[str, object], *, why: str) -> Non
 def duration_ms(option: str, text: str | None) -> int | None:
     """Return the milliseconds of a duration such as `0`, `90m`, `24h` or `7d`. None stays None.
 
-    Declarations use the same grammar, with one exception. Here, a number needs a unit, because a reader might not
-    expect seconds.
+    Declarations use the same format, but only here a number must have a unit. Without a unit, a reader might not know
+    that it means seconds.
 
     Raises:
         InvalidInput: The text is not a duration. The message contains the name of the option.
@@ -81,7 +81,7 @@ def duration_ms(option: str, text: str | None) -> int | None:
     if text is None:
         return None
     wrong = f"{option}: {text!r} is not a duration. Write a number with ms, s, m, h or d, such as 24h"
-    if text.strip().isdecimal() and text != "0":  # zero needs no unit
+    if text.strip().isdecimal() and text != "0":  # zero is valid without a unit
         raise InvalidInput(wrong)
     try:
         return parse_milliseconds(text)
@@ -94,9 +94,9 @@ BARE_NAME: Final = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The location of a table, and the file that declares the table if such a file exists.
+    """The location of a table, and the file with its declaration if there is one.
 
-    `root` is the folder to which relative locations in that file are relative.
+    Relative locations in this file start at the folder `root`.
     """
 
     uri: str
@@ -105,14 +105,14 @@ class Target:
 
 
 def declared() -> DeclaredTables:
-    """Return the declared tables, and the problems of the files that declare no valid table."""
+    """Return the declared tables, and the problems of all files without a valid declaration."""
     from pipelines.tables import read_tables, tables_folder
 
     return read_tables(tables_folder())
 
 
 def resolve(text: str) -> Target:
-    """Return the declared table of this name, or the location of this path or URI.
+    """Return the declared table with this name, or the table at this path or URI.
 
     Raises:
         InvalidInput: The declaration file of this name is broken, or the text is not a location.
@@ -137,7 +137,7 @@ def resolve(text: str) -> Target:
 
 
 def open_table(text: str, at: str | None = None) -> Table:
-    """Open the table that the text names, at its newest version or at `at`.
+    """Open the table with this name or location, at its newest version or at `at`.
 
     Raises:
         NotFound: The table does not exist. The message contains the command that creates a declared table.
@@ -156,10 +156,11 @@ def _existing(text: str, target: Target, at: str | None = None) -> Table:
 
 
 def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table | None:
-    """Apply the declaration of a table, as the runs of Dagster do before each step, and return the table.
+    """Apply the declaration of a table and return the table. The runs of Dagster do the same before each step.
 
-    A change is printed on standard error. A dry run changes nothing, and returns the table as it will be. If no
-    declared table has this location, return None. The working directory must be the root of the target.
+    If the table changes, a message is printed on standard error. A dry run changes nothing. It returns the table in the
+    state that it would have after the change. If no declared table has this location, return None. The working
+    directory must be the root of the target.
 
     Raises:
         InvalidInput: The declaration differs from the table in a setting that cannot change.
@@ -185,7 +186,7 @@ def declared_table(text: str, target: Target, *, dry_run: bool = False) -> Table
 
 
 def table_to_change(text: str) -> Table:
-    """Open the table that the text names for a command that changes rows. Its declaration is applied first.
+    """Open the table for a command that changes rows. First apply the declaration of the table.
 
     Raises the errors of `open_table` and `declared_table`.
     """
@@ -195,9 +196,9 @@ def table_to_change(text: str) -> Table:
 
 
 def run_here(options: RunOptions, table: Table | None = None) -> JobReport:
-    """Run the step of these options in this process, and return its report.
+    """Run the step that these options describe in this process, and return the step's report.
 
-    Spark starts only if the step has work for Spark. `table` is the table if it is already open.
+    Spark starts only if the step has work for Spark. Pass `table` if the table is already open.
     """
     from jobs.spark.spark import Spark
     from storage_core.log.job_run import run
@@ -207,7 +208,7 @@ def run_here(options: RunOptions, table: Table | None = None) -> JobReport:
 
 
 def windows(window: str | None, start: str | None, end: str | None, *, everything: bool) -> WindowRange:
-    """Return the windows that the options select. Without options, return all windows.
+    """Return the windows that the options select, or all windows without options.
 
     Raises:
         InvalidInput: The options contradict each other.
@@ -227,7 +228,7 @@ _DO: Final = "Write it with numpy.save('query.npy', vector), or give the numbers
 
 
 def vector_of(text: str) -> object:
-    """Return the numbers of a JSON list, or of the file whose path follows an `@`.
+    """Return the numbers of a JSON list. After an `@`, the text is the path of a file with the numbers.
 
     Raises:
         InvalidInput: The text is not a list of numbers, or the file cannot be read as one vector.

@@ -61,18 +61,18 @@ def catalog(
 ) -> None:
     """Keep a SQL cache of table logs, and query it.
 
-    The action refresh updates the cache, rebuild creates it again, and check compares it with the logs. The action sql
-    answers one of four questions:
+    The action refresh updates the cache. The action rebuild creates the cache again. The action check compares the
+    cache with the logs. The action sql answers one of four questions:
 
-    candidates TABLE: the splits to compact.
+    candidates TABLE: the splits that a compaction would rewrite.
 
-    between TABLE: the splits of a time range, chosen with --from, --to and --where.
+    between TABLE: the splits in a time range. The options --from, --to and --where select them.
 
     expired [TABLE]: the windows that are older than the retention.
 
     changes TABLE --since VERSION: the splits that were added or removed.
 
-    Any other text is a SQL statement for the database. A statement cannot change anything.
+    Any other text is a SQL statement for the database. A statement cannot change data.
 
     Example: tidemark catalog sql changes clicks --since 12
     """
@@ -117,7 +117,7 @@ def _refresh(opened: Catalog, names: Sequence[str], *, rebuild: bool, as_json: b
 
 
 def _places(names: Sequence[str]) -> dict[str, str]:
-    """Return the URI of each table by name, for the tables in `names` or else for all declared tables."""
+    """Return the name and URI of each table in `names`. If `names` is empty, return all declared tables."""
     if not names:
         return {each.declaration.name: each.declaration.uri for each in declared().tables}
     from storage_core.store.resolve import name_of

@@ -1,4 +1,4 @@
-"""Commands that check, repair and erase: `fsck`, `audit`, `repair`, `forget` and `probe`."""
+"""Commands that check, repair and erase data: `fsck`, `audit`, `repair`, `forget` and `probe`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def fsck(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Report what is wrong with the files of a table.
+    """Report damage in the files of a table.
 
-    Each finding contains advice. The command writes nothing. It exits with 0 if nothing is damaged (notes are allowed),
-    otherwise with 4.
+    Each finding contains advice. The command changes nothing. The exit code is 0 if nothing is damaged, even if there
+    are notes. Otherwise, the exit code is 4.
 
     Example: tidemark fsck clicks --deep
     """
@@ -57,10 +57,10 @@ def repair(
     dry_run: DryRun = False,
     as_json: Json = False,
 ) -> None:
-    """Copy everything that is still readable to a new table.
+    """Copy all readable data to a new table.
 
-    The damaged table is only read. The output lists what could not be copied, with the number of rows where it is
-    known.
+    The command only reads the damaged table. The output lists the data that could not be copied, with the number of
+    rows if this number is known.
 
     Example: tidemark repair clicks --into warehouse/repaired
     """
@@ -107,7 +107,7 @@ def _show_report(report: Report, *, as_json: bool) -> None:
 
 
 def _show_audit(done: JobReport, *, as_json: bool) -> NoReturn:
-    """Print the findings, and end with their exit code."""
+    """Print the findings, and end the command with their exit code."""
     details: dict[str, Any] = dict(done.details)
     violations, unchecked, clean = (details.pop(name) for name in ("violations", "unchecked", "clean"))
     if as_json:
@@ -197,9 +197,9 @@ _REASONS = {
     "version": "retained versions need them",
     "collector": "nothing needs them, and garbage collection deletes them after the horizon",
 }
-"""Reasons whose texts differ between objects only by a number.
+"""The reasons that differ between objects only by a number.
 
-All other reasons contain an instruction for a person.
+All other reasons already contain an instruction for a person.
 """
 
 
@@ -225,11 +225,12 @@ def forget(
 ) -> None:
     """Erase the rows that meet a condition.
 
-    The rows disappear from reads at once. `tidemark gc` and `tidemark raw --collect` delete the objects that contain
-    the rows, when no retained version needs these objects any more. A tag keeps its version until the tag is removed.
+    Reads do not return the rows any more. `tidemark gc` and `tidemark raw --collect` delete the objects that contain
+    the rows. They wait until no retained version needs these objects. A tagged version is retained until the tag is
+    removed.
 
-    The report counts the objects that still contain the rows, by reason and date. For a declared table, it also lists
-    the landed files that contain the rows. You must remove landed files yourself.
+    The report counts the objects that still contain the rows, grouped by reason and date. For a declared table, the
+    report also lists the landed files that contain the rows. You must remove landed files yourself.
 
     With --report, the command erases nothing and prints the current report.
 
@@ -257,7 +258,7 @@ def forget(
 
 
 def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
-    """Return the raw logs that feed a declared table, or the raw log that the options describe."""
+    """Return the raw logs that feed a declared table, or the raw log from the options."""
     from storage_core.maintain.forget_report import RawTable
 
     if bool(stores) != bool(table):
@@ -267,7 +268,7 @@ def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
         from storage_core.write.raw_log.history import require_raw_log
 
         uris = [resolve(each).uri for each in stores]
-        for each in uris:  # without the raw log, the report would be incomplete
+        for each in uris:  # without this raw log, the report would be incomplete
             require_raw_log([open_store(each)])
         return [RawTable(table, uris)]
     target = resolve(uri)
@@ -281,7 +282,7 @@ def _raw_logs(uri: str, stores: list[str], table: str | None) -> list[RawTable]:
 
 
 def _with_landed(table: Table, uri: str, where: str, found: ForgetReport) -> ForgetReport:
-    """Return the report with the landed files of a declared table that contain the rows."""
+    """Return the report. For a declared table, add the landed files that contain the rows."""
     from pipelines.tables import read_tables, tables_folder
     from storage_core.maintain.forget import with_landed_files
 
@@ -328,9 +329,9 @@ def _show(found: ForgetReport, fields: Mapping[str, object], *, paths: bool, as_
 
 
 def _forget_summary(held: Sequence[Held]) -> list[tuple[str, str, int]]:
-    """Return each reason, its last day, and its number of objects.
+    """Return each reason with its last day and its number of objects.
 
-    The entries are ordered by day. Reasons without a date are last. They remain until a person acts.
+    The entries are ordered by day. Reasons without a date are last, because their objects remain until a person acts.
     """
     keys: dict[tuple[str, str], set[tuple[str, str]]] = {}
     for each in held:
@@ -346,11 +347,11 @@ def _until(held: Held) -> str:
 
 
 def probe(uri: Uri, *, as_json: Json = False) -> None:
-    """Check whether a location can hold a table.
+    """Check whether a table can be stored at a location.
 
-    The command tests conditional writes, listing and deleting with one object below the location. It deletes this
-    object afterwards. The location need not contain a table. Tidemark does not create or change tables on a store that
-    fails one of these tests.
+    The command tests conditional writes, listing and deletion. It uses one object below the location and deletes it
+    afterwards. The location does not have to contain a table. If a store fails a test, Tidemark does not create or
+    change tables on it.
 
     Example: tidemark probe s3://bucket/warehouse/clicks
     """

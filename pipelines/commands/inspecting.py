@@ -35,8 +35,9 @@ _NOT_MADE: Final = {"exists": False, "version": None, "live_splits": 0, "rows": 
 def tables(*, as_json: Json = False) -> None:
     """List the tables declared in tables/*.yaml.
 
-    Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
-    the first table that cannot be read. A receiver of alerts whose environment variable is not set gives a warning.
+    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, it is the error code of
+    the first table that cannot be read. If a receiver of alerts needs an environment variable that is not set, a
+    warning is printed.
 
     Example: tidemark tables
     """
@@ -64,7 +65,7 @@ def tables(*, as_json: Json = False) -> None:
 
 
 def _found(table: DeclaredTable) -> tuple[output.Record, TidemarkError | None]:
-    """Return the record of a table, and its error if the table cannot be read."""
+    """Return the record of a table. If the table cannot be read, also return the error."""
     name, uri, kind = table.declaration.name, table.declaration.uri, table.declaration.config().kind
     about: dict[str, object] = {"name": name, "uri": uri, "file": str(table.file), "kind": kind}
     try:
@@ -98,8 +99,8 @@ def describe(
 ) -> None:
     """Show a table's columns, windows, indexes and regions.
 
-    For each index, the output contains the number of rows that the index does not cover yet. For each region, it
-    contains how much is merged.
+    For each index, the output contains the number of rows that the index does not yet cover. For each region, the
+    output shows how much of the data is merged.
 
     Example: tidemark describe clicks
     """
@@ -149,7 +150,7 @@ def _describe_state(about: dict[str, Any], *, everything: bool, as_json: bool) -
 
 
 def _settings(found: object) -> str:
-    """Return the settings that differ from the defaults. Indexes and sort order are printed separately."""
+    """Return the settings that differ from the defaults. The command prints indexes and sort order separately."""
     from storage_core.data.settings.table import TableConfig, shown
 
     usual = shown(TableConfig())
@@ -174,7 +175,7 @@ def history(
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """List the retained versions, newest first.
+    """List the retained versions, with the newest version first.
 
     Example: tidemark history clicks --limit 10
     """
@@ -202,11 +203,11 @@ def _words(found: object) -> str:
 
 
 def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = False) -> None:
-    """List the pending work of each window, and its reasons.
+    """List the pending work of each window with its reasons.
 
-    The list contains windows that a compaction would rewrite and windows that are older than the retention. It also
-    contains splits that a compaction failed on and skips for a while. The last three columns are the bytes that the
-    next run reads, the bytes that it writes, and its number of output files.
+    The list contains windows that a compaction would rewrite, and windows that are older than the retention. The list
+    also contains splits that a compaction failed on. Compactions skip these splits for a while. The last three columns
+    are about the next run. They are the bytes to read, the bytes to write, and the number of output files.
 
     Example: tidemark debt clicks
     """
@@ -228,7 +229,7 @@ def debt(uri: Uri, *, at: At = None, policy: Policy = False, as_json: Json = Fal
         output.records(skips, skipped, as_json=False, nothing="")
 
 
-# Changes, versions and tags.
+# Commands about changes, versions and tags.
 
 
 VERSION = "VERSION|TIME|TAG"
@@ -252,8 +253,9 @@ def changes(
 ) -> None:
     """List the rows that commits added and removed.
 
-    Each row has the columns of the table and three more: _change_type (delete or insert), _commit_version and
-    _commit_timestamp. A compaction changes no row. For a keyed table, only merged rows are listed.
+    Each row has the columns of the table and three more columns. They are _change_type (delete or insert),
+    _commit_version and _commit_timestamp. A compaction changes no row. For a keyed table, the list contains only merged
+    rows.
 
     Example: tidemark changes clicks --from 12
     """
@@ -274,11 +276,11 @@ def restore(
     to: Annotated[str, typer.Option(metavar=VERSION, help="The version to restore.")],
     as_json: Json = False,
 ) -> None:
-    """Set a table back to an older version, by a new commit.
+    """Set a table back to an older version with a new commit.
 
-    Nothing is lost: the versions in between are kept, and a restore can be undone by another restore. Data that was
-    ingested or merged since then is not ingested or merged again. Unmerged rows of a keyed table are kept, and the next
-    merge applies them.
+    No data is lost. The versions in between are kept, and another restore can undo a restore. Data that was ingested or
+    merged after the older version is not ingested or merged again. Unmerged rows of a keyed table are also kept, and
+    the next merge applies these rows.
 
     Example: tidemark restore clicks --to 12
     """
@@ -318,9 +320,10 @@ def tag(
     delete: Annotated[bool, typer.Option("--delete", help="Remove the tag.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Name a version, so that it stays readable.
+    """Give a version a name, so that it stays readable.
 
-    Garbage collection keeps a tagged version until the tag expires or is removed. Setting a tag again moves it.
+    Garbage collection keeps a tagged version until the tag expires or is removed. If you set an existing tag again, it
+    moves to the new version.
 
     Example: tidemark tag clicks audit --version 12
     """
@@ -381,7 +384,7 @@ def _write(found: pa.RecordBatchReader, file: Path) -> int:
     return rows
 
 
-# Regions and unmerged records.
+# Commands about regions and unmerged records.
 
 
 _NOTHING = "no unmerged records: every acknowledged record is merged"
@@ -389,7 +392,7 @@ _PAUSE_MS = 500
 
 
 def regions(uri: Uri, *, as_json: Json = False) -> None:
-    """List the regions of a keyed table, and unmerged data.
+    """List the regions of a keyed table, and their unmerged data.
 
     Example: tidemark regions planes
     """
@@ -414,9 +417,9 @@ def tail(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print the newest records that are not merged yet.
+    """Print the newest unmerged records.
 
-    All these records are acknowledged. Regions are printed one after another. In each region, the newest record is
+    All printed records are acknowledged. Regions are printed one after another. Within a region, the newest record is
     last.
 
     Example: tidemark tail planes --follow
@@ -455,7 +458,7 @@ def _follow(table: Table, waiting: Tail, *, as_json: bool) -> None:
 def _about_region(found: UnmergedMetrics, now_ms: int) -> output.Record:
     """Return the record of a region.
 
-    An age is never negative, although the clock of the store may be ahead of the clock of this machine.
+    An age is never negative, even if the clock of the store is ahead of the clock of this machine.
     """
     oldest = found.oldest_ms
     flat = asdict(found)

@@ -1,4 +1,4 @@
-"""All output of `tidemark`: JSON lines for programs, tables for people."""
+"""All output of `tidemark`: JSON lines for programs, and tables for people."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ if TYPE_CHECKING:
 
 
 def plain(value: object) -> object:
-    """Return the value as JSON data without any loss.
+    """Return the value as JSON data without loss of information.
 
-    The types that JSON lacks are written like this:
+    Some types do not exist in JSON. Their values have these forms:
 
-    - A timestamp is ISO text in UTC that ends with `Z`. If the column has no time zone, the `Z` is missing.
-    - A decimal with decimal places is text with all digits. A decimal without decimal places is an integer.
+    - A timestamp is ISO text in UTC with a `Z` at the end. If the column has no time zone, the text has no `Z`.
+    - A decimal with decimal places is text with all its digits. A decimal without decimal places is an integer.
     - Binary data is base64 text.
     - The special floats are "NaN", "Infinity" and "-Infinity".
     - An interval is [months, days, nanoseconds].
@@ -79,19 +79,19 @@ _GAP = "   "
 
 
 class OutputClosedError(Exception):
-    """Raised when the reader of standard output has closed the pipe.
+    """The error for a reader that has closed standard output.
 
-    This is not a failure, because the command has done all its work except printing.
+    This is not a failure. The command has done all its work, and only the rest of the output is missing.
     """
 
 
 def json_line(record: Record) -> None:
-    """Print one object as one line of JSON that contains only ASCII."""
+    """Print one object as one line of ASCII JSON."""
     line(json.dumps(plain(record)))
 
 
 def line(text: str) -> None:
-    """Print one line of text, escaped for a terminal. All text for people is printed by this function.
+    """Print one line of text, escaped for a terminal. This function prints all text for people.
 
     Raises:
         OutputClosedError: The reader has closed standard output, as `| head` does.
@@ -103,21 +103,21 @@ def line(text: str) -> None:
 
 
 def shown_rows(rows: pa.Table | pa.RecordBatch) -> list[dict[str, object]]:
-    """Return the rows as dictionaries with the values of `shown`.
+    """Return the rows as dictionaries. `shown` converts their values.
 
-    Columns with dates that are not between the years 1 and 9999 are converted to text.
+    If a column has dates outside the years 1 to 9999, all its values become text.
     """
-    from storage_core.data.rows.times import as_text  # `--help` does not need these modules or Arrow
+    from storage_core.data.rows.times import as_text  # `--help` needs neither these modules nor Arrow
 
     found = as_text(rows)
     return [shown(row, found.schema) for row in found.to_pylist()]
 
 
 def shown(row: Mapping[str, object], schema: pa.Schema) -> dict[str, object]:
-    """Return the row with its maps, at any depth, as dictionaries or as lists of pairs.
+    """Return the row. Its maps, at any depth, become dictionaries or lists of pairs.
 
-    A map is a dictionary if its keys are text and unique. Otherwise it is a list of pairs, because a dictionary would
-    lose one of two equal keys.
+    A map becomes a dictionary if its keys are text and unique. Otherwise, it becomes a list of pairs, because a
+    dictionary would lose one of two equal keys.
     """
     import pyarrow.types as kinds
 
@@ -143,15 +143,15 @@ def _shown(value: Any, type_: pa.DataType) -> Any:
 
 
 def rows(table: pa.Table, *, as_json: bool, everything: bool = False) -> None:
-    """Print the rows of an answer in the same way as `stream`."""
+    """Print the rows of an answer in the way of `stream`."""
     stream(table.to_reader(_BATCH_ROWS), as_json=as_json, everything=everything)
 
 
 def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = False) -> None:
-    """Print rows as they arrive.
+    """Print each batch of rows when it arrives.
 
-    With JSON, all rows are printed completely. As text, at most `MOST_TEXT_ROWS` rows are printed and long values are
-    cut, unless `everything` is set. Rows that are not printed are not kept in memory.
+    As JSON, all rows are printed completely. As text, at most `MOST_TEXT_ROWS` rows are printed, and long values are
+    cut. With `everything`, all rows are printed completely. Rows that are not printed are not kept in memory.
 
     Raises:
         InvalidInput: Two columns have the same name. A JSON object cannot contain both.
@@ -179,7 +179,7 @@ def stream(found: pa.RecordBatchReader, *, as_json: bool, everything: bool = Fal
 def grid(columns: Sequence[str], lines: Sequence[Sequence[str]], *, width: int | None) -> None:
     """Print a table after an empty line. If the terminal is too narrow, print one line per value instead.
 
-    Columns that contain only numbers are aligned right. Without a width, as in a pipe, every table fits.
+    Columns of numbers are aligned right. Without a width, for example in a pipe, every table fits.
     """
     drawn = _drawn(columns, lines)
     if width is None or max(map(_cells, drawn)) <= width:
@@ -232,7 +232,7 @@ def records(
 
 
 def not_shown(more: int, option: str = "--all") -> None:
-    """Print the number of objects that were not printed, and the option that prints all objects.
+    """Print how many objects were not printed, and the option that prints all objects.
 
     If all objects were printed, print nothing.
     """
@@ -241,7 +241,7 @@ def not_shown(more: int, option: str = "--all") -> None:
 
 
 def fields(record: Record, shown: Mapping[str, Show]) -> None:
-    """Print the given fields of one object for a person, one line each."""
+    """Print the given fields of one object for a person, with one field per line."""
     width = max(len(name) for name in shown)
     for name, show in shown.items():
         line(f"{name.replace('_', ' '):<{width}}  {show(record.get(name))}")
@@ -253,7 +253,7 @@ def report(done: JobReport, *, as_json: bool) -> None:
 
 
 def failure(kind: str, message: str, context: Record, *, as_json: bool) -> None:
-    """Print an error as text on standard error, and with `--json` also as an object on standard output."""
+    """Print an error as text on standard error. With `--json`, also print an object on standard output."""
     rejected = context.get("rejected", [])
     reasons = list(islice(rejected, _MOST_REASONS)) if isinstance(rejected, list) else []
     text = [f"tidemark: {kind}: {printable(message)}"]
@@ -272,13 +272,13 @@ def warning(text: str) -> None:
 
 
 def error(found: TidemarkError, *, as_json: bool) -> int:
-    """Print a typed error, and return its exit code."""
+    """Print a typed error. Return its exit code."""
     failure(found.kind, str(found), found.context, as_json=as_json)
     return found.exit_code
 
 
 def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
-    """Return the lines of a table: an empty line, the names, a rule, and the values. A value may take several lines."""
+    """Return the lines of a table: an empty line, the names, a rule, and the values. A value can have several lines."""
     head, *parts = [_lines(values) for values in [[printable(name) for name in columns], *body]]
     lines = [*head, *(each for part in parts for each in part)]
     widths = [max(map(_cells, column)) for column in zip(*lines, strict=True)]
@@ -291,7 +291,7 @@ def _drawn(columns: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 def _fitted(
     names: list[str], body: list[list[str]], optional: Sequence[str], width: int | None
 ) -> tuple[list[str], list[list[str]]]:
-    """Return the columns that fit the width, and their values. `optional` columns are dropped until the others fit."""
+    """Return the columns that fit the width, and their values. Drop `optional` columns until the other columns fit."""
     for name in optional:
         if width is None or max(map(_cells, _drawn(names, body))) <= width:
             break
@@ -311,52 +311,52 @@ def _filled(text: str, width: int, right: object) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return the number of terminal columns that the text takes."""
+    """Return the number of terminal columns that the text needs."""
     if text.isascii():
         return len(text)
     return sum(0 if combining(each) else 1 + (east_asian_width(each) in "WF") for each in text)
 
 
 def _terminal_width() -> int | None:
-    """Return the width of the terminal. Return None in a pipe, where lines are never folded."""
+    """Return the width of the terminal, or None in a pipe. In a pipe, lines are never folded."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def cell(value: object) -> str:
-    """Return one value for a person. A value longer than `LONGEST_CELL` is cut, and a null is empty."""
+    """Return one value as text for a person. A value longer than `LONGEST_CELL` is cut. A null becomes empty text."""
     return _cut(_text(value), LONGEST_CELL)
 
 
 def excerpt(value: object) -> str:
-    """Return one value of a row for a person. A long value is cut, and the length of the rest is added."""
+    """Return one value of a row as text for a person. If the value is cut, the text contains the length of the rest."""
     return _cut(_text(value), LONGEST_EXCERPT)
 
 
 def whole(value: object) -> str:
-    """Return one value for a person, without cutting it."""
+    """Return one complete value as text for a person."""
     return printable(_text(value))
 
 
 def number(value: object) -> str:
-    """Return a number with thousands separators."""
+    """Return a number as text with thousands separators."""
     return f"{value:,}" if isinstance(value, int) else cell(value)
 
 
 def window(value: object) -> str:
-    """Return the start of a window, in seconds since the epoch, as the UTC time that options accept."""
+    """Convert the start of a window from seconds since the epoch to UTC text that options accept."""
     from storage_core.data.rows.window_range import window_name
 
     return window_name(value if isinstance(value, int) else None)
 
 
 def instant_ms(value: object) -> str:
-    """Return milliseconds since the epoch as a UTC time."""
+    """Convert milliseconds since the epoch to a UTC time."""
     if not isinstance(value, int):
         return cell(value)
     try:
         instant = _instant(0) + dt.timedelta(milliseconds=value)
     except OverflowError:
-        return f"{value} ms"  # foreign logs may contain times after the year 9999
+        return f"{value} ms"  # logs from other programs may contain times after the year 9999
     return instant.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
@@ -366,9 +366,9 @@ def _text(value: object) -> str:
 
 
 def _cut(text: str, longest: int) -> str:
-    """Return at most `longest` characters of the text in printable form.
+    """Return at most the first `longest` characters of the text in printable form.
 
-    The text is cut before its characters are converted, because a value may be very long.
+    The function cuts the text before it converts characters, because a value may be very long.
     """
     more = len(text) - longest
     return printable(text) if more <= 0 else f"{printable(text[:longest])}… and {counted(more, 'more character')}"

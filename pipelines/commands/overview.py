@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pipelines.tables import Problem
 
 BEHIND_EXIT_CODE: Final = 7
-"""The exit code of `status` if a table misses its declared freshness, or rejects too many rows."""
+"""The exit code of `status` if a table is older than its declared freshness, or rejects too many rows."""
 
 Uris = Annotated[
     list[str] | None, typer.Argument(metavar="[URI…]", help="Names of declared tables, paths or URIs (default: all).")
@@ -31,12 +31,12 @@ Uris = Annotated[
 def status(uris: Uris = None, *, as_json: Json = False) -> None:
     """Show the state of each table in one line.
 
-    The state shows which tables are behind or reject too many rows. The column `owed` contains the work that scheduled
-    runs would do now. It also contains `resort`, which only `compact --resort` does.
+    The state of a table shows whether it is behind or rejects too many rows. The column `owed` contains the pending
+    work of scheduled runs. It also contains `resort`, which only `compact --resort` does.
 
-    Exits with 2 if a declaration or a shared configuration file is invalid. Otherwise it exits with the error code of
-    the first table that cannot be read. It exits with 7 if a table misses its declared freshness, or if more rows than
-    `landing.max_rejected` allows were rejected in the last 24 hours.
+    The exit code is 2 if a declaration or a shared configuration file is invalid. Otherwise, it is the error code of
+    the first table that cannot be read. The exit code is 7 if a table misses its declared freshness. It is also 7 if
+    more rows than `landing.max_rejected` allows were rejected in the last 24 hours.
 
     Example: tidemark status
     """
@@ -76,9 +76,9 @@ def metrics(
 ) -> None:
     """Write the state of every table as OpenMetrics text.
 
-    The text contains the metrics of status. It is for a scraper, or for the folder from which a collector reads text
-    files. A table that cannot be read appears as failed. Exits with 2 if a declaration or a shared configuration file
-    is invalid.
+    The text contains the metrics of the command status. A scraper can read the text, or a collector can read it as a
+    file in a folder. If a table cannot be read, the text shows the table as failed. The exit code is 2 if a declaration
+    or a shared configuration file is invalid.
 
     Example: tidemark metrics --output tidemark.prom
     """
@@ -118,11 +118,11 @@ def report(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Write one HTML file about tables, for a browser.
+    """Write an HTML file about tables for a browser.
 
-    The report contains splits per window, bytes before and after compaction, and the growth of the log. It also
-    contains requests and their price, the lag of indexes, and the history. The file needs no server and no network.
-    Without --prices, the prices are those of S3 Standard.
+    The report contains the splits per window, the bytes before and after compaction, and the growth of the log. It also
+    contains the requests with their price, the lag of indexes, and the history. A browser can show the file without a
+    server and without a network. Without --prices, the report uses the prices of S3 Standard.
 
     Example: tidemark report --output report.html
     """
@@ -147,10 +147,10 @@ def alerts(
     test: Annotated[bool, typer.Option("--test", help="Send a test alert to each receiver.")] = False,
     as_json: Json = False,
 ) -> None:
-    """List who is notified of failures and late tables.
+    """List the receivers of alerts about failures and late tables.
 
-    The receivers are declared in alerts.yaml, next to the folder tables. With --test, the command sends a test alert.
-    It then exits with 5 if a receiver did not accept the alert, and with 2 without any receiver.
+    The file alerts.yaml, next to the folder tables, declares the receivers. With --test, the command sends a test
+    alert. The exit code is then 5 if a receiver did not accept the alert. It is 2 if there is no receiver.
 
     Example: tidemark alerts --test
     """
@@ -186,7 +186,9 @@ class Chosen:
 
 
 def places_of(words: Sequence[str]) -> Chosen:
-    """Return the tables in `words`. Without words, return all declared tables and the problems of invalid declarations.
+    """Return the tables in `words`.
+
+    If `words` is empty, return all declared tables and the problems of invalid declarations.
 
     Raises:
         InvalidInput: There are no words, and no declaration is valid. The errors of `resolve` are raised too.
@@ -209,7 +211,7 @@ def places_of(words: Sequence[str]) -> Chosen:
 
 
 def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
-    """Return the line of `status --json` (`docs/spec.md`)."""
+    """Return a table's object for `status --json` (`docs/spec.md`)."""
     state = found.state_after(failure).value
     about: dict[str, object] = {"name": found.place.name, "uri": found.place.uri, "status": state}
     if found.status is not None:
@@ -222,7 +224,10 @@ def record_of(found: Looked, failure: LastFailure | None) -> dict[str, object]:
 
 
 def _last_failures(chosen: Chosen) -> Mapping[str, LastFailure]:
-    """Return the last failures. Raise `InvalidInput` if the database of the history is missing in the environment."""
+    """Return the last failures.
+
+    Raise `InvalidInput` if the environment does not contain the database of the history.
+    """
     from pipelines.failed import last_failures
     from pipelines.history import describe_move, history_folder, require_database
 
@@ -247,7 +252,7 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
     tables = [each.declaration for each in declared().tables]
     try:
         return held_back(found, tables, root, now_ms=SystemClock().now_ms())
-    except InvalidInput:  # the errors of upkeep.yaml and automation.yaml are printed below the tables
+    except InvalidInput:  # errors of upkeep.yaml and automation.yaml are printed below the tables
         return {}
     except Exception as error:  # noqa: BLE001  # the tables can be shown without the reasons
         output.warning(f"cannot check why maintenance waits: {_unread(history_folder(root), error)}")
@@ -255,7 +260,7 @@ def _held_back(root: Path, found: Sequence[Looked]) -> Mapping[str, str]:
 
 
 def _unread(folder: Path | None, error: Exception) -> str:
-    """Return the warning about an unreadable history. The warning contains no text of a library."""
+    """Return the warning that the history cannot be read. The warning contains no text from a library."""
     if isinstance(error, TidemarkError):
         return str(error)
     return f"the history of Dagster in {folder} cannot be read ({type(error).__name__}). See the log of Dagster"
@@ -276,11 +281,11 @@ _COLUMNS: Final = {
     "next compaction": cell,
 }
 _OPTIONAL: Final = ("next compaction", "index lag", "bytes", "quarantine entries", "rejected", "unmerged", "newest row")
-"""Columns that a narrow terminal does not show. The first column in the list is dropped first."""
+"""Columns that a narrow terminal omits. The first column in this list is omitted first."""
 
 
 def _show(found: Sequence[Looked], failures: Mapping[str, LastFailure]) -> None:
-    """Print one line per table, and then the failures."""
+    """Print one line per table. Then print the failures."""
     from pipelines.status import HELD, held_bytes
     from storage_core.base.clock import SystemClock
 

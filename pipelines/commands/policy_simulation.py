@@ -82,7 +82,7 @@ class Simulation:
 
     @property
     def write_amplification(self) -> float:
-        """Bytes written per ingested byte, including the first write."""
+        """The number of written bytes per ingested byte. The first write also counts."""
         return 1 + self.bytes_compacted / self.bytes_ingested if self.bytes_ingested else 1.0
 
 
@@ -97,7 +97,7 @@ class _Live:
     added_ms: Ints
 
     def take(self, places: Ints | Flags) -> _Live:
-        """Return the splits at these positions, or the marked splits, in that order."""
+        """Return the splits at these positions in the given order, or the marked splits."""
         columns = (self.window, self.merges, self.bytes, self.rows, self.added_ms)
         return _Live(*(column[places] for column in columns))
 
@@ -181,7 +181,7 @@ def _round(live: _Live, minute: int, load: Ingestion) -> tuple[_Live, Round]:
 def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Live:
     """Return the outputs of all merges.
 
-    Sizes of files are rounded in the same way as in `split.writer.RollingWriter`.
+    File sizes are rounded as in `split.writer.RollingWriter`.
     """
     if not len(merges):
         return _nothing()
@@ -199,7 +199,7 @@ def _written(live: _Live, merges: Merges, now_ms: int, target_bytes: int) -> _Li
 def _arrivals(minutes: range, load: Ingestion) -> _Live:
     """Return the splits that arrive in these minutes.
 
-    Late splits are distributed evenly among the other splits, so the result does not depend on random numbers.
+    Late splits are evenly mixed with the other splits, so the result does not depend on random numbers.
     """
     rates = np.array([load.rates[minute] for minute in minutes], np.int64)
     minute = np.repeat(np.array(minutes, np.int64), rates)

@@ -1,4 +1,4 @@
-"""Commands of raw logs: `append --table` and `raw`."""
+"""Commands for raw logs: `append --table` and `raw`."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ _MOST_REJECTED = 1_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawTarget:
-    """The stores to which `append --table` writes, and the options for the records."""
+    """The stores to which `append --table` writes records, and the options of these records."""
 
     stores: Sequence[str]
     optional: Sequence[str]
@@ -70,7 +70,7 @@ class RawTarget:
 
 @dataclass(slots=True)
 class _Tally:
-    """The counts of the lines so far. `rejected` contains the first lines that are not valid rows."""
+    """The counts of the lines until now. `rejected` contains the first lines that are not valid rows."""
 
     acknowledged: int = 0
     last_line: int = 0
@@ -84,11 +84,11 @@ class _Tally:
 
 
 def raw_stores(text: str, also: Sequence[str], optional: Sequence[str], table: str) -> tuple[list[str], list[str]]:
-    """Return the URIs of the mandatory and of the optional stores of a raw log.
+    """Return the URIs of a raw log's mandatory stores, and the URIs of its optional stores.
 
     `text` is the name of a declared raw log, or the location of a store.
 
-    Raises `InvalidInput` if the raw log is declared and does not have the table.
+    Raises `InvalidInput` if the raw log is declared and does not feed the table.
     """
     from pipelines.tables import read_raw_logs, tables_folder
     from storage_core.base.text import names_of
@@ -117,10 +117,10 @@ def raw_stores(text: str, also: Sequence[str], optional: Sequence[str], table: s
 
 
 def append_lines(file: str, target: RawTarget, *, file_format: str | None, as_json: bool) -> None:
-    """Append each line as one record, and print how many records were acknowledged.
+    """Append each line as one record. Print the number of acknowledged records.
 
-    Lines that arrive together are written in one chunk. A line that is not a valid row is skipped, and all other lines
-    are acknowledged.
+    Lines that arrive together are written in one chunk. Lines that are not valid rows are skipped. All other lines are
+    acknowledged.
 
     Raises:
         InvalidInput: At least one line was skipped. The error is raised after all lines are read, and contains the
@@ -175,9 +175,8 @@ def raw(
 ) -> None:
     """List the segments of a raw log, and its missing chunks.
 
-    For a declared raw log, the output also contains the chunks that its tables do not have yet. --heal copies to each
-    store the chunks that the store lacks. With --heal, --verify compares the content of each copy. --collect deletes
-    old chunks.
+    For a declared raw log, the output also contains the chunks that are not yet in its tables. --heal copies missing
+    chunks to each store. --verify compares the content of each copy, and needs --heal. --collect deletes old chunks.
 
     Example: tidemark raw events --verify
     """
@@ -240,7 +239,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
         try:
             fields = decode_fields(data.decode("utf-8-sig"))
             record = record_of(target.table, fields, operation=target.operation, named=named)
-            prepared(record, now_ms=0)  # an invalid line must not hold back the other lines
+            prepared(record, now_ms=0)  # one invalid line must not prevent the other lines
         except UnicodeDecodeError:
             tally.reject(file, at, data, "the line is not UTF-8")
         except InvalidInput as error:
@@ -250,7 +249,7 @@ def _records(lines: Sequence[tuple[int, bytes]], target: RawTarget, tally: _Tall
 
 
 def _blocks(stream: BinaryIO) -> Iterator[list[tuple[int, bytes]]]:
-    """Yield numbered lines as they arrive. If a pipe pauses, its lines so far are yielded at once."""
+    """Yield lines with their numbers when they arrive. If a pipe pauses, the lines until then are yielded at once."""
     read = getattr(stream, "read1", stream.read)
     rest, number = b"", 0
     while chunk := read(_READ_BYTES):
@@ -344,26 +343,29 @@ def _listed(found: object) -> Sequence[object]:
 
 @dataclass(frozen=True, slots=True)
 class RawPlaces:
-    """The stores of a raw log. `declared` is set if the raw log is declared."""
+    """The stores of a raw log. If the raw log is declared, `declared` is set."""
 
     stores: Sequence[ObjectStore]
     declared: DistributeTables | None = None
 
     @property
     def closed_after_ms(self) -> int:
-        """The age in ms at which a segment is closed, as declared. Without a declaration, the default."""
+        """The age in ms at which a segment is closed.
+
+        The declaration sets this age. Without a declaration, it has its default.
+        """
         from storage_core.write.raw_log.history import CLOSED_AFTER_MS
 
         return CLOSED_AFTER_MS if self.declared is None else self.declared.raw.closed_after
 
     def history(self) -> History:
-        """Return the history that the stores contain together."""
+        """Return the joint history of all stores."""
         from storage_core.write.raw_log.history import union
 
         return union(self.stores) if self.declared is None else self.declared.history
 
     def backlog(self, history: History) -> dict[str, object]:
-        """Return the size of the raw log, and the chunks that its tables lack.
+        """Return the size of the raw log, and the chunks that are not yet in its tables.
 
         For a raw log without a declaration, the value for the missing chunks is None.
         """
@@ -377,7 +379,7 @@ class RawPlaces:
 
 
 def _declared_raw_log(text: str) -> DeclaredRawLog | None:
-    """Return the raw log of this name, or None if it is not declared. Raises `InvalidInput` for a broken file."""
+    """Return the declared raw log with this name, or None. Raises `InvalidInput` if its file is invalid."""
     from pipelines.tables import read_raw_logs, tables_folder
 
     if not BARE_NAME.fullmatch(text):
@@ -388,7 +390,7 @@ def _declared_raw_log(text: str) -> DeclaredRawLog | None:
 
 
 def _location(text: str) -> str:
-    """Return the location of a store of a raw log. Raises `NotFound` for a word that is not a folder."""
+    """Return the location of a raw log's store. Raises `NotFound` for a single word that is not a folder."""
     from pipelines.tables import read_raw_logs, tables_folder
     from storage_core.store.resolve import check_location
 
@@ -402,7 +404,7 @@ def _location(text: str) -> str:
 
 
 def _refuse_table(uri: str) -> None:
-    """Raise `InvalidInput` for the location of a table. Records in it would never be distributed."""
+    """Raise `InvalidInput` if a table is at this location. Records at this location would never be distributed."""
     from storage_core.table import exists
 
     if exists(uri):
@@ -413,7 +415,7 @@ def _refuse_table(uri: str) -> None:
 
 
 def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> RawPlaces:
-    """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both are given."""
+    """Return the stores of the declared raw log, or the given stores. Raises `InvalidInput` if both exist."""
     if known is None:
         from storage_core.store.resolve import open_store
         from storage_core.write.raw_log.history import require_raw_log
@@ -430,7 +432,7 @@ def _at_places(text: str, also: Sequence[str], known: DeclaredRawLog | None) -> 
 
 
 def _collect(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None, dry_run: bool, as_json: bool) -> None:
-    """Collect a declared raw log, and print the report."""
+    """Delete the old chunks of a declared raw log, and print the report."""
     if known is None:
         from pipelines.tables import read_raw_logs, tables_folder
 
@@ -440,7 +442,7 @@ def _collect(text: str, known: DeclaredRawLog | None, *, horizon_ms: int | None,
 
 
 def _heal(stores: Sequence[ObjectStore], *, verify: bool, dry_run: bool, as_json: bool) -> None:
-    """Copy missing chunks between the stores, and print the result.
+    """Copy missing chunks from store to store, and print the result.
 
     Raises:
         Corrupt: No store has an undamaged copy of an object.

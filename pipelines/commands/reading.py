@@ -1,4 +1,4 @@
-"""The query commands `sql`, `get`, `explain`, `search` and `recall`, and `cache`, which manages the cache on disk."""
+"""The query commands `sql`, `get`, `explain`, `search` and `recall`, and the command `cache` for the cache on disk."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ Clear = Annotated[bool, typer.Option("--clear", help="Empty the cache. Running r
 def cache(*, clear: Clear = False, as_json: Json = False) -> None:
     """Show or clear the local cache of tables on S3.
 
-    --clear also removes temporary files of killed processes. TIDEMARK_CACHE_DIR sets the folder of the cache, and
-    TIDEMARK_CACHE_MIB its largest size. A size of 0 turns the cache off.
+    --clear also removes temporary files of killed processes. TIDEMARK_CACHE_DIR sets the folder of the cache.
+    TIDEMARK_CACHE_MIB sets the largest size of the cache. A size of 0 turns the cache off.
 
     Example: tidemark cache --clear
     """
@@ -59,7 +59,7 @@ def cache(*, clear: Clear = False, as_json: Json = False) -> None:
 
 
 def folder_of_segments() -> Path | None:
-    """Return the folder of the cache, or None if the cache is off or the folder cannot be made."""
+    """Return the folder of the cache. Return None if the cache is off or the folder cannot be created."""
     from storage_core.base.limits import CacheSettings
 
     settings = CacheSettings.of(os.environ)
@@ -75,9 +75,9 @@ def folder_of_segments() -> Path | None:
 def show_matches(
     uri: str, query: str | None, *, facet: str | None, limit: int, as_json: bool, of_rows: Mapping[str, Any]
 ) -> None:
-    """Print the number of matching rows. With `facet`, print the number of matching rows for each value of this column.
+    """Print the number of matching rows. With `facet`, print this number for each value of the column `facet`.
 
-    `of_rows` contains further arguments of `search_count`.
+    `of_rows` contains more arguments for `search_count`.
     """
     table, cache_dir = open_table(uri), folder_of_segments()
     if facet is not None:
@@ -125,7 +125,7 @@ def sql(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Answer a SELECT over the table, which is called t.
+    """Run a SELECT over the table. Its name in SQL is t.
 
     The SQL dialect is DuckDB's. The query can read this table and nothing else.
 
@@ -133,7 +133,7 @@ def sql(
     """
     from storage_core.engine.sandbox.process import prepare
 
-    prepare()  # load DuckDB while the table is opened
+    prepare()  # load DuckDB during the opening of the table
     table, limits = open_table(uri), _limits(seconds, memory_mib, spill_mib)
     if analyze:
         plan = table.explain(query, at=at, consistency=consistency or "snapshot", limits=limits, analyze=True)
@@ -167,9 +167,10 @@ def get(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Print the row of a primary key.
+    """Print the row with a primary key.
 
-    The row is as of the last acknowledged write, unless --at or --consistency is given. A missing row is not an error.
+    By default, the row includes the last acknowledged write. --at and --consistency select another state. If the row
+    does not exist, the command does not fail.
 
     Example: tidemark get planes N10156
     """
@@ -203,9 +204,9 @@ def explain(
     consistency: Consistency = None,
     as_json: Json = False,
 ) -> None:
-    """List the splits that a query would read, and why.
+    """List the splits that a query would read, with reasons.
 
-    For a search, use `tidemark search` with --explain.
+    For a search, use `tidemark search` with the option --explain.
 
     Example: tidemark explain clicks "select url from t where ms > 100"
     """
@@ -214,7 +215,7 @@ def explain(
 
 
 def _show_plan(plan: Plan, *, as_json: bool, with_splits: bool = False) -> None:
-    """Print the plan of a SELECT, and `with_splits` also the splits of the table that the query reads."""
+    """Print the plan of a SELECT. With `with_splits`, also print the splits that the query reads."""
     if as_json:
         output.json_line(plan.to_dict())
         return
@@ -335,10 +336,10 @@ def search(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Find the best rows for a query, a vector, or both.
+    """Find the rows that best match a query, a vector, or both.
 
-    The search finds all matches, even if an index lags. It reads rows that have no index segment yet, and indexes these
-    rows in memory.
+    The search finds all matches, even if an index is not up to date. If rows do not have an index segment yet, the
+    search reads and indexes these rows in memory.
 
     Example: tidemark search notes "green shoes" --limit 5
     """
@@ -412,9 +413,10 @@ def recall(
     at: At = None,
     as_json: Json = False,
 ) -> None:
-    """Measure how many nearest rows a vector search finds.
+    """Measure how many of the nearest rows a vector search finds.
 
-    The command searches for the embeddings of some rows. It compares each result with the exact result over all rows.
+    The command searches for the nearest rows of some embeddings from the table. It compares each result with the exact
+    result over all rows.
 
     Example: tidemark recall notes --index near
     """
@@ -431,7 +433,7 @@ def recall(
 
 
 def _numbers(option: str, given: list[str] | None) -> dict[str, float] | None:
-    """Return the number for each name, from texts such as `words=2`. Raises `InvalidInput` for any other text."""
+    """Return the number for each name, from texts such as `words=2`. Raises `InvalidInput` for another form of text."""
     found = {}
     for each in given or []:
         name, _, number = each.rpartition("=")

@@ -50,7 +50,7 @@ _SUFFIXES: dict[str, Format] = {
 }
 STDIN = "-"
 _LAND_AGAIN = ". Land the whole file again under a new name"
-"""Advice of ingestion that does not apply to a file of `append`."""
+"""Advice that is for ingestion and does not apply to a file of `append`."""
 
 File = Annotated[
     str, typer.Argument(metavar="FILE|-", help="A file of NDJSON, CSV or Parquet, or - for standard input.")
@@ -73,12 +73,12 @@ def append(
     optional: Optional_ = None,
     as_json: Json = False,
 ) -> None:
-    """Add the rows of a file in one commit, all or none.
+    """Add all rows of a file in one commit, or none.
 
-    If a single row does not fit the table, no row is added. The error lists each such row with its reason.
+    If one row does not fit the table, no row is added. The error contains each row that does not fit, with the reason.
 
-    With --table, URI is a raw log. A raw log takes NDJSON, acknowledges lines as they arrive, and skips only lines that
-    are not valid rows.
+    With --table, URI is a raw log. A raw log accepts NDJSON, and acknowledges lines when they arrive. It skips only
+    lines that are not valid rows.
 
     Example: tidemark append clicks new_rows.ndjson
     """
@@ -120,7 +120,7 @@ def _show_appended(done: Appended, *, as_json: bool) -> None:
 
 
 def rows_of(table: Table, path: Path, file: str, format_: Format | None) -> pa.Table:
-    """Return the rows of the file at `path` in the table's schema.
+    """Return the rows of the file at `path` with the table's schema.
 
     Args:
         table: The table whose schema the rows must fit.
@@ -164,10 +164,10 @@ def _format_of(file: str) -> Format:
 
 @contextmanager
 def landed(file: str) -> Iterator[Path]:
-    """Yield the path of a file that does not change. This is the given file, or a copy of the data from a pipe."""
+    """Yield the path of a file that does not change. It is the given file, or a copy of the data from a pipe."""
     path = Path(file)
     if file != STDIN and path.is_file():
-        yield path.resolve()  # the user may pass a symbolic link, but the store itself does not follow links
+        yield path.resolve()  # the user's path may be a symbolic link, but the store does not follow links
         return
     if file != STDIN and path.is_dir():
         raise InvalidInput(
@@ -206,11 +206,11 @@ _SET = re.compile(r'\s*(?:"((?:[^"]|"")+)"|(\w+))\s*=(?!=)(.*)', re.DOTALL)
 
 
 def delete(uri: Uri, *, where: Where, as_json: Json = False) -> None:
-    """Delete the rows that meet a condition, in one commit.
+    """Delete the rows that meet a condition.
 
-    No file is rewritten. The rows are marked as deleted. Concurrent compactions, ingests and deletes keep these marks.
-    Older versions still contain the rows until the versions are no longer retained. `tidemark restore` brings the rows
-    back.
+    One commit marks the rows as deleted, and no file is rewritten. Concurrent compactions, ingests and deletes keep
+    these marks. Older versions still contain the rows until these versions are no longer retained. `tidemark restore`
+    can restore the rows.
 
     Example: tidemark delete clicks --where "visitor = 'bot'"
     """
@@ -232,7 +232,7 @@ def update(
 ) -> None:
     """Set columns of the rows that meet a condition.
 
-    Each --set expression reads the row as it was before the update. One commit hides the old rows and adds the new
+    Each --set expression sees the row in its state before the update. One commit removes the old rows and adds the new
     rows.
 
     Example: tidemark update clicks --set "ms = ms * 1000" --where "ms < 1"
@@ -254,9 +254,10 @@ def overwrite(
     application: Application = None,
     as_json: Json = False,
 ) -> None:
-    """Replace the rows that meet a condition by a file's rows.
+    """Replace the rows that meet a condition by the rows of a file.
 
-    This happens in one commit. Each row of the file must meet the condition too. Otherwise nothing is changed.
+    One commit removes and adds the rows. Each row of the file must meet the condition too. Otherwise, the command
+    changes nothing.
 
     Example: tidemark overwrite clicks day.parquet --where "day = '2015-05-17'"
     """
@@ -274,10 +275,10 @@ def upsert(
     format_: FormatOption = None,
     as_json: Json = False,
 ) -> None:
-    """Add rows, and replace the rows with the same key values.
+    """Add rows, and replace the rows with the same keys.
 
-    A row of the file replaces all rows that have the same values in the --on columns. This happens in one commit. For a
-    keyed table, --on is the primary key, and the rows go through a writer, as with `append`.
+    Each row of the file replaces all rows with the same values in the --on columns. One commit adds and replaces the
+    rows. For a keyed table, --on is the primary key. The rows go through a writer, as with `append`.
 
     Example: tidemark upsert clicks new_rows.ndjson --on url,visitor
     """
@@ -314,7 +315,7 @@ def _show_changed(done: Changed, did: str, *, as_json: bool) -> None:
     elif status == "nothing_to_do":
         output.line(f"nothing to do (version {done.version:,})")
     elif status == "acknowledged":
-        # A keyed table: the next merge changes splits.
+        # In a keyed table, the next merge changes splits.
         changed = f"{counted(done.rows, 'row')} {did}," if done.rows else counted(done.rows_added, "row")
         output.line(f"{changed} acknowledged (version {done.version:,})")
     else:
@@ -352,10 +353,10 @@ def quarantine(
     everything: Everything = False,
     as_json: Json = False,
 ) -> None:
-    """Summarize the rows that a table did not accept, and why. Show, export, retry or remove them.
+    """Summarize the rows that a table did not accept, with reasons. Show, export, retry or remove them.
 
-    The quarantine contains lines of landed files that are not valid rows, and late rows that the table does not accept.
-    The summary has one line per reason, source and day, with up to three samples.
+    The quarantine contains invalid lines of landed files, and late rows that the table does not accept. The summary has
+    one line per reason, source and day. Each line has up to three samples.
 
     Example: tidemark quarantine clicks --retry
     """
@@ -393,7 +394,7 @@ def _entries(table: Table, source: str | None, reason: str | None) -> Iterator[P
 def _summarize(found: Iterator[PendingEntry], *, everything: bool, as_json: bool) -> None:
     """Print one record per reason, source and day.
 
-    For people, the samples of a record follow as indented lines.
+    In text form, the samples of a record follow as indented lines.
     """
     from storage_core.maintain.quarantine import summarize
 
@@ -424,7 +425,7 @@ def _day(day: int) -> str:
 
 
 def _records(found: Iterator[PendingEntry]) -> Iterator[output.Record]:
-    """Yield one record per line and row."""
+    """Yield one record per rejected line and per rejected row."""
     from pipelines.commands.output import shown_rows
     from storage_core.data.formats.arrow_files import QuarantinedRows
 
@@ -494,7 +495,7 @@ def _clear(table: Table, source: str | None, reason: str | None, *, is_agreed: b
 
 
 def _show_quarantined(found: Iterator[Entry], *, everything: bool) -> None:
-    """Print the first `_MOST_SHOWN` lines and rows of all entries for a person, and the number of further ones."""
+    """Print the first `_MOST_SHOWN` rejected lines and rows for a person. Then print the number of the other ones."""
     shown = total = 0
     for entry in found:
         count = sum(entry.reasons.values())

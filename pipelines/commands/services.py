@@ -1,4 +1,4 @@
-"""Commands for long-running processes, `ui`, `serve` and `spark`, and the command `backfill`."""
+"""Commands for long-running processes (`ui`, `serve` and `spark`), and the command `backfill`."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
 @contextmanager
 def noticed() -> Iterator[Callable[[], bool]]:
-    """Yield a function that returns whether SIGINT or SIGTERM has arrived, regardless of the handler of the signal.
+    """Yield a function. It returns whether SIGINT or SIGTERM has arrived, for any handler of these signals.
 
-    Inside the block, both signals raise `KeyboardInterrupt`, except while a run has its own handlers. Only the main
-    thread receives signals. In another thread, the function always returns False.
+    Inside the block, both signals raise `KeyboardInterrupt`. The exception is a run that has its own handlers. Only the
+    main thread receives signals. The function therefore returns False in every other thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -43,7 +43,7 @@ def noticed() -> Iterator[Callable[[], bool]]:
     with heard, written:
         heard.settimeout(0)
         written.settimeout(0)
-        # Python writes the number of every signal with a Python handler to this socket.
+        # For each signal that has a Python handler, Python writes the signal's number to this socket.
         was_told = signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
         handlers = {each: signal.signal(each, signal.default_int_handler) for each in STOP_SIGNALS}
         try:
@@ -55,13 +55,13 @@ def noticed() -> Iterator[Callable[[], bool]]:
 
 
 class _Ear:
-    """Remembers whether a signal was read from the socket."""
+    """Remembers whether the socket contained the number of a stop signal."""
 
     def __init__(self, source: socket.socket) -> None:
         self._source, self._heard = source, False
 
     def heard(self) -> bool:
-        """Return whether one of the signals has arrived so far."""
+        """Return whether one of the signals has already arrived."""
         with suppress(BlockingIOError):
             self._heard = self._heard or bool(set(self._source.recv(4096)) & set(STOP_SIGNALS))
         return self._heard
@@ -93,11 +93,11 @@ def ui(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Print each event of a run here, too.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Open Dagster's UI, on this machine only.
+    """Open Dagster's UI. Only this machine can reach it.
 
-    The UI shows every run of the demo, of backfills and of schedules. The terminal shows what runs log at INFO. With
-    --verbose it shows each event. The command also starts a daemon and a code server. If one of the three processes
-    ends, the command starts it again.
+    The UI shows every run of the demo, of backfills and of schedules. The terminal shows the log lines of runs with the
+    level INFO or higher. With --verbose, the terminal shows each event. The command also starts a daemon and a code
+    server. If the webserver, the daemon or the code server ends, the command restarts it.
 
     Example: tidemark ui --port 3001
     """
@@ -116,7 +116,7 @@ def ui(
     sys.stdout.flush()
 
     def is_open() -> bool:
-        """Return whether the webserver answers, and print its address for people."""
+        """Return whether the webserver answers. If it does, print its address for people."""
         with socket.socket() as probe:
             answers = probe.connect_ex((_LOOPBACK, port)) == 0
         if answers and not as_json:
@@ -125,7 +125,7 @@ def ui(
                 sys.stdout.flush()
         return answers
 
-    # Only this user may enter the folder, because everybody who reaches the code server can run code as this user.
+    # Only this user may enter the folder. Everyone who can connect to the code server can run code as this user.
     from storage_core.base.process import scratch_folder
 
     with scratch_folder("ui") as folder:
@@ -151,11 +151,11 @@ def serve(
     allow_host: AllowHost = None,
     as_json: Json = False,
 ) -> None:
-    """Run one process of Dagster until it is ended.
+    """Run one process of Dagster until the process is ended.
 
-    Use it with systemd, in containers, and on several machines. Give all three processes the same --code. Everybody who
-    can reach the code server or the webserver can use it. The webserver refuses requests from pages of other sites, and
-    hosts that --allow-host does not declare.
+    Use the command with systemd, in containers, and on several machines. All three processes need the same value for
+    --code. Everyone who can connect to the code server or to the webserver can use it. The webserver rejects requests
+    from pages of other sites. It also rejects hosts that --allow-host does not declare.
 
     Example: tidemark serve webserver --code 10.0.0.5:4266 --host 0.0.0.0
     """
@@ -178,14 +178,14 @@ def serve(
 
         run_code_server(command, address, environment)
         return
-    # Dagster replaces this process. A signal to this process therefore ends Dagster, and no child process is left.
+    # Dagster replaces this process. A signal to this process therefore ends Dagster, and no child process remains.
     os.execve(command[0], command, environment)  # noqa: S606  # a shell is not needed
 
 
 def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str, str]]:
-    """Return the home folder of Dagster and the environment of its processes.
+    """Return Dagster's home folder, and the environment for its processes.
 
-    Raises `NotFound` without a declared table.
+    Raises `NotFound` if no table is declared.
     """
     with needs(PIPELINE, what):
         from pipelines.instance import home
@@ -201,7 +201,7 @@ def _settled(what: str, *, is_verbose: bool = False) -> tuple[Path, Mapping[str,
 
 
 def _hosts(declared: list[str] | None) -> list[str]:
-    """Return the declared hosts. Raises `InvalidInput` for a text that is not a host."""
+    """Return the declared hosts. Raises `InvalidInput` if one text is not a host."""
     from pipelines.processes.programs import declared_hosts
 
     declared_hosts(declared or ())
@@ -209,9 +209,9 @@ def _hosts(declared: list[str] | None) -> list[str]:
 
 
 def _require_free(port: int) -> None:
-    """Raise `InvalidInput` if the port is in use.
+    """Raise `InvalidInput` if another process uses the port.
 
-    Dagster's own message would be lost between the lines of other processes.
+    Dagster's own message would be hard to find between the lines of other processes.
     """
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was just released is free
@@ -236,10 +236,10 @@ def spark(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Keep a Spark running for the jobs of this user.
+    """Keep Spark running for the jobs of this user.
 
-    This Spark takes jobs from this machine only, with a token that only this user can read. A job with other code,
-    another Java or other credentials starts its own Spark. The first start stores Spark's classes in an archive, which
+    This Spark accepts only jobs from this machine that have its token. Only this user can read the token. A job with
+    different code, Java or credentials starts its own Spark. The first start stores Spark's classes in an archive. This
     takes half a minute. `status` exits with 5 if jobs would not use this Spark.
 
     Example: tidemark spark up
@@ -282,9 +282,9 @@ def _down(file: Path, *, as_json: bool) -> None:
 
 
 def _status(file: Path, *, as_json: bool) -> None:
-    """Print whether the Spark runs, and whether jobs of this process would use it.
+    """Print whether Spark runs, and whether jobs of this process would use this Spark.
 
-    Exit with 5 if jobs would not use it.
+    Exit with 5 if jobs would not use this Spark.
     """
     from jobs.spark.warm import read, require_fitting
 
@@ -310,7 +310,7 @@ def _status(file: Path, *, as_json: bool) -> None:
 # Backfill.
 
 
-_LONGEST_CHUNK_SECONDS = 3600.0  # longer chunks are ignored in the estimate of the remaining time
+_LONGEST_CHUNK_SECONDS = 3600.0  # the estimate of the remaining time ignores longer chunks
 
 
 def backfill(
@@ -324,15 +324,15 @@ def backfill(
     failed: Annotated[bool, typer.Option("--failed", help="Only windows whose last run failed or was killed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Run a range of windows through Dagster.
+    """Run Dagster for a range of windows.
 
-    One run per chunk ingests and compacts its windows. The UI shows each run. A failed window does not stop the others.
-    A second run of the same range changes nothing that is already done.
+    Each chunk gets one run. The run ingests and compacts the windows of the chunk. The UI shows each run. If a window
+    fails, the other windows still run. A second run of the same range does not repeat finished work.
 
-    --failed takes only windows whose last run failed, was cancelled or was killed. It skips windows that no run has
-    begun. It exits with 3 while another run works on a window of the range.
+    ----failed selects only windows whose last run failed, was cancelled or was killed. It skips windows for which no
+    run has started. It exits with 3 if another run works on a window of the range.
 
-    Ctrl-C ends the current chunk and all that would follow. The command then prints what is left.
+    Ctrl-C ends the current chunk, and no further chunk starts. The command then prints the remaining work.
 
     Example: tidemark backfill --table clicks --from 2015-05-17 --to 2015-05-20
     """
@@ -359,7 +359,7 @@ def backfill(
 
 
 def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, as_json: bool) -> Generator[ChunkDone]:
-    """Run and show one chunk after another."""
+    """Run one chunk after another, and show the result of each."""
     with needs(PIPELINE, "a backfill"):
         from pipelines import backfill as runs
         from pipelines.instance import open_instance
@@ -380,7 +380,7 @@ def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, 
 
 
 def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
-    """Return if the signal has interrupted no work. Otherwise, raise `Interrupted`.
+    """Return if the signal did not interrupt any work. Otherwise, raise `Interrupted`.
 
     Raises:
         Interrupted: Work is left. The message describes the remaining work and how to continue.
@@ -404,7 +404,7 @@ def _windows_of(bad: Sequence[ChunkDone]) -> str:
 
 
 def _declared(name: str) -> DeclaredTable:
-    """Return the table of this name, with locations that are ready for use."""
+    """Return the declared table with this name. Its locations do not depend on the working directory."""
     known = declared()
     if found := known.named(name):
         return found
@@ -436,9 +436,10 @@ def _show_chunk(done: ChunkDone, *, as_json: bool) -> None:
 
 @contextmanager
 def _own(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
-    """Yield a stream for the lines of this command. Inside the block, the output of jobs appears only in the UI.
+    """Yield a stream for the lines of this command. In the block, only the UI shows the output of jobs.
 
-    The function replaces the file descriptor, because a job is a separate process. Dagster still captures the output.
+    A job is a separate process, so the function replaces the file descriptor. Dagster still captures the output of
+    jobs.
     """
     stream.flush()
     kept = os.dup(descriptor)
@@ -455,9 +456,9 @@ def _own(descriptor: int, stream: TextIO) -> Iterator[TextIO]:
 
 
 def _own_errors() -> AbstractContextManager[TextIO]:
-    """Return standard error for this command's lines only.
+    """Return a standard error stream that shows only the lines of this command.
 
-    With `tidemark --verbose`, it also shows the lines of jobs.
+    With `tidemark --verbose`, the stream also shows the lines of jobs.
     """
     return nullcontext(sys.stderr) if logging.getLogger().isEnabledFor(logging.INFO) else _own(2, sys.stderr)
 
@@ -472,10 +473,10 @@ def _quiet_previews() -> Iterator[None]:
 
 @contextmanager
 def progress(what: str, errors: TextIO) -> Iterator[Callable[[int, int], AbstractContextManager[None]]]:
-    """Show a progress bar with the remaining time on `errors` if this stream is a terminal.
+    """If `errors` is a terminal, show a progress bar with the remaining time there.
 
-    The yielded function moves the bar to a number. While its block writes to the terminal, the bar is hidden, because
-    the text and the bar would share one line.
+    The yielded function sets the bar to a number. The bar is hidden while the function's block writes to the terminal.
+    Otherwise, the text and the bar would share one line.
     """
     from rich.console import Console
     from rich.progress import Progress

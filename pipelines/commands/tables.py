@@ -1,4 +1,4 @@
-"""Commands that make and change tables: `init`, `alter`, `clone` and `import`."""
+"""Commands that create and change tables: `init`, `alter`, `clone` and `import`."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ def init(
 ) -> None:
     """Create all declared tables, or one table.
 
-    Without arguments, the command creates all tables of tables/*.yaml. With a declared name, it creates this table.
-    With --schema or --declaration, it creates a table at URI. A declared table that exists keeps its rows. If settings
-    changed in its file, the command changes these settings in the table and prints that.
+    Without arguments, the command creates all tables that tables/*.yaml declare. With the name of a declared table, it
+    creates this table. With --schema or --declaration, it creates a table at the given URI. A declared table that
+    already exists keeps its rows. If its file has changed settings, the command changes these settings in the table and
+    prints the changes.
 
     Example: tidemark init clicks
     """
@@ -123,9 +124,9 @@ def _init_declared(uri: str | None, file: Path | None, *, as_json: bool) -> None
 
 
 def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
-    """Create the table with the root as working directory, as a job does.
+    """Create the table. The root is the working directory, as in a job.
 
-    Relative locations are relative to the root.
+    Relative locations therefore start at the root.
     """
     from storage_core.change.declaration import load
     from storage_core.table import Table, exists
@@ -135,7 +136,7 @@ def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
         place = uri or declaration.uri
         before = Table.open(place).snapshot if exists(place) else None
         table = Table.declare(declaration, uri)
-        # Do not compare versions, because other processes may have committed in the meantime.
+        # Do not compare versions, because other processes may have committed changes before this line.
         kept = before is not None and before.metadata.configuration == table.snapshot.metadata.configuration
         status: Status = "created" if before is None else "exists" if kept else "changed"
         _made(table, declaration.name, status, as_json=as_json)
@@ -157,10 +158,10 @@ def _made(table: Table, name: str | None, status: Status, *, as_json: bool) -> N
 
 
 def read_schema(file: Path) -> pa.Schema:
-    """Return the columns that a file defines.
+    """Return the columns that a file declares.
 
     The file contains `{column: type}` in YAML or JSON, or the JSON of a Spark schema. Types have the same form as in
-    `tables/*.yaml`, including the `!` for a column that must have a value.
+    `tables/*.yaml`. A `!` means that the column must have a value.
 
     Raises:
         NotFound: The file does not exist or cannot be read.
@@ -220,7 +221,7 @@ def _index(text: str) -> dict[str, object]:
     return {"name": parts[0], "kind": parts[1], "columns": parts[2].split(",")}
 
 
-# Changes of a table.
+# Commands that change tables.
 
 
 Change = Literal["set", "unset", "add-column", "widen-column", "rename-column", "drop-column", "relax-column"]
@@ -232,7 +233,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "drop-column": "COLUMN",
     "relax-column": "COLUMN",
 }
-"""The arguments of each change of a column."""
+"""The arguments that each change of a column needs."""
 
 
 def alter(
@@ -251,14 +252,15 @@ def alter(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Change settings of a table, or one of its columns.
+    """Change settings or a column of a table.
 
-    Names and values of settings are those of tables/*.yaml and of describe. unset restores the default. The settings of
-    a declared table must be changed in its file.
+    Settings have the same names and values as in tables/*.yaml and in describe. unset restores the default. The
+    settings of a declared table can only be changed in its file.
 
-    A change of a column rewrites no row, and older versions do not change. A new column is added after the others and
-    may be null. Types can be widened: integers to longer integers, float to double, decimals to longer decimals, dates
-    to timestamps. A column that another setting uses, such as the key or an index, cannot be renamed or dropped.
+    A change of a column does not rewrite rows, and it does not change older versions. A new column is added after the
+    other columns and can be null. A type can become wider: integers to longer integers, float to double, decimals to
+    longer decimals, dates to timestamps. You cannot rename or drop a column that another setting uses, such as the key
+    or an index.
 
     Example: tidemark alter logs set gc.retention=90d
     """
@@ -353,8 +355,9 @@ def clone(
 ) -> None:
     """Create a new table from a version of a table.
 
-    Without --deep, the command writes only a log. The files stay where they are, and a tag in the source table keeps
-    them until the tag is removed. Unmerged rows of a keyed table are not in the clone, so merge first.
+    Without --deep, the command writes only the log of the new table. The files remain at their location. A tag in the
+    source table keeps these files until the tag is removed. The clone does not contain unmerged rows of a keyed table,
+    so merge first.
 
     Example: tidemark clone logs ./try
     """
@@ -410,10 +413,10 @@ def import_(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Import rows of another system, in one commit, once.
+    """Import rows of another system once, in one commit.
 
-    If the table does not exist, it is created as declared, or with the columns of the source. The source is not
-    changed. A second run does nothing, or completes a run that was killed.
+    If the table does not exist, the command creates it as declared, or with the columns of the source. The command does
+    not change the source. A second run changes nothing, or it completes a run that was killed.
 
     Example: tidemark import logs lake/logs --time-column at --window 1h
     """
@@ -440,7 +443,7 @@ def import_(
 def _source(
     source: str | None, query: str | None, database: Path | None, name: str | None
 ) -> AbstractContextManager[str | Stream]:
-    """Yield the absolute location of the source, or the result of the query as a stream."""
+    """Yield the absolute location of the source. For a query, yield its result as a stream."""
     if query is not None:
         refuse_beside("--query", {"SOURCE": source}, why="is the source of the import")
         from storage_core.interop.import_given import answer_of

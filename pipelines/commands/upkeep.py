@@ -1,4 +1,4 @@
-"""The commands of maintenance steps, and the commands `publish`, `leases` and `simulate-policy`."""
+"""The commands of the maintenance steps, and the commands `publish`, `leases` and `simulate-policy`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Show(Protocol):
 
 
 def command_of(step: Step, show: Show) -> Callable[..., None]:
-    """Return the command of a step. `show` prints the report of the step."""
+    """Return the command that runs a step. `show` prints the report of the step."""
     options = [each for each in described(step.options) if _is_offered(step, each)]
 
     def command(**given: Any) -> None:
@@ -83,10 +83,13 @@ def command_of(step: Step, show: Show) -> Callable[..., None]:
 
 @contextmanager
 def _declaring(target: Target, chosen: dict[str, Any]) -> Iterator[None]:
-    """Add the location of the table to the options, and its declaration if the step has this option.
+    """Add the location of the table to the options.
 
-    Locations in the declaration are relative to the working directory of the block. If the options contain a
-    declaration file, this is the current folder. For a declared table, it is the folder of its project.
+    If the step has an option for the declaration, add the declaration too.
+
+    Inside the block, locations in the declaration are relative to the working directory. If the options contain a
+    declaration file, the working directory is the current folder. For a declared table, the working directory is the
+    folder of its project.
     """
     chosen["table_uri"], root = target.uri, Path()
     if "declaration" in chosen:
@@ -98,7 +101,10 @@ def _declaring(target: Target, chosen: dict[str, Any]) -> Iterator[None]:
 
 
 def _as_declared(step: Step, text: str, target: Target, chosen: Mapping[str, Any]) -> Table | None:
-    """Apply the declaration of the table, unless the step only reads or applies the declaration itself."""
+    """Apply the declaration of the table.
+
+    Do nothing if the step only reads, or if it applies the declaration itself.
+    """
     if not issubclass(step.options, TableOptions) or "declaration" in chosen:
         return None
     return declared_table(text, target, dry_run=chosen["dry_run"])
@@ -115,7 +121,7 @@ def _is_offered(step: Step, of: Described) -> bool:
 
 
 def _arguments(of: Described) -> Iterator[tuple[str, Any]]:
-    """Yield the names and types of the command's arguments for this option."""
+    """Yield the name and type of each argument that the command needs for this option."""
     about = of.about
     if of.kind is WindowRange:
         yield from {"window": Window, "start": From, "end": To}.items()
@@ -132,7 +138,7 @@ def _arguments(of: Described) -> Iterator[tuple[str, Any]]:
 def _parameter(name: str, kind: Any) -> Parameter:
     """Return a parameter of the command.
 
-    The URI has no default, a flag is off by default, and other options are None.
+    The URI has no default. A flag is off by default, and all other options are None.
     """
     if name == "uri":
         return Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, annotation=kind)
@@ -141,7 +147,7 @@ def _parameter(name: str, kind: Any) -> Parameter:
 
 
 def _read(of: Described, given: Mapping[str, Any]) -> object:
-    """Return the value of an option. Raises `InvalidInput` for arguments that contradict each other."""
+    """Return the value of an option. Raises `InvalidInput` if arguments contradict each other."""
     if of.kind is WindowRange:
         return windows(given["window"], given["start"], given["end"], everything=given.get("all_", False))
     if of.kind is Mode:
@@ -165,7 +171,7 @@ def _mode(given: list[Mode]) -> Mode | None:
 def _option(of: Described) -> str:
     """Return the name of the option.
 
-    If it takes several values, the name is singular, because users repeat the option.
+    If the option accepts several values, its name is singular, because users repeat the option.
     """
     name = of.name.removesuffix("s") if of.kind == tuple[str, ...] else of.name
     return f"--{of.about.command or name.replace('_', '-')}"
@@ -203,7 +209,7 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
 
 
 def _show_distribution(done: JobReport, *, as_json: bool) -> None:
-    """Print the report, and the missing chunks. Raises `Corrupt` with the next step if chunks are missing."""
+    """Print the report and the missing chunks. If chunks are missing, raise `Corrupt` with the next step."""
     from storage_core.raw_log_steps import missing_chunks
 
     output.report(done, as_json=as_json)
@@ -231,7 +237,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     for each in STEPS.values()
     if each.command and issubclass(each.options, (TableOptions, RawLogOptions))
 }
-"""The commands of steps that change tables, by command name."""
+"""The commands of steps that change tables, with the command names as keys."""
 
 
 # Publishing and leases.
@@ -248,11 +254,11 @@ def publish(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Publish the newest versions as Delta or Iceberg.
+    """Publish the newest versions in the format of Delta or Iceberg.
 
-    Readers of Delta or Iceberg can then read the table. No row is rewritten. The command writes metadata next to the
-    table that refers to the same files. Run it again after changes, or declare `publish` to let an asset run it. For a
-    keyed table, only merged rows are published.
+    Programs that read Delta or Iceberg can then read the table. The command rewrites no row. It writes metadata next to
+    the table, and this metadata refers to the same files. After changes, run the command again. You can also declare
+    `publish`, so that an asset runs it. For a keyed table, the command publishes only merged rows.
 
     Example: tidemark publish clicks --format delta
     """
@@ -291,7 +297,7 @@ def leases(
 ) -> None:
     """List the leases of a table, or break a lease.
 
-    Times are measured with the clock of the lease's holder. The next run takes over an abandoned lease.
+    Each time comes from the clock of the lease's holder. The next run takes over an abandoned lease.
 
     Example: tidemark leases clicks
     """
@@ -353,13 +359,13 @@ def _row(stored: StoredLease, now_ms: int, *, ended: bool) -> output.Record:
     }
 
 
-# Simulation of the policy.
+# Simulation of the compaction policy.
 
 
 MOST_RUNS_BEHIND = 2
-"""The largest number of runs that the splits which arrive between two scheduled runs may require.
+"""A limit on the splits that arrive between two scheduled runs. It is the number of runs that these splits may require.
 
-With more splits, the backlog of one day would take minutes to simulate.
+With more splits, the simulation of the backlog of one day would take minutes.
 """
 
 Rate = Annotated[
@@ -393,7 +399,8 @@ def simulate_policy(
 ) -> None:
     """Simulate how compaction handles one day of new rows.
 
-    The simulated compactions decide as scheduled runs do. The output has one line per run, and then the totals.
+    The simulated compactions make the same decisions as scheduled runs. The output has one line per run. The totals
+    follow.
 
     Example: tidemark simulate-policy --rate 1000 --window 15m
     """

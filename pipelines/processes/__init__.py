@@ -1,1 +1,4 @@
-"""The processes of Dagster and the warm Spark server: how they are started, and how they are kept running."""
+"""The processes of Dagster and the warm Spark server.
+
+The package starts them and restarts them after an unexpected end.
+"""

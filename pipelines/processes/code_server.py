@@ -1,8 +1,8 @@
-"""Start and supervision of the code server.
+"""The start and the supervision of the code server.
 
-Dagster's code server is a process that forwards requests to a second process. The second process has loaded the code.
-When the code is loaded again, the code server replaces the second process. If the second process dies, the code server
-still runs but cannot serve requests. Only a forwarded request shows this failure.
+Dagster's code server is a process that forwards requests to a second process, which has loaded the code. When Dagster
+loads the code again, the code server replaces the second process. If the second process dies, the code server continues
+but cannot answer requests. Only a request that the code server forwards shows this failure.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ from storage_core.base.errors import Unavailable
 
 LOOK_SECONDS = 2.0
 MOST_MISSES = 2
-_SECONDS_TO_ANSWER = 60.0  # a busy machine may need long, but a server without its second process fails at once
+_SECONDS_TO_ANSWER = 60.0  # a busy machine may be slow, but a server without its second process fails at once
 _REQUESTS = ("Heartbeat", "Ping")
-"""`Heartbeat` goes to the server itself, which ends if it gets no heartbeat for some time.
+"""`Heartbeat` goes to the server itself. Without heartbeats, the server ends after some time.
 
-`Ping` is forwarded to the process with the code.
+The server forwards `Ping` to the process with the code.
 """
 
 LOG = logging.getLogger(__name__)
 
 
 def run_code_server(command: Sequence[str], address: Address, environment: Mapping[str, str]) -> None:
-    """Run the server until this process is interrupted, and then end the server.
+    """Run the server until this process is interrupted. Then end the server.
 
-    Before its first answer, the server may take any time. If the code cannot be loaded, the server stays up, and the UI
-    shows the error.
+    The time until the server's first answer is not limited. If the code cannot be loaded, the server continues to run,
+    and the UI shows the error.
 
-    If this process is killed, the server is killed too. After a normal signal, the server would still answer for some
-    seconds and refuse runs, and these runs would fail. If the server is killed, runs wait until a server can be reached
+    If this process is killed, the server is also killed. After a normal signal, the server would answer for some more
+    seconds and refuse runs. These runs would fail. After a kill of the server, runs wait until they can reach a server
     again.
 
     Raises:
@@ -53,7 +53,7 @@ def run_code_server(command: Sequence[str], address: Address, environment: Mappi
 
 
 def _watch(server: Popen[bytes], address: Address) -> None:
-    misses = -1  # failures before the first answer do not count
+    misses = -1  # failures do not count before the first answer
     while misses < MOST_MISSES:
         time.sleep(LOOK_SECONDS)
         if (code := server.poll()) is not None:
@@ -68,7 +68,7 @@ def _watch(server: Popen[bytes], address: Address) -> None:
 def _answers(address: Address) -> bool:
     """Return whether the server answers.
 
-    Each call uses a new connection, because gRPC waits longer and longer before it retries a failed connection.
+    Each call uses a new connection, because gRPC retries a failed connection after longer and longer pauses.
     """
     import grpc  # type: ignore[import-untyped]  # after the server is started: it brings threads
 

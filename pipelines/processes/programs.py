@@ -1,10 +1,11 @@
 """The three processes of Dagster: code server, daemon and webserver.
 
-- Commands: the program and the arguments of each process. The processes share only the address of the code server. Each
-  process can therefore be stopped and started separately, on one machine or on several machines.
-- Hosts: the names under which browsers reach the webserver. The headers of requests and `--allow-host` contain them.
-  Commands check `--allow-host` with this module, which does not import the webserver.
-- The lock: each home folder of Dagster has one daemon, because two daemons would request every run twice.
+- Commands: the program and arguments of each process. The processes have only the address of the code server in common.
+  Each process can therefore be stopped and started alone, on one machine or on several machines.
+- Hosts: the names that browsers use to reach the webserver. The headers of requests contain these names, and
+  `--allow-host` declares them. The commands use this module to check `--allow-host`, because this module does not
+  import the webserver.
+- The lock: it limits each home folder of Dagster to one daemon, because two daemons would request every run twice.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from pipelines.tables import DAGSTER_HOME
 from storage_core.base.errors import Held, InvalidInput
 from storage_core.change.declaration import TABLES
 
-# Hosts of the webserver.
+# The hosts of the webserver.
 
 
 DEFAULT_PORTS: Final = {"http": 80, "https": 443}
@@ -38,14 +39,14 @@ _AUTHORITY = re.compile(rf"(?:\[(?P<v6>[0-9a-f:.]+)\]|(?P<name>{_NAME}))(?::(?P<
 
 @dataclass(frozen=True, slots=True)
 class Authority:
-    """A host with its port. The port is None if it is not written."""
+    """A host and its port. If the text contains no port, the port is None."""
 
     host: str
     port: int | None
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Return the host and port in a `Host` header, or in an origin without its scheme.
+        """Return the host and port that a `Host` header contains, or an origin without its scheme.
 
         Return None if the text is invalid.
         """
@@ -55,13 +56,13 @@ class Authority:
         return None if port is not None and not 0 < port < 1 << 16 else cls(found["v6"] or found["name"], port)
 
     def has_origin(self, origin: Authority) -> bool:
-        """Return whether a page with this origin came from this host. The port of the origin must be known."""
+        """Return whether a page with this origin came from this host. The port of the origin must be set."""
         ports = DEFAULT_PORTS.values() if self.port is None else (self.port,)
         return self.host == origin.host and origin.port in ports
 
 
 def declared_hosts(names: Iterable[str]) -> list[Authority]:
-    """Return the hosts of `--allow-host`. Raises `InvalidInput` for a text that is not a host."""
+    """Return the hosts that `--allow-host` declares. Raises `InvalidInput` for a text that is not a host."""
     found = []
     for name in names:
         host = Authority.parse(name)
@@ -75,12 +76,15 @@ def declared_hosts(names: Iterable[str]) -> list[Authority]:
 
 
 def host_names(host: str) -> list[str]:
-    """Return a list with the value of `--host` if it is a name. The guard itself finds the addresses of connections."""
+    """Return a list with the value of `--host` if this value is a name.
+
+    For addresses, the guard uses the connection.
+    """
     return [] if address_of(host) else [host]
 
 
 def address_of(host: str) -> IPv4Address | IPv6Address | None:
-    """Return the address that the text contains, or None."""
+    """Return the IP address that the text contains, or None."""
     try:
         return ip_address(host)
     except ValueError:
@@ -91,9 +95,11 @@ def address_of(host: str) -> IPv4Address | IPv6Address | None:
 
 
 def require_no_other_daemon(home: Path) -> None:
-    """Lock the home folder until this process ends. If a program replaces this process, lock it until the program ends.
+    """Lock the home folder until this process ends.
 
-    The lock is local to this machine.
+    A program that replaces this process keeps the lock until its own end.
+
+    The lock is valid only on this machine.
 
     Raises:
         Held: Another process has locked the folder.
@@ -113,26 +119,32 @@ def require_no_other_daemon(home: Path) -> None:
     fcntl.fcntl(lock, fcntl.F_SETFD, 0)  # the program that replaces this process keeps the lock
 
 
-# Commands of the processes.
+# The commands of the processes.
 
 
 LOCATION = "tidemark"
 HEARTBEAT_SECONDS = 150
-"""Seconds after which a code server without heartbeats ends, so that no server is left over. Answers may take 120 s."""
+"""A code server without heartbeats ends after this number of seconds, so that no server remains.
+
+Answers may take 120 s.
+"""
 
 BACKFILLS_WAIT = {"DAGSTER_BACKFILL_RETRY_DEFINITION_CHANGED_ERROR": "1"}
-"""Environment variable that makes a backfill wait while the code server cannot be reached.
+"""An environment variable that makes a backfill wait while the code server cannot be reached.
 
-Without the variable, the backfill would treat its assets as removed and fail.
+Without the variable, the backfill would treat the assets as removed and fail.
 """
 
 _PACKAGES = Path(__file__).resolve().parents[2]
 _LONGEST_SOCKET = 100
-"""The longest path of a socket in bytes. Systems reject longer paths, for example macOS above 103 bytes."""
+"""The maximum length of a socket's path in bytes.
+
+Operating systems reject longer paths. For example, macOS rejects paths above 103 bytes.
+"""
 
 
 class Service(StrEnum):
-    """One of the processes."""
+    """One of the three Dagster processes."""
 
     CODE = "code"
     DAEMON = "daemon"
@@ -141,7 +153,10 @@ class Service(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Address of the code server: a local socket, or a host and port. Anyone who can reach it can run code there."""
+    """The address of the code server: a local socket, or a host and a port.
+
+    Anyone who can connect to it can run code there.
+    """
 
     socket: str | None = None
     host: str | None = None
@@ -149,7 +164,7 @@ class Address:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the address in the form `HOST:PORT`, or as the path of a socket. Raises `InvalidInput`."""
+        """Return the address from a text. The text is `HOST:PORT`, or the path of a socket. Raises `InvalidInput`."""
         host, _, port = text.rpartition(":")
         if "/" not in text and host and port.isdecimal():
             return cls(host=host, port=int(port))
@@ -161,17 +176,17 @@ class Address:
         return cls(socket=text)
 
     def options(self) -> list[str]:
-        """Return the address as options of the server."""
+        """Return the address as command-line options of the server."""
         if self.socket:
             return ["--socket", self.socket]
         return ["--host", str(self.host), "--port", str(self.port)]
 
     def target(self) -> str:
-        """Return the address in the form of gRPC."""
+        """Return the address in gRPC's format."""
         return f"unix:{self.socket}" if self.socket else f"{self.host}:{self.port}"
 
     def entry(self) -> Mapping[str, object]:
-        """Return the address as an entry of a workspace."""
+        """Return the address as an entry of a workspace file."""
         where = {"socket": self.socket} if self.socket else {"host": self.host, "port": self.port}
         return {"grpc_server": {"location_name": LOCATION, **where}}
 
@@ -181,10 +196,10 @@ def command_of(
 ) -> list[str]:
     """Return the command of a service.
 
-    For the daemon and the webserver, this also writes their workspace file to the home.
+    For the daemon and the webserver, the function also writes their workspace file into the home folder.
 
-    The webserver listens at `host` and `port`. `hosts` are the names by which people on other machines reach the
-    webserver.
+    The webserver listens on `host` and `port`. `hosts` contains the names under which people on other machines reach
+    the webserver.
     """
     if service is Service.CODE:
         code = ["--python-file", str(_PACKAGES / "pipelines" / "definitions.py")]
@@ -199,7 +214,7 @@ def command_of(
 
 
 def environment_of(home: Path, tables: Path, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of every service."""
+    """Return the environment for every service."""
     ours = {DAGSTER_HOME: str(home), TABLES: str(tables), "DAGSTER_DISABLE_TELEMETRY": "1"}
     return {**environment, **first_on_path(environment), **ours, **BACKFILLS_WAIT}
 
@@ -209,9 +224,9 @@ def _python(module: str) -> Sequence[str]:
 
 
 def _workspace(address: Address, home: Path) -> Path:
-    """Return the workspace file of this code server.
+    """Write and return the workspace file for this code server.
 
-    The file is replaced atomically, because other processes may be reading it.
+    The file is replaced atomically, because other processes may read it at the same time.
     """
     file = home / f"workspace-{hashlib.sha256(address.target().encode()).hexdigest()[:12]}.yaml"
     made = file.with_name(f"{file.name}.{os.getpid()}")

@@ -1,11 +1,11 @@
-"""Supervision of programs. If one of the programs ends, it is started again, and the others continue.
+"""Supervision of programs. If one of the programs ends, it is restarted, and the others continue to run.
 
-Each program has its own process group, so that Ctrl-C in a terminal reaches only this process. If a program got Ctrl-C
-while it is loading, it would print a traceback. Once the programs are up (`is_up`), this process forwards the signal to
-the programs, their runs and their jobs.
+Each program has its own process group. Ctrl-C in a terminal therefore reaches only this process. If a program received
+Ctrl-C during loading, it would print a traceback. When the programs are ready (`is_up`), this process forwards the
+signal to the programs, their runs and their jobs.
 
-On Linux, the programs end when this process ends, even if it is killed. On macOS, the programs continue, and a person
-must end them.
+On Linux, the programs end when this process ends, even if this process is killed. On macOS, the programs continue to
+run, and a person must end them.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from contextlib import suppress
 LOOK_SECONDS = 0.5
 END_SECONDS = 60.0
 STEADY_SECONDS = 60.0
-"""If a program ran for at least this many seconds, it is started again at once.
+"""If a program runs for at least this number of seconds, it is restarted at once after its end.
 
-If it ends sooner, the pause before the next start grows each time.
+If the program ends earlier, the pause before the next start grows each time.
 """
 LONGEST_PAUSE_SECONDS = 60.0
 PATIENCE_SECONDS = 120.0
@@ -36,7 +36,7 @@ LOG = logging.getLogger(__name__)
 
 
 class Kept:
-    """A program that is running, or that is started again after a pause."""
+    """A program that runs, or that waits for its restart."""
 
     def __init__(self, name: str, command: Sequence[str], environment: Mapping[str, str]) -> None:
         """Start the program."""
@@ -47,7 +47,7 @@ class Kept:
         self._starts_at: float | None = None
 
     def look(self) -> None:
-        """Start the program again if it has ended and its pause is over. Log this."""
+        """Restart the program if it has ended and its pause is over. Log this."""
         now = time.monotonic()
         if self._starts_at is not None:
             if now >= self._starts_at:
@@ -62,12 +62,15 @@ class Kept:
         LOG.warning("%s has ended with %d; it is started again in %.0f s", self._name, code, self._pause)
 
     def interrupt(self) -> None:
-        """Send the signal of Ctrl-C to the program and its processes, including processes from before a restart."""
+        """Send the signal of Ctrl-C to the program and its child processes.
+
+        This includes processes from before a restart.
+        """
         for group in self._groups:
             _signal(group, signal.SIGINT)
 
     def _start(self) -> subprocess.Popen[bytes]:
-        """Start the program in its own process group. Groups of former starts that still exist are remembered."""
+        """Start the program in its own process group. Remember the groups of earlier starts that still exist."""
         process = started(self._command, self._environment, process_group=0)
         self._groups = [*filter(_signal, self._groups), process.pid]
         return process
@@ -78,7 +81,7 @@ class Kept:
             self._process.terminate()
 
     def end(self, until: float) -> None:
-        """Wait for the end of the program until the time `until` of the monotonic clock, then kill the program."""
+        """Wait until the program ends or the monotonic clock shows `until`. Then kill the program."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(max(0.0, until - time.monotonic()))
         with suppress(ProcessLookupError):
@@ -94,9 +97,9 @@ def started(
     *,
     pass_fds: Sequence[int] = (),
 ) -> subprocess.Popen[bytes]:
-    """Start a program that gets a signal when this process ends, if the system supports this.
+    """Start a program. If the system supports this, the program gets a signal when this process ends.
 
-    No other thread may run during the call.
+    During the call, no other thread may run.
 
     Args:
         command: The program and its arguments.
@@ -121,17 +124,17 @@ def keep_running(
     is_first_ready: Callable[[], bool] = lambda: True,
     is_up: Callable[[], bool] = lambda: True,
 ) -> None:
-    """Run the named programs until this process is interrupted, and then end all of them.
+    """Run the programs until this process is interrupted. Then end all programs.
 
-    The first program is started at once. The other programs are started when the first program is ready, or after
-    `PATIENCE_SECONDS`. `is_up` is called until it returns True.
+    The first program is started at once. The other programs start when the first program is ready, or after
+    `PATIENCE_SECONDS`. The function calls `is_up` until `is_up` returns True.
     """
     kept: list[Kept] = []
     waiting = list(programs.items())
     patient_until = time.monotonic() + PATIENCE_SECONDS
     up = False
     hung_up = signal.getsignal(signal.SIGHUP)
-    if hung_up is signal.SIG_DFL:  # when a terminal is closed, only this process gets this signal
+    if hung_up is signal.SIG_DFL:  # if a terminal is closed, only this process gets this signal
         signal.signal(signal.SIGHUP, signal.getsignal(signal.SIGINT))
     try:
         while True:
@@ -159,7 +162,7 @@ def keep_running(
 
 
 def _signal(group: int, number: int = 0) -> bool:
-    """Send the signal to the process group, or no signal for 0. Return whether the group exists."""
+    """Send the signal to the process group. For 0, send no signal. Return whether the group exists."""
     try:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):  # macOS raises this for a group that has ended
@@ -168,9 +171,10 @@ def _signal(group: int, number: int = 0) -> bool:
 
 
 def _end_with_parent(number: signal.Signals) -> Callable[[], None] | None:
-    """Return a function that a child calls before it becomes the program.
+    """Return a function that a child process calls before it starts the program.
 
-    The child then gets the signal when its parent ends. The program keeps this setting.
+    The child process then gets the signal when its parent process ends. This setting remains when the child process
+    becomes the program.
     """
     if sys.platform != "linux":
         return None

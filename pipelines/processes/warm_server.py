@@ -1,4 +1,4 @@
-"""Start and end of the Spark Connect server that `jobs.spark.warm` finds (decision 0039)."""
+"""The start and the end of the Spark Connect server that `jobs.spark.warm` uses (decision 0039)."""
 
 from __future__ import annotations
 
@@ -29,13 +29,15 @@ _LOOK_SECONDS = 0.1
 _SETTINGS = {
     **PRIVATE,
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # a session waits for the next job
+    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # a session must wait for the next job
     "spark.python.daemon.module": "jobs.spark.warm_workers",
 }
 
 
 def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
-    """Return the server of the file, and whether this call started the server. It continues when this process ends.
+    """Return the server that the file describes, and whether this call started it.
+
+    The server survives the end of this process.
 
     Raises:
         Unavailable: Java or a package is missing, or the server accepts no connections within three minutes.
@@ -45,7 +47,7 @@ def up(file: Path, environment: Mapping[str, str]) -> tuple[WarmServer, bool]:
 
 
 def down(file: Path) -> WarmServer | None:
-    """End the server of the file and return it. Return None if no server was running."""
+    """End the server that the file describes, and return it. Return None if no server was running."""
     server = read(file)
     file.unlink(missing_ok=True)
     if server is None or is_dead(server.process):
@@ -55,9 +57,9 @@ def down(file: Path) -> WarmServer | None:
 
 
 def keep(file: Path, environment: Mapping[str, str]) -> int:
-    """Run a server until it ends, and return its exit code. When this process ends, the server ends too."""
+    """Run a server until it ends, and return its exit code. The server also ends when this process ends."""
     server, process = _kept_or_started(file, environment, detached=False)
-    while process is None:  # wait while another process keeps the server
+    while process is None:  # wait while another process runs the server
         time.sleep(1.0)
         server, process = _kept_or_started(file, environment, detached=False)
     try:
@@ -80,7 +82,7 @@ def log_of(file: Path) -> Path:
 def _kept_or_started(
     file: Path, environment: Mapping[str, str], *, detached: bool
 ) -> tuple[WarmServer, subprocess.Popen[bytes] | None]:
-    """Return the server of the file, and its process if this call started it.
+    """Return the server that the file describes. If this call started the server, also return its process.
 
     Only one process at a time starts a server.
     """
@@ -105,7 +107,7 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
     require_java()
     make()
     port, token = _free_port(), secrets.token_urlsafe(24)
-    files, lock = locked_folder("spark")  # after the server with the lock has ended, another process removes the folder
+    files, lock = locked_folder("spark")  # if the server with this lock has ended, another process removes the folder
     settings = {
         **_SETTINGS,
         "spark.connect.grpc.binding.port": str(port),
@@ -142,9 +144,9 @@ def _start(file: Path, environment: Mapping[str, str], *, detached: bool) -> tup
 def _process(
     command: Sequence[str], environment: Mapping[str, str], lock: int, log: Path | None
 ) -> subprocess.Popen[bytes]:
-    """Return the process of the server.
+    """Start the server, and return its process.
 
-    With a log file, the server continues when this process ends. Otherwise, both end together.
+    If there is a log file, the server continues when this process ends. Otherwise, the server ends with this process.
     """
     if log is None:
         return started(command, environment, pass_fds=[lock])
@@ -161,7 +163,7 @@ def _process(
 
 
 def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> None:
-    """Wait until the server accepts connections, and write its file. Raises `Unavailable`."""
+    """Wait until the server accepts connections. Then write the server's file. Raises `Unavailable`."""
     until = time.monotonic() + START_SECONDS
     while not server.answers:
         if process.poll() is not None or time.monotonic() > until:
@@ -176,7 +178,7 @@ def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> N
 
 
 def _first_tasks() -> None:
-    """Run tasks that make the server initialize itself, so that the first job does not have to wait."""
+    """Run tasks that initialize the server, so that the first job does not wait for this."""
     with Spark(small=SmallWork(use=SparkUse.ALWAYS)) as spark:
         spark.map(work, [{}] * (os.cpu_count() or 1))
 
@@ -198,9 +200,9 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Run the block when no other process runs such a block for this file.
+    """Run the block while no other process runs such a block for this file.
 
-    Raises `Unavailable` unless the folder of the file is private.
+    Raises `Unavailable` if the folder of the file is not private.
     """
     private_folder(file.parent)
     with os.fdopen(open_own(file.with_suffix(".lock"), os.O_WRONLY), "w") as lock:

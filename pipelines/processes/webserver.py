@@ -1,13 +1,13 @@
-"""Dagster's webserver with a guard that refuses requests from pages of other sites.
+"""Dagster's webserver with a guard. The guard refuses requests from pages of other sites.
 
-The program is `python -m pipelines.processes.webserver`. It adds two things to Dagster's webserver:
+The program is `python -m pipelines.processes.webserver`. It adds two parts to Dagster's webserver:
 
-- The report of all tables. A browser does not open local files that a server's page links to. The asset
-  `report/written` therefore links to this webserver.
-- A guard against pages of other sites (decision 0040). A browser sends requests of any page to any address, and an
-  attacker's host name may point to the loopback address. The guard checks headers that a browser sets and that a page
-  cannot change: `Host`, `Origin`, `Sec-Fetch-Site` and the type of the content. Programs send neither `Origin` nor
-  `Sec-Fetch-Site`, so the guard does not affect them.
+- The report of all tables. If a page of a server links to a local file, a browser does not open the file. The asset
+  `report/written` therefore links to the report on this webserver.
+- A guard against pages of other sites (decision 0040). A browser sends the requests of any page to any address. An
+  attacker's host name may also point to the loopback address. The guard checks headers that only the browser sets and
+  that a page cannot change. They are `Host`, `Origin`, `Sec-Fetch-Site` and the content type. Programs send neither
+  `Origin` nor `Sec-Fetch-Site`, so the guard does not affect them.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from pipelines.tables import tables_folder
 _LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 _READS = frozenset({"GET", "HEAD", "OPTIONS"})
 _CONTENT = frozenset({"application/json", "application/graphql"})
-"""Content types that a page of another site may not send without a permission, and the guard refuses this permission.
+"""Content types that a page of another site may send only with a permission. The guard does not give this permission.
 
-A form cannot send these types.
+A form of a page cannot send these types.
 """
 
 
 class BrowserGuard:
-    """ASGI application that forwards the requests of its own pages and of programs.
+    """An ASGI application that forwards only the requests of its own pages and of programs.
 
-    It answers all other requests with 403.
+    It answers every other request with 403.
     """
 
     def __init__(self, app: ASGIApp, hosts: Iterable[Authority]) -> None:
@@ -65,13 +65,13 @@ class BrowserGuard:
         self._names = _LOOPBACK | {each.host for each in self._hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request, or one socket."""
+        """Answer one HTTP request or one WebSocket connection."""
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
         elif (refusal := self._refusal(scope, Headers(scope=scope))) is None:
             await self._app(scope, receive, _deny_framing(send))
         elif scope["type"] == "websocket":
-            await send({"type": "websocket.close", "code": 1008})  # the socket is not open yet, so the answer is 403
+            await send({"type": "websocket.close", "code": 1008})  # the socket is not open yet, so the client gets 403
         else:
             await PlainTextResponse(f"{refusal}\n", 403)(scope, receive, send)
 
@@ -96,7 +96,7 @@ class BrowserGuard:
         return None if scope["type"] == "websocket" else _refused_content(scope, headers)
 
     def _is_own(self, origin: str, host: Authority) -> bool:
-        """Return whether the origin belongs to pages from this host or from a declared host."""
+        """Return whether the origin is a page from this host or from a declared host."""
         scheme, _, rest = origin.partition("://")
         if scheme not in DEFAULT_PORTS or (page := Authority.parse(rest)) is None:
             return False
@@ -105,22 +105,25 @@ class BrowserGuard:
 
 
 def _is_address_of(scope: Scope, host: str) -> bool:
-    """Return whether the host is the IP address at which the connection arrived.
+    """Return whether the host is the IP address that received the connection.
 
-    An attacker's host name is never an address.
+    The host name of an attacker is never an IP address.
     """
     address = address_of(host)
     return address is not None and address == address_of((scope.get("server") or ("",))[0])
 
 
 def _opens_a_page(scope: Scope, headers: Headers) -> bool:
-    """Return whether a person followed a link, for example in an alert. Another page cannot read the opened page."""
+    """Return whether a person followed a link, for example in an alert.
+
+    The page with the link cannot read the opened page.
+    """
     navigates = headers.getlist("sec-fetch-mode") == ["navigate"] and headers.getlist("sec-fetch-dest") == ["document"]
     return scope["type"] == "http" and scope["method"] == "GET" and navigates and scope["path"] != "/graphql"
 
 
 def _refused_content(scope: Scope, headers: Headers) -> str | None:
-    """Return the reason to refuse the content of a request, regardless of the page that sent it, or None."""
+    """Return the reason to refuse the content of a request, or None. The page that sent the request does not matter."""
     if any(name == "query" and _changes(text) for name, text in parse_qsl(scope["query_string"].decode("latin-1"))):
         return "A mutation in an address is not carried out. Send the mutation by POST as application/json."
     types = [each.partition(";")[0].strip().lower() for each in headers.getlist("content-type")]
@@ -130,23 +133,23 @@ def _refused_content(scope: Scope, headers: Headers) -> str | None:
 
 
 def _changes(text: str) -> bool:
-    """Return whether a GraphQL document contains an operation other than a query.
+    """Return whether a GraphQL document contains an operation that is not a query.
 
-    The operation counts even if the request does not select it.
+    The operation counts even if the request does not select it for execution.
     """
     try:
         operations = [each for each in parse(text).definitions if isinstance(each, OperationDefinitionNode)]
     except GraphQLError:
-        return False  # the document is invalid, so Dagster does not run it and reports the error
+        return False  # Dagster does not run an invalid document, and reports the error
     except RecursionError:
         return True
     return any(each.operation is not OperationType.QUERY for each in operations)
 
 
 def _deny_framing(send: Send) -> Send:
-    """Return a `send` that prevents pages of other sites from framing answers.
+    """Return a `send` that prevents other sites from showing the answers in a frame.
 
-    A frame could be used to steal clicks.
+    An attacker could use such a frame to steal clicks.
     """
 
     async def send_framed(message: Message) -> None:
@@ -167,10 +170,10 @@ _NO_REPORT = "No report is written yet: materialize the asset report/written, or
 
 
 def app_of(context: WorkspaceProcessContext, report: Path, hosts: Iterable[str] = ()) -> Starlette:
-    """Return Dagster's application, with the report file at `REPORT_PATH`. Requests of other sites are refused.
+    """Return Dagster's application with the report file at `REPORT_PATH`. It refuses requests from other sites.
 
-    Without a report, the answer explains how to write one. `hosts` are the names by which people reach the webserver,
-    in addition to the names of the loopback address.
+    If the report is missing, the answer explains how to write a report. `hosts` contains the names under which people
+    reach the webserver. The names of the loopback address are always valid.
     """
 
     def answer(_: Request) -> Response:
@@ -191,7 +194,7 @@ async def _lifespan(_: Starlette) -> AsyncIterator[None]:
 
 
 def main() -> None:
-    """Serve until the process is ended. `DAGSTER_HOME` contains the path of the Dagster instance."""
+    """Run the webserver until the process is ended. `DAGSTER_HOME` must contain the path of the Dagster instance."""
     summary, *_ = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog="python -m pipelines.processes.webserver", description=summary)
     parser.add_argument("--host", required=True)

@@ -1,1 +1,1 @@
-"""The upkeep sensor: which runs tables need, which runs fit the budgets, and which runs the sensor requests."""
+"""The upkeep sensor. It finds the runs that tables need and the runs that fit the budgets, and requests runs."""

@@ -1,14 +1,15 @@
-"""The selection of wanted runs that fit the budgets, most urgent first (decision 0037).
+"""The selection of wanted runs that fit the budgets. The most urgent runs come first (decision 0037).
 
-Ingests and merges bring fresh data. Their known bytes count against the budgets, but these runs wait only for a free
-slot in the queue. Any other run waits during quiet hours. It also waits until enough bytes of its budgets are left.
+Ingests and merges are runs for fresh data. If their bytes are known, these bytes count against the budgets. However,
+these runs wait only for a free slot in the queue. All other runs wait during quiet hours. They also wait until their
+budgets have enough bytes left.
 
-A large compaction is split into pieces. A run gets the remaining bytes and processes as many pieces as fit. The run
-starts only if at least a quarter of the budget is left, unless it has waited for an hour. Two kinds of large pieces are
-special:
+A large compaction is split into pieces. A run gets the remaining bytes, and it processes all pieces that fit into these
+bytes. The run starts only if at least a quarter of the budget is left. A run that has waited for an hour starts with
+less. Two kinds of large pieces have special rules:
 
-- A piece that needs more than half of a budget: after it has waited for an hour, the budget is reserved for the piece.
-- A piece that is larger than a budget: it begins when no byte of the budget is used, and then runs alone.
+- A piece that needs more than half of a budget: after one hour, the budget is reserved for this piece.
+- A piece that is larger than a budget: it begins when no bytes of the budget are used. It then runs alone.
 """
 
 from __future__ import annotations
@@ -32,14 +33,17 @@ UPKEEP = "upkeep.yaml"
 ALL = "all tables"
 SAVED_UP_SECONDS = 3600
 LEAST_PART = 4
-"""A part of a compaction needs one fourth of the budget to start, unless it is late, because each start has a cost."""
+"""A part of a compaction starts only with one fourth of the budget, unless it is late.
+
+The reason is the cost of each start.
+"""
 
 _MOST_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Deferred:
-    """A wanted run that waits, and the reason why it waits."""
+    """A wanted run that must wait, with the reason."""
 
     wanted: Wanted
     why: str
@@ -47,19 +51,19 @@ class Deferred:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The runs to request and the runs that wait. In both lists, the most urgent run is first."""
+    """The runs to request, and the runs that wait. Both lists begin with the most urgent run."""
 
     chosen: Sequence[Wanted]
     deferred: Sequence[Deferred] = ()
 
     def only(self, kept: Sequence[Wanted]) -> Choice:
-        """Return a choice that requests only these runs. The other chosen runs wait for a free slot."""
+        """Return a choice that requests only these runs. All other chosen runs wait for a free slot."""
         places = {id(each) for each in kept}
         rest = [Deferred(each, "room for runs") for each in self.chosen if id(each) not in places]
         return Choice(kept, [*self.deferred, *rest])
 
     def __str__(self) -> str:
-        """Return a text with the number of requested runs, and the waiting runs by reason."""
+        """Return a text with the number of requested runs, and with the waiting runs by reason."""
         if not self.chosen and not self.deferred:
             return "nothing to ask for"
         waiting: defaultdict[str, list[str]] = defaultdict(list)
@@ -73,7 +77,7 @@ class Choice:
 def read_upkeep_of_all(root: Path | None) -> UpkeepOfAllDeclaration:
     """Return the settings in `upkeep.yaml` of this folder.
 
-    Without the file, there are no limits. Raises the errors of `load_as`.
+    If the file is missing, there are no limits. Raises the errors of `load_as`.
     """
     return load_optional(UpkeepOfAllDeclaration, root / UPKEEP) if root else UpkeepOfAllDeclaration()
 
@@ -108,16 +112,16 @@ def choose(
 
 
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:
-    """Return a text with the quiet hours that include this time and their owner, or None."""
+    """Return a text with the quiet hours that include this time and with the owner of the hours, or None."""
     found = ((who, each) for who, each in ((name, own), (ALL, of_all)) if each.is_quiet(now_ms))
     return next((f"quiet_hours {each.quiet_hours} of {who}" for who, each in found), None)
 
 
 @dataclass(slots=True)
 class Limit:
-    """The state of one budget: `most` bytes per hour, of which `spent` are used.
+    """The state of one budget. It has `most` bytes per hour, and `spent` of them are used.
 
-    If `is_saved`, the rest is reserved for one piece.
+    If `is_saved` is set, the remaining bytes are reserved for one piece.
     """
 
     of: str
@@ -127,28 +131,28 @@ class Limit:
 
     @property
     def left(self) -> int:
-        """Bytes that may still be granted."""
+        """The number of bytes that may still be granted."""
         return 0 if self.is_saved else max(0, self.most - self.spent)
 
     def takes(self, piece: int) -> bool:
-        """Return whether the piece may begin because it fits or would run alone."""
+        """Return whether the piece may begin, because it fits or because it would run alone."""
         return piece <= self.left or not (self.spent or self.is_saved)
 
     def defers(self, read_bytes: int) -> bool:
-        """Return whether a run that reads this many bytes waits.
+        """Return whether a run that reads this number of bytes must wait.
 
         The run waits if it does not fit and no worthwhile part of it fits.
         """
         return self.left < read_bytes and self.left * LEAST_PART < self.most
 
     def __str__(self) -> str:
-        """Return a text with the used part of the budget."""
+        """Return a text that shows the used part of the budget."""
         saved = ", the rest is saved for a large piece" if self.is_saved else ""
         return f"bytes_per_hour of {self.of}, {size(self.spent)} of {size(self.most)} used{saved}"
 
 
 class _Budgets:
-    """Grants bytes to one wanted run after another."""
+    """Grants bytes to wanted runs, one run at a time."""
 
     def __init__(
         self,
@@ -162,7 +166,7 @@ class _Budgets:
         self._limits = {} if most is None else {ALL: Limit(ALL, most, sum(spent.values()))}
 
     def granted(self, wanted: Wanted) -> Wanted | str:
-        """Return the run with its granted bytes, or the reason why it waits."""
+        """Return the run with its granted bytes. If the run must wait, return the reason."""
         name, own = wanted.declaration.name, wanted.declaration.upkeep
         if not wanted.is_fresh_data and (why := quiet(name, own, self._of_all, self._now_ms)):
             return why
@@ -182,7 +186,7 @@ class _Budgets:
         return [self._limits[each] for each in (name, ALL) if each in self._limits]
 
     def _fitting(self, wanted: Wanted, limits: Sequence[Limit]) -> int:
-        """Return the bytes that a run may read now, or 0.
+        """Return the number of bytes that a run may read now, or 0.
 
         A run that can be split gets 25 % more bytes, for rows that land in the meantime.
         """
@@ -208,7 +212,10 @@ class _Budgets:
 
 
 def _begins(piece: int, limits: Sequence[Limit]) -> bool:
-    """Return whether a piece that has waited may begin. If not, reserve the rest of the budgets for this piece."""
+    """Return whether a piece that has waited may begin.
+
+    If it may not, reserve the rest of the budgets for this piece.
+    """
     short = [each for each in limits if not each.takes(piece)]
     for each in short:
         each.is_saved = True
@@ -216,9 +223,10 @@ def _begins(piece: int, limits: Sequence[Limit]) -> bool:
 
 
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
-    """Return the bytes of the pieces that fit, or 0.
+    """Return the total bytes of the pieces that fit, or 0.
 
-    The result is 0 unless the fitting pieces are enough for a separate run, or are all pieces that can ever fit.
+    The result is not 0 if the fitting pieces are enough for a separate run. It is also not 0 if the fitting pieces are
+    all pieces that can ever fit.
     """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)
@@ -226,5 +234,5 @@ def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
 
 
 def _alone(pieces: Sequence[int], most: int, limits: Sequence[Limit]) -> bool:
-    """Return whether all pieces are larger than a budget, and one of them may begin."""
+    """Return whether every piece is larger than a budget and one piece may begin."""
     return min(pieces) > most and all(each.takes(max(pieces)) for each in limits)

@@ -1,13 +1,14 @@
-"""The upkeep sensor. One sensor reads the state of all tables in turn, and requests the most urgent runs.
+"""The upkeep sensor. The upkeep sensor. It reads the states of all tables in turn, and requests the most urgent runs.
 
-The sensor does not request a step in these cases:
+The sensor does not request a step of a table in these cases:
 
-- A run of this step of the table waits or works.
-- The step failed, and its rest time is not over (`pipelines.runs`).
+- A run of this step is waiting or running for the table.
+- The step failed, and the pause after a failure is not over (`pipelines.runs`).
 - The budget is used up (`pipelines.upkeep.budgets`).
 
-A tick is limited in requests, seconds and runs. The next tick continues where the last tick ended. The state of idle
-tables is kept only in memory. After a restart, the sensor reads all tables again, within the same limits.
+Each tick has limits on requests, seconds and runs. The next tick continues at the table where the last tick ended. The
+sensor keeps the state of idle tables only in memory. After a restart, the sensor reads all tables again, with the same
+limits.
 """
 
 from __future__ import annotations
@@ -47,10 +48,12 @@ from storage_core.data.steps import OBSERVABLE
 from storage_core.log.job_run import DueRun, Failed
 
 WHOLE_LOOK_SECONDS = 900
-"""Seconds after which the sensor reads the whole state of an idle table, because some work appears only as time passes.
+"""The sensor reads the whole state of an idle table after this number of seconds.
 
-Examples are windows that become cold. If the sensor knows when such work is due, it reads the table at this time. For
-example, it knows when a writer will have been silent for long enough.
+Some work appears only because time passes.
+
+For example, a window becomes cold. If the sensor knows when such work will be due, it reads the table at that time. For
+example, the sensor knows when a writer will have been silent for long enough.
 """
 
 
@@ -59,7 +62,7 @@ _NOT_DECLARED = "no valid file declares it any more. Correct the file, or reload
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
-    """Limits of a tick.
+    """The limits of a tick.
 
     Attributes:
         requests: The number of requests to storage.
@@ -77,11 +80,11 @@ class Bounds:
 
 
 class Upkeep:
-    """Finds the work of tables for one sensor.
+    """Finds the pending work of tables for one sensor.
 
-    Not thread-safe. The object remembers the last state of each table, since when steps wait, and the requested runs.
-    `requests` counts its requests to storage. If `root` and `declared_now` are given, each tick reads the shared
-    settings and the tables that files declare now.
+    Not thread-safe. The object remembers the last state of each table, the start times of waits for steps, and the
+    requested runs. `requests` counts the requests of this object to storage. If `root` and `declared_now` are given,
+    each tick reads the current shared settings and the currently declared tables.
     """
 
     def __init__(
@@ -112,7 +115,7 @@ class Upkeep:
         self.requests = 0
 
     def tick(self, context: SensorEvaluationContext) -> SensorResult:
-        """Return the runs to start, most urgent first, and the table at which the next tick begins.
+        """Return the runs to start, most urgent first. Also return the table at which the next tick begins.
 
         If the shared settings are invalid, the tick requests nothing and returns the problem.
         """
@@ -150,7 +153,7 @@ class Upkeep:
         looked = f"looked at {done} of {counted(len(names), 'table')}: {choice}"
         own = self._own(at_work.waiting) + self._own(at_work.working)
         said = "; ".join([looked, *([f"{counted(own, 'run')} waiting or at work"] if own else []), *problems])
-        if choice.chosen and choice.deferred:  # a tick without runs has this text as its skip reason
+        if choice.chosen and choice.deferred:  # if a tick has no runs, its skip reason is this text
             context.log.info("%s", said)
         return SensorResult(
             run_requests=[request_of(group, prefix=self._prefix) for group in groups],
@@ -165,7 +168,7 @@ class Upkeep:
         at_work: AtWork,
         of_all: UpkeepOfAllDeclaration,
     ) -> tuple[Sequence[Group], Choice]:
-        """Return the most urgent runs that fit the budgets and the free slots.
+        """Return the most urgent runs that fit into the budgets and the free slots.
 
         Used bytes are counted only if there is a budget.
         """
@@ -183,17 +186,17 @@ class Upkeep:
         return kept, choice.only([each for group in kept for each in group])
 
     def _own(self, runs: Sequence[DagsterRun]) -> int:
-        """Return the number of these runs that this sensor requested."""
+        """Return how many of these runs this sensor requested."""
         return sum(run.tags.get(SENSOR) == f"{self._prefix}{UPKEEP_SENSOR}" for run in runs)
 
     def _from(self, cursor: str | None) -> list[str]:
-        """Return all tables in order, beginning at the cursor."""
+        """Return all tables in order, and begin with the table at the cursor."""
         names = sorted(self._declarations)
         place = next((number for number, name in enumerate(names) if name >= (cursor or "")), 0)
         return [*names[place:], *names[:place]]
 
     def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
-        """Return the steps that the table needs, without the steps of current runs.
+        """Return the steps that the table needs, except steps that a current run does.
 
         For an idle table, this costs only one request. If an asset was never materialized and needs no run, it is
         reported as up to date.
@@ -223,7 +226,7 @@ class Upkeep:
         return wanted
 
     def _report(self, inputs: TableInputs, at_work: AtWork, instance: DagsterInstance) -> None:
-        """Report assets as up to date.
+        """Report the assets that are up to date.
 
         If no asset is missing at a version, the instance is not queried again until the next version.
         """
@@ -256,7 +259,7 @@ class Upkeep:
         return not is_same
 
     def _is_time(self, declaration: TableDeclaration, job: str) -> bool:
-        """Return whether the cron line of the step was due since the last request.
+        """Return whether the cron line of the step was due after the last request.
 
         Without a cron line, the step is always due.
         """
@@ -269,7 +272,7 @@ class Upkeep:
 
 
 def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automation) -> SensorDefinition:
-    """Return the sensor. `jobs` are the jobs that it may request, and `upkeep` has the tables that it maintains."""
+    """Return the sensor. Return the sensor. It may request `jobs`, and it maintains the tables of `upkeep`."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=f"{automation.prefix}{UPKEEP_SENSOR}",
@@ -283,7 +286,7 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 
 def _requests_of(inputs: TableInputs) -> int:
-    """Return the number of requests for the whole state: the check for the table, its requests, and listings."""
+    """Return the number of requests to read the whole state. They are the table's check, its requests, and listings."""
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0

@@ -1,15 +1,15 @@
 """The work that the upkeep sensor finds in tables, and the runs that do this work.
 
-- `Wanted`: a step of a table that could run now. It can be compared with other steps by urgency.
-- `grouped`: the same step of several small tables shares a run, because a hundred tables then cost only one start. No
-  table should wait for another table. Urgent work therefore shares no run with other work, and large work has a
-  separate run. In a shared run, the step of each table fails independently (decision 0037).
+- `Wanted`: a step of a table that could run now. Its urgency can be compared with the urgency of other steps.
+- `grouped`: the same step of several small tables shares a run. A hundred tables then cost only one start. Tables
+  should not wait for each other. Urgent work therefore does not share a run with other work. Large work always has a
+  separate run. If the step of one table fails in a shared run, the other tables are not affected (decision 0037).
 - `Seen`: the last known state of an idle table. With `Seen`, the sensor needs only one request to find changes. The
-  request checks in turn the log, the landing location, or the regions.
-- `DeclaredNow`: the tables that files declare now. A run loads the files again, and cannot begin if one of its assets
-  is no longer declared. If files change while a code server runs, the sensor therefore requests no run of a table that
-  is no longer declared. If the assets of a table have changed, the table shares no run, because the run would fail for
-  all tables.
+  requests take turns. One request checks the log, another checks the landing location, and another checks the regions.
+- `DeclaredNow`: the tables that the files declare now. A run loads the files again. It cannot begin if one of its
+  assets is no longer declared. Files can change while a code server runs. The sensor therefore does not request runs of
+  a table that is no longer declared. If the assets of a table have changed, the table does not share a run. A shared
+  run would fail for all its tables.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from storage_core.write.ingest.progress import versions
 
 
 LATE_SECONDS = 3600
-"""Work that has waited this many seconds gets the priority of fresh data."""
+"""Work that has waited for this number of seconds gets the priority of fresh data."""
 
-# The cost of a run's start, as the number of bytes that a run reads in the same time.
+# The cost of a start, as the number of bytes that a run reads during the time of a start.
 _START_BYTES = 64 * 2**20
 
 
@@ -77,17 +77,17 @@ class Wanted:
 
     @property
     def is_late(self) -> bool:
-        """Whether the work has waited too long."""
+        """Whether the work has waited longer than allowed."""
         return self.late_seconds >= LATE_SECONDS
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the work has priority, because it adds new rows or is late."""
+        """Whether the work has priority, because it adds new rows or because it is late."""
         return self.is_late or self.is_fresh_data
 
     @property
     def rank(self) -> tuple[int, int, float]:
-        """The sort key of urgency.
+        """The key that sorts work by urgency.
 
         Urgent work is first. Then the table with the higher priority is first, and then the work with the higher gain
         per cost and lateness.
@@ -97,7 +97,7 @@ class Wanted:
 
     @property
     def partition(self) -> str | None:
-        """The partition that Dagster requires for a run of all windows: the newest window of the work."""
+        """The partition that Dagster requires for a run of all windows. It is the newest window of the work."""
         span = span_of(self.declaration) if self.job == "compact" else None
         window = None if span is None else span.partition_of(self.due.newest)
         return None if span is None else partition_key(span.newest if window is None else window)
@@ -107,18 +107,18 @@ class Wanted:
 
 
 SMALL_BYTES = 64 * 2**20
-"""Work that reads more bytes than this has a separate run."""
+"""Work that reads more than this number of bytes has a separate run."""
 
 MOST_BYTES = 256 * 2**20
 MOST_TABLES = 100
-"""Limits of a shared run: it reads at most `MOST_BYTES` bytes, and has at most `MOST_TABLES` tables."""
+"""The limits of a shared run. It reads at most `MOST_BYTES` bytes and has at most `MOST_TABLES` tables."""
 
 Group = list[Wanted]
-"""The work of one run: one step of one table, or the same step of several tables."""
+"""The work of one run. It is one step of one table, or the same step of several tables."""
 
 
 def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list[Group]:
-    """Return the chosen work as runs. In the input and in the result, the most urgent work is first."""
+    """Return the chosen work as runs. The input and the result begin with the most urgent work."""
     groups: list[Group] = []
     open_groups: dict[object, Group] = {}
     for each in chosen:
@@ -135,7 +135,7 @@ def grouped(chosen: Iterable[Wanted], *, most_tables: int = MOST_TABLES) -> list
 
 
 def request_of(group: Sequence[Wanted], *, prefix: str = "") -> RunRequest:
-    """Return the request of the run. The name of its job begins with `prefix`."""
+    """Return the request for the run. The name of the run's job begins with `prefix`."""
     first = group[0]
     names = [each.declaration.name for each in group]
     is_one = len(group) == 1
@@ -156,7 +156,7 @@ def request_of(group: Sequence[Wanted], *, prefix: str = "") -> RunRequest:
 def _is_small(wanted: Wanted) -> bool:
     """Return whether the work may share a run.
 
-    An ingest from Delta may not share a run, because it needs another Spark.
+    An ingest from Delta must not share a run, because it needs a different Spark.
     """
     landing = wanted.declaration.landing
     is_delta = wanted.job == "ingest" and landing is not None and landing.is_delta
@@ -239,7 +239,7 @@ def _nothing_landed(seen: Seen, declaration: TableDeclaration) -> bool:
     if spec is not None and spec.queue is not None:
         from storage_core.write.ingest.announcements import Queue  # most landing locations have no queue
 
-        return not Queue.of(spec).waiting()  # `due_ms` is the time of the next listing
+        return not Queue.of(spec).waiting()  # `due_ms` contains the time of the next listing
     return spec is None or seen.landed == _files(discover(spec))
 
 
@@ -272,7 +272,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def has_same_assets(one: TableDeclaration, other: TableDeclaration) -> bool:
-    """Return whether two declarations of a table have the same assets and partitions."""
+    """Return whether two declarations of a table give the same assets and partitions."""
     return one == other or (assets_of_jobs([one]) == assets_of_jobs([other]) and span_of(one) == span_of(other))
 
 
@@ -282,7 +282,7 @@ _Stamps = Mapping[Path, tuple[int, int]]
 class DeclaredNow:
     """The tables that the files of a folder declare.
 
-    All files are read again when a file has changed. Not thread-safe.
+    If one file has changed, all files are read again. Not thread-safe.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -306,7 +306,7 @@ class DeclaredNow:
         for path in self._folder.glob("*.yaml"):
             try:
                 about = path.stat()
-            except OSError:  # the file is removed or not readable, and a later read reports the problem
+            except OSError:  # if the file was removed or cannot be read, a later read reports the problem
                 continue
             found[path] = (about.st_mtime_ns, about.st_size)
         return found

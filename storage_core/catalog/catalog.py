@@ -201,7 +201,7 @@ def _differing(what: str, there: Mapping[str, object], wanted: Mapping[str, obje
 #
 # All four statements return pages: `after` is the position at which the previous page ended. Each statement seeks in an
 # index to the start of its page. The cost therefore does not depend on the number of splits. If a split spans a long
-# time, a query for a range of times may read more rows than it returns (`docs/spec.md`, "SQL catalog").
+# time, a query for a time range may read more rows than it returns (`docs/spec.md`, "SQL catalog").
 
 
 Statement = sa.Select[Any] | sa.CompoundSelect[Any]

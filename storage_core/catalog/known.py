@@ -372,7 +372,7 @@ def canonical_json(value: object) -> str:
 
 
 def every_known(connection: Connection, *conditions: sa.ColumnElement[bool]) -> list[Known]:
-    """Return the entries of the tables that meet the conditions, ordered by name and URI."""
+    """Return the entries of the tables that match the conditions, ordered by name and URI."""
     names = [each.name for each in fields(Known)]
     found = connection.execute(
         sa.select(*(TABLES.c[name] for name in names)).where(*conditions).order_by(TABLES.c.name, TABLES.c.uri)

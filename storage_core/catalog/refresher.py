@@ -127,7 +127,7 @@ class Changes:
 COPIED_ROWS: Final = 1_000
 """Minimum number of rows for COPY. Fewer rows are inserted with INSERT, together with the other statements."""
 ANEW_ROWS: Final = 20_000
-"""If at least this many rows are added, indexes are dropped and created again.
+"""If at least this number of rows is added, indexes are dropped and created again.
 
 For fewer rows, each row is added to the existing indexes.
 """

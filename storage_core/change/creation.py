@@ -76,7 +76,7 @@ ColumnType: TypeAlias = pa.DataType | str
 class ColumnChange:
     """A change of one column: the operation name in the history, and the function that changes the schema.
 
-    `make` gets a schema with column ids. `make` returns the same schema if there is nothing to change, and raises
+    `make` gets a schema with column ids. `make` returns the same schema if there is nothing to change. It raises
     `InvalidInput` if the change is not possible.
     """
 
@@ -483,7 +483,7 @@ def declare(
             check_new(schema, config)
             return create(log, schema, config, {**extra, **marks})
         except InvalidInput:
-            if not log.exists():  # Otherwise another process declared the table in between.
+            if not log.exists():  # Otherwise another process has just declared the table.
                 raise
     found = log.snapshot()
     changes = declared_changes(declaration.name, declaration.schema(), found.schema, landing)

@@ -288,7 +288,7 @@ class TableDeclaration(_Settings):
 
     @classmethod
     def _require_text_column(cls, landing: LandingDeclaration, given: Mapping[str, Any]) -> None:
-        """Raise `InvalidInput` unless the column that gets new fields is a text column that may be null."""
+        """Raise `InvalidInput` unless the column for new fields is a text column that may be null."""
         name = landing.spec().drift.column
         if name is None:
             return
@@ -398,8 +398,8 @@ class RawLogDeclaration(Closed):
     """The declaration of one raw log.
 
     - `tables`: the tables with rows in the raw log. The default is every declared table.
-    - `closed_after`: the age at which a segment counts as closed, even if its writer has not started another segment.
-      Every writer must start another segment before this age.
+    - `closed_after`: the age at which a segment counts as closed. Its writer may still not have started another
+      segment. Every writer must start another segment before this age.
     - `retention`: the age at which chunks are collected if every table has the records. Without `retention`, all chunks
       are kept.
     - `unique_for`: the maximum time between two records with the same producer id of which only one is used. The time

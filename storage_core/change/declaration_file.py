@@ -1,4 +1,4 @@
-"""Declaration files: YAML with line numbers, read as a whole and checked completely.
+"""Declaration files: YAML with line numbers. Each file is read and checked completely.
 
 `parse_yaml` returns every scalar as text, and the line of every field. `load_as` creates a declaration from a file. A
 Dagster component has no file. The component passes the text of its declaration (`text_of`) instead of a path.

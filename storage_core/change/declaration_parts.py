@@ -438,7 +438,7 @@ def _spark(text: str) -> str:
 
 
 def require_columns(names: tuple[str, ...] | list[str], columns: Mapping[str, object] | None) -> None:
-    """Raise `InvalidInput` with each name that is not among the columns.
+    """Raise `InvalidInput` if a name is not among the columns. The error contains each such name.
 
     Accept all names if the columns are unknown.
     """

@@ -58,8 +58,8 @@ def check_names(snapshot: Snapshot, config: TableConfig) -> None:
     """Raise `InvalidInput` if changes of columns made a column name unusable for a setting.
 
     Splits store their order as column names. The columns of the sort schema must therefore have the same name in all
-    splits. Index segments and their caches use column names as well. So an index can use a column name only if no other
-    column had this name before.
+    splits. Index segments and their caches use column names as well. An index can therefore use a column name only if
+    no other column had this name before.
     """
     other = {field.name for field in snapshot.schema if stored_name(field) != field.name}
     former = former_names(snapshot.metadata.configuration)

@@ -1,7 +1,7 @@
 """Search for the live rows that a statement changes, by a condition or by keys.
 
 The search does not read splits and row groups that statistics or indexes exclude. If the log's statistics show that
-every row of a split meets the condition, the split is not read either. `used` reads the row groups. The position of a
+every row of a split matches the condition, the split is not read either. `used` reads the row groups. The position of a
 row is its position in the file. Deleted rows also have a position. `ByCondition` finds rows by a filter. `ByKeys` finds
 rows by keys, and uses the bounds of splits and row groups.
 
@@ -290,7 +290,7 @@ class _Read:
     hidden: Mapping[str, BitMap]
 
     def met(self) -> Generator[tuple[str, BitMap]]:
-        """Yield splits with the positions of live rows that meet an exact condition."""
+        """Yield splits with the positions of live rows that match an exact condition."""
         predicate = self.finder.predicate(self.snapshot)
 
         def places(part: Part) -> tuple[str, BitMap]:
@@ -300,7 +300,7 @@ class _Read:
         return self._used(places)
 
     def judged(self) -> Iterator[tuple[str, BitMap]]:
-        """Yield splits with the positions of live rows that meet the condition according to DuckDB."""
+        """Yield splits with the positions of live rows that match the condition according to DuckDB."""
         predicate, is_compared = self.finder.predicate(self.snapshot), self.finder.is_compared(self.snapshot)
 
         def possible(part: Part) -> _Doubtful:
@@ -334,7 +334,7 @@ class _Read:
 
 @dataclass(frozen=True, slots=True)
 class _Doubtful:
-    """Rows of a split that may meet a condition, and their positions in the file."""
+    """Rows of a split that may match a condition, and their positions in the file."""
 
     path: str
     places: Positions

@@ -510,5 +510,5 @@ class _Columns:
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
-    """Return True if both have the same found rows. Rows that were deleted before may differ."""
+    """Return True if the found rows of both are equal. Rows that were deleted before may differ."""
     return [(each.split.path, each.rows) for each in one] == [(each.split.path, each.rows) for each in other]

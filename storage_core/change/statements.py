@@ -221,7 +221,7 @@ class Target:
 
 
 def delete(target: Target, condition: object) -> tuple[Changed, Snapshot]:
-    """Delete the rows that meet a condition, in one commit with deletion vectors.
+    """Delete the rows that match a condition, in one commit with deletion vectors.
 
     If all rows of a split are deleted, the split is removed from the table. See `Statement.run`.
     """
@@ -231,7 +231,7 @@ def delete(target: Target, condition: object) -> tuple[Changed, Snapshot]:
 def update(
     target: Target, given: object, condition: object, application: tuple[str, int] | None
 ) -> tuple[Changed, Snapshot]:
-    """Set columns of the rows that meet a condition.
+    """Set columns of the rows that match a condition.
 
     One commit hides the old rows and adds the changed rows in new splits.
     """
@@ -247,9 +247,9 @@ def update(
 def overwrite(
     target: Target, rows: Rows, condition: object, application: tuple[str, int] | None
 ) -> tuple[Changed, Snapshot]:
-    """Replace the rows that meet a condition in one commit. The new rows must meet the condition as well.
+    """Replace the rows that match a condition in one commit. The new rows must match the condition as well.
 
-    Raises `InvalidInput` if a given row does not meet the condition. The message contains the first of these rows, and
+    Raises `InvalidInput` if a given row does not match the condition. The message contains the first of these rows, and
     nothing is committed.
     """
     txn, is_done = once(target.log, target.head, application)
@@ -263,7 +263,8 @@ def overwrite(
 def upsert(target: Target, rows: Rows, on: Sequence[str]) -> tuple[Changed, Snapshot]:
     """Add rows, and replace the rows that have the same values in the columns `on`, in one commit.
 
-    Raises `InvalidInput` if two given rows have the same values in `on`, or a given row has no value in `on`.
+    Raises `InvalidInput` if two given rows have the same values in `on`. Raises it also if a given row has no value in
+    `on`.
     """
     keys = _key_columns(target.head, on)
     (given,) = fitting(read_whole(rows), *_fitted(target))
@@ -380,7 +381,7 @@ def _written(target: Target, pieces: Iterator[pa.Table] | Sequence[pa.Table]) ->
 
 
 def _meeting(target: Target, wanted: Filter, pieces: Iterator[pa.Table]) -> Iterator[pa.Table]:
-    """Yield the rows, and raise `InvalidInput` at the first row that does not meet the condition."""
+    """Yield the rows, and raise `InvalidInput` at the first row that does not match the condition."""
     judge = RowFilter(
         target.log.store,
         target.head,

@@ -1,4 +1,4 @@
-"""Carry-over of deletes: rows that are deleted while a compaction runs are also hidden in its outputs (decision 0014).
+"""Carry-over of deletes: a compaction also hides the rows that are deleted while it runs (decision 0014).
 
 So the compaction commits, and the rows stay deleted. Otherwise each delete would force a new plan, and a compaction of
 a table with frequent deletes would never end. Lesson 26 only requires that no delete is undone. The order of a merge

@@ -4,7 +4,7 @@ The debt of a table is computed from the plans of the jobs themselves:
 
 - what a compaction would do (`NextRun`)
 - what the retention would remove (`planner.plan_expiry`)
-- the splits that a compaction skips for a while, because they made a merge fail (`mergeskip`)
+- the splits that made a merge fail, and that a compaction skips for some time (`mergeskip`)
 
 The same rule plans the next run in three places: the run itself, callers that check for pending work, and the debt. A
 run consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of another duration. The run and
@@ -60,7 +60,7 @@ class Pieces:
 
     @property
     def newest(self) -> int | None:
-        """The start of the latest window that the pieces read, or None if no window has a start."""
+        """The start of the latest window that the pieces read, or None if there is no such start."""
         starts = {add.windowStart for task in self.rewindowed for add in task.inputs}
         starts |= {self.merges.found.window(group) for group in set(self.merges.merges.group.tolist())}
         return max((start for start in starts if start is not None), default=None)

@@ -1,9 +1,9 @@
 """Execution of one compaction task: from input splits to the actions of a commit (docs/architecture/compaction.md).
 
-`execute` runs in a Spark task or in this process. It needs a store and the task, but not the table. The commit checks
-whether the result still fits the table. If another commit has removed an input, the commit fails.
+`execute` runs in a Spark task or in this process. `execute` needs a store and the task, but not the table. The commit
+checks whether the result still fits the table. If another commit has removed an input, the commit fails.
 
-A merge that is too large for one task is executed in parts, which are ranges of the sort order (decision 0015). The
+A merge that is too large for one task is executed in parts. The parts are ranges of the sort order (decision 0015). The
 execution has three steps:
 
 1. *Sample*: read the keys of some rows of every input.
@@ -11,8 +11,8 @@ execution has three steps:
 3. *Merge*: each part reads, from every input, the rows between two cuts, and merges them as usual.
 
 Each task of the first two steps reads a few inputs. The outputs of all parts together equal the output of one merge. If
-one key has too many rows for a part, the rows of this key are cut between inputs or within an input. Rows with equal
-keys keep their order.
+one key has too many rows for a part, its rows are cut between inputs or within an input. Rows with equal keys keep
+their order.
 """
 
 from __future__ import annotations
@@ -118,9 +118,9 @@ class MergedRows:
 def merge(splits: Sequence[OpenSplit], schema: pa.Schema, order: SortOrder) -> MergedRows:
     """Return the rows of all splits in `order`, with the columns of `schema`.
 
-    Strings are dictionary-encoded if this saves memory. Memory holds the sort columns until the order is known. After
-    this, memory holds the order and the data of `kernel.pieces`. The amount of memory does not depend on the number of
-    columns.
+    Strings are dictionary-encoded if this saves memory. Until the order is known, only the sort columns are in memory.
+    After this, the order and the data of `kernel.pieces` are in memory. The amount of memory does not depend on the
+    number of columns.
     """
     merged = order_of(partial(_column_of_each, splits), [split.rows for split in splits], order)
     pa.default_memory_pool().release_unused()
@@ -211,9 +211,9 @@ def translate(
 ) -> Translation | None:
     """Store the translation from input rows to output rows, and return its action. One PUT.
 
-    The function compares the translation with the order of the written rows. It returns None if the rows of an input
-    change their order, or if there are too many inputs for a translation. The outputs then need new index segments.
-    Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
+    The function compares the translation with the order of the written rows. The function returns None if the rows of
+    an input change their order. It also returns None if there are too many inputs. The outputs then need new index
+    segments. Raises `CommitUnknown` if the store did not report the outcome and does not have the object.
     """
     if len(inputs) > MOST_INPUTS or not outputs:
         return None
@@ -265,7 +265,7 @@ def is_too_large(task: CompactionTask) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The keys of some rows of some inputs of a merge, and the columns of these inputs."""
+    """The keys of sampled rows from some inputs of a merge, and the columns of these inputs."""
 
     keys: pa.Table
     columns: pa.Schema
@@ -279,7 +279,7 @@ Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Seque
 
 
 def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operation_id: str) -> list[CompactionTask]:
-    """Return the tasks of the parts of a merge, in the order of the parts.
+    """Return the tasks for the parts of a merge, in order.
 
     First, each task samples the keys of a few inputs. Then each task locates the cuts in a few inputs.
     """
@@ -294,7 +294,7 @@ def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operatio
 
 
 def sample(store: ObjectStore, task: CompactionTask, inputs: int) -> Sample:
-    """Return the keys of sampled rows of the splits of a task. The merge has `inputs` inputs in total.
+    """Return the keys of sampled rows from the splits of a task. The merge has `inputs` inputs in total.
 
     Ranged GETs of the sort columns. Raises the errors of `open_split`.
     """
@@ -331,7 +331,7 @@ def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[lis
     """Return two counts for each split and each key: the rows before the key, and the rows not after the key.
 
     The counts include the deleted rows of the file. Raises `Corrupt` (SS-1) for a split that is not sorted, and the
-    errors of `open_split`. Ranged GETs of the sort columns. Memory holds one row group.
+    errors of `open_split`. Ranged GETs of the sort columns. One row group is in memory at a time.
     """
     return [_located(_all_of(store, add, task.context), task.context, keys) for add in task.inputs]
 
@@ -339,7 +339,7 @@ def locate(store: ObjectStore, task: CompactionTask, keys: pa.Table) -> list[lis
 def parts(
     task: CompactionTask, located: Sequence[Sequence[int]], *, columns: pa.Schema, operation_id: str
 ) -> list[CompactionTask]:
-    """Return the tasks of the parts of a merge, in the order of the parts.
+    """Return the tasks for the parts of a merge, in order.
 
     Args:
         located: the positions of the keys of `cuts` in each input.
@@ -432,7 +432,10 @@ def _located(split: OpenSplit, context: SplitContext, keys: pa.Table) -> list[in
 
 
 def _counted(rows: pa.Table, keys: pa.Table, order: SortOrder) -> Ints:
-    """Return two counts for each key: the rows that sort before the key, and the rows that do not sort after it."""
+    """Return two counts for each key.
+
+    They are the rows that sort before the key, and the rows that do not sort after the key.
+    """
     count = keys.num_rows
     # Ties keep their order: the first copy of a key sorts before equal rows, and the second copy after them.
     tables = [keys, rows, keys]

@@ -22,9 +22,9 @@ from storage_core.log.actions import Add
 class Scope:
     """Compatibility scope. Two splits are compatible if and only if their scopes are equal.
 
-    Their windows are checked separately. `schema_ref` identifies a family of union-compatible schemas. It does not
-    identify the exact columns. A split that lacks a new column is compatible (MC-4). `sort_schema` is the recorded text
-    without its name, because the name does not affect the order.
+    The windows of the splits are checked separately. `schema_ref` identifies a family of union-compatible schemas. It
+    does not identify the exact columns. A split that lacks a new column is compatible (MC-4). `sort_schema` is the
+    recorded text without the name of the sort schema. The name does not affect the order.
     """
 
     table_id: str
@@ -38,7 +38,7 @@ class Scope:
 def scope_of(table_id: str, add: Add) -> Scope | None:
     """Return the scope of a split.
 
-    Return None for a split without a recorded sort schema, because such a split is never compacted (CS-1).
+    Return None for a split without a recorded sort schema. Such a split is never compacted (CS-1).
     """
     if add.sortSchema is None:
         return None

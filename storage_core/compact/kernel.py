@@ -331,7 +331,7 @@ def _cells(column: pa.Array) -> Words:
 
 
 def _bit_width(type_: pa.DataType) -> int | None:
-    """Return the number of bits of a value if it consists of whole bytes. Return None for other types."""
+    """Return the number of bits of a value if the type uses whole bytes. Return None for other types."""
     kinds = pa.types
     if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_temporal(type_) or kinds.is_decimal(type_):
         return int(type_.bit_width)
@@ -364,7 +364,7 @@ def _without_unused(column: pa.DictionaryArray) -> pa.DictionaryArray:
 PIECE_BYTES = 64 * 2**20
 """Approximate maximum memory of the rows of a piece, in bytes.
 
-While a piece is built, its rows are in memory twice: in the order of the inputs, and in the order of the output.
+While a piece is built, its rows are in memory twice: in input order and in output order.
 """
 
 _LEAST_ROWS = 1024
@@ -440,7 +440,7 @@ Columns = Sequence[pa.Array]
 
 
 class _Input:
-    """Reader of the rows of one split from first to last, in steps of any size."""
+    """Reads the rows of one split from the first to the last, in steps of any size."""
 
     def __init__(self, split: OpenSplit, schema: pa.Schema, batch_rows: int) -> None:
         self._split, self._schema = split, schema

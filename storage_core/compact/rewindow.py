@@ -4,8 +4,8 @@
 - Splits of cold windows are rewritten in longer windows (decision 0006).
 - Splits of another sort schema are rewritten in the table's sort order (decision 0006).
 
-A task reads splits of one scope. Together, these splits have about the target size. It writes their rows by window, in
-sort order. Rows do not change. A change of windows keeps the sort schema, and a change of the sort schema keeps the
+A task reads splits of one scope. Together, these splits have about the target size. The task writes the rows by window,
+in sort order. Rows do not change. A change of windows keeps the sort schema, and a change of the sort schema keeps the
 windows. Later, the compaction decides which windows become one run.
 """
 
@@ -59,7 +59,7 @@ class RewindowTask:
 
     @property
     def operation(self) -> str:
-        """The operation name of the commit of its result."""
+        """The operation name of the commit with the result."""
         order = nameless(self.context.order.text)
         is_kept = all(add.sortSchema is None or nameless(add.sortSchema) == order for add in self.inputs)
         return OPERATION if is_kept else RESORT_OPERATION
@@ -160,7 +160,7 @@ def _tasks(
 
 
 def bounded(tasks: Sequence[RewindowTask], most_inputs: int) -> list[RewindowTask]:
-    """Return the first tasks that together read at most this many splits. Return at least one task."""
+    """Return the first tasks that together read at most `most_inputs` splits. Return at least one task."""
     read = np.cumsum([len(each.inputs) for each in tasks])
     return list(tasks[: max(1, int(np.searchsorted(read, most_inputs, side="right")))])
 
@@ -183,7 +183,7 @@ def _durations(start: pa.ChunkedArray, seconds: pa.ChunkedArray, config: TableCo
 
 
 def _parts(adds: list[Add], duration: int | None, most_bytes: int) -> Iterator[tuple[Add, ...]]:
-    """Yield the splits in parts of about this many bytes. Splits of one new window stay together if they fit.
+    """Yield the splits in parts of about `most_bytes` bytes. Splits of one new window stay together if they fit.
 
     If `duration` is None, the splits need not stay together.
     """
@@ -212,8 +212,8 @@ def execute(store: ObjectStore, task: RewindowTask, *, ids: Ids, now_ms: int) ->
     """Write the visible rows of the inputs in the windows of the context. Return the actions that replace the inputs.
 
     A second execution writes new files. Only one of the results can be committed. Raises the errors of `open_split`,
-    and `InvalidInput` for columns of different types. One GET per input, one PUT per output. Memory holds the rows of
-    the inputs.
+    and `InvalidInput` for columns of different types. One GET per input, one PUT per output. The rows of the inputs are
+    in memory.
     """
     splits = [open_split(store, add) for add in task.inputs]
     rows = _rows(splits, task.context.schema)

@@ -463,7 +463,7 @@ def _located(job: JobRun[Compact], several: Sequence[CompactionTask], keys: pa.T
 def rewindow(job: JobRun[Compact], planned: Sequence[RewindowTask]) -> GroupsOutcome:
     """Execute the tasks and commit them in groups.
 
-    If a task fails because of its inputs, the windows of the inputs fail and the inputs are skipped for a day. All
+    If a task fails because of its inputs, the windows of the inputs fail. The inputs are then skipped for a day. All
     windows of a group fail if another commit rewrote a split of the group after the plan. They also fail if another
     commit deleted rows of a split. Raises `Fenced` if another run took over.
     """

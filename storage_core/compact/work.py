@@ -2,8 +2,9 @@
 
 - `Merges` contains the merges that the policy selected, as columns. A window of a million splits has eighty thousand
   merges. Only the merges of the next run are loaded as Python objects.
-- `CompactionTask` is one unit of work as JSON. Its answer is a `split.writer.Rewrite`. Spark tasks import only this
-  module, `execute` and the modules that `execute` imports. The selection of the work (`planner`) runs on the driver.
+- `CompactionTask` is one unit of work as JSON. The answer to a task is a `split.writer.Rewrite`. Spark tasks import
+  only this module, `execute` and the modules that `execute` imports. The selection of the work (`planner`) runs on the
+  driver.
 - A mergeskip makes compactions skip a split. If a merge fails because of its inputs, these inputs are skipped for a day
   ("Policy"). A damaged split therefore does not stop its window forever, and does not stop other windows.
 """

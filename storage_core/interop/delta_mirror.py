@@ -180,7 +180,10 @@ class MirrorSchema:
 
 
 def delta_schema(snapshot: Snapshot, *, features: tuple[str, ...], has_vectors: bool) -> MirrorSchema:
-    """Return the schema for Delta. It keeps the `features` of the mirror, because features are never removed."""
+    """Return the schema for Delta.
+
+    The result keeps the `features` of the mirror, because features are never removed.
+    """
     found = {*features, *_needed(snapshot.schema)}
     if has_vectors:
         found.add(VECTORS)

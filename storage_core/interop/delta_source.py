@@ -540,7 +540,10 @@ def _table_at(log: DeltaLog, version: int) -> DeltaTable | None:
 
 
 def _commits(log: DeltaLog, table: DeltaTable, first: int, changes: DeltaChanges) -> list[DeltaCommit]:
-    """Return the versions of the next group. They have one schema, and are within the limits of number and size."""
+    """Return the versions of the next group.
+
+    The versions have one schema, and are within the limits of number and size.
+    """
     commits: list[DeltaCommit] = []
     size, table_id = 0, table.id
     for version in range(first, (log.newest or first) + 1):

@@ -35,7 +35,7 @@ class Source(Protocol):
 
     @property
     def identity(self) -> str:
-        """Text that identifies the source in every import. It does not depend on the rows."""
+        """Text that identifies the source in every import. The text does not depend on the rows."""
         ...
 
     @property
@@ -71,7 +71,7 @@ class Source(Protocol):
 
 
 def source_of(given: object, *, name: str | None, version: int | None) -> Source:
-    """Return the source of an import: a Delta table or a folder of Parquet files at a location, or Arrow data.
+    """Return the source of an import. It is a Delta table or a folder of Parquet files at a location, or Arrow data.
 
     A location with a `_delta_log` is a Delta table.
 
@@ -194,7 +194,7 @@ class Imported:
         return "committed" if self.commit_id else "nothing_to_do"
 
 
-# The result of a DuckDB query as a stream. The result is never in memory as a whole.
+# The result of a DuckDB query as a stream. The complete result is never in memory.
 
 
 MEMORY_BYTES = 2**30

@@ -103,7 +103,7 @@ def _require_same_source(log: TransactionLog, snapshot: Snapshot, source: Source
 
 
 def _finished(snapshot: Snapshot) -> list[Metadata]:
-    """Return the change that lets other processes open the table, if this is the first import into the table."""
+    """If this is the first import into the table, return the change that lets other processes open the table."""
     settings = dict(snapshot.metadata.configuration)
     if settings.pop(UNFINISHED_IMPORT, None) is None:
         return []

@@ -121,8 +121,8 @@ def as_held(schema: pa.Schema, where: str) -> pa.Schema:
 def require_fits(given: pa.Schema, schema: pa.Schema, where: str) -> None:
     """Raise `InvalidInput` if the types show that rows with these columns cannot become rows of a table.
 
-    The error contains the column and `where`. The fault is a column that the table lacks, a missing required column, or
-    a type with values that do not fit.
+    The error contains the column and `where`. The fault is a column that the table does not have, a missing required
+    column, or a type whose values do not fit.
     """
     try:
         fitted(pa.Table.from_batches([], schema=given), schema)

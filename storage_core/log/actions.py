@@ -6,7 +6,7 @@ same form. This module does no I/O.
 
 On reading, unknown fields are ignored. An unknown action is an error. A known field with a value of the wrong type is
 also an error. The rules for the fields are derived once per record from the record's annotations. Reading is the hot
-path of opening a log, so a valid field costs only a lookup and a comparison of types.
+path of opening a log. A valid field therefore costs only a lookup and a comparison of types.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Reading of checkpoints: Avro states, JSON checkpoints, and states of other writers.
 
 See docs/architecture/transaction-log.md. A state contains everything that a snapshot contains, and equal snapshots give
-equal records. An Avro state consists of a root, manifests (which list the splits) and, if there are many, objects of
-transactions. If an object cannot be read, `Recovery` provides the same content from another source. JSON checkpoints
-are slower and exist for other tools.
+equal records. An Avro state consists of a root and manifests with the splits. If there are many transactions, it also
+has objects of transactions. If an object cannot be read, `Recovery` provides the same content from another source. JSON
+checkpoints are slower and exist for other tools.
 
 The module also has the writers of JSON checkpoints and of objects of transactions. `checkpoint_writing` writes complete
 states.
@@ -275,7 +275,9 @@ def is_own(state: StateManifest) -> bool:
 def snapshot_of(
     state: StateManifest, listed: ListedFiles, txns: Transactions, *, metadata: Metadata, where: str
 ) -> Snapshot:
-    """Return the snapshot of a state with the splits in `listed`. Its manifests and `txns` are not read yet.
+    """Return the snapshot of a state with the splits in `listed`.
+
+    The manifests of the state and `txns` are not read yet.
 
     Raises `Corrupt` if an action cannot be read. Raises it also if the entries of Tidemark's manifests do not add up to
     the number of files.
@@ -602,8 +604,8 @@ def load_checkpoint(
 def _read_manifest(store: ObjectStore, state: StateManifest, info: ManifestInfo, *, cached: CachedPieces) -> pa.Table:
     key = key_of_manifest(info.path, state.state_version)
     try:
-        # The next process needs this manifest first. So the read counts as a use, and no scan displaces the manifest
-        # from the cache.
+        # The next process needs this manifest first. The read therefore counts as a use, so that no scan displaces the
+        # manifest from the cache.
         piece, fetch = Piece(0, None, key, _named_by_root), partial(_object, store, key)
         data = cached.made(store.uri, key, key, piece, fetch=fetch, used=True)
     except NotFound as error:

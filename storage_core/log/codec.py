@@ -101,7 +101,10 @@ def registry(configuration: Mapping[str, str]) -> dict[str, str]:
 
 
 def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str]) -> dict[str, str]:
-    """Return `configuration` plus the schemas that a state stores separately. Their keys may be bare or prefixed."""
+    """Return `configuration` plus the schemas that a state stores separately.
+
+    The keys of these schemas may be bare or prefixed.
+    """
     found = dict(configuration)
     for key, value in registered.items():
         found.setdefault(PREFIX + key.removeprefix(PREFIX), value)

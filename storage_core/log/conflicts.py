@@ -1,7 +1,7 @@
 """The conflict rules. The rules decide whether actions may be committed on a head.
 
 Every attempt of a commit checks its actions against the head that the commit would follow
-(docs/architecture/transaction-log.md). Put-if-absent of the next version succeeds only while that head is the newest
+(docs/architecture/transaction-log.md). Put-if-absent of the next version succeeds only if that head is still the newest
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
@@ -10,15 +10,15 @@ rebase of the plan. So a compaction never restores rows that were deleted concur
 the deletion vector of a live split only if the split has not changed since the plan. Any other add is a new file.
 
 The commit does not look up a new file among all live splits. On a table of a million files, that check would read every
-manifest for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. So a
-path can already be live only if the same file was committed before. The log recognizes a repeated commit by its commit
-id or its `txn`. A commit that has neither is checked against the newest commits, which needs no request. `fsck` reports
-a path that is live twice.
+manifest for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. A
+path can therefore already be live only if the same file was committed before. The log recognizes a repeated commit by
+its commit id or its `txn`. A commit that has neither is checked against the newest commits, which needs no request.
+`fsck` reports a path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
-is still valid if the schema was only widened since. A merge depends on the exact schema, because its records may have
-columns that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends
-on the definition of its index. No other action depends on settings.
+is still valid if the schema was only widened since. A merge depends on the exact schema. Its records may have columns
+that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends on the
+definition of its index. No other action depends on settings.
 
 **Segments and translations.** The commit omits new index segments and translations that no search can use any more. The
 commit also removes existing translations that no segment needs any more.
@@ -69,11 +69,11 @@ from storage_core.log.snapshot import Snapshot
 RESTORES = "tidemark:restore"
 """The name of the fence for restores.
 
-Its token is the version of the last restore. A merge that was planned before the restore must not commit.
+The token of this fence is the version of the last restore. A merge that was planned before the restore must not commit.
 """
 
 PRUNING = "tidemark:prune"
-"""The name of the fence for prunings. Its token is the last version that pruned transactions.
+"""The name of the fence for prunings. The token of this fence is the last version that pruned transactions.
 
 A commit that was planned before this version must not record transactions. After the plan, another commit may have done
 the same work, and the transaction of that commit may have been pruned. The planned commit would then repeat the work.
@@ -218,8 +218,8 @@ class TxnProgress:
 
     The work of the commit starts at this version. 0 means no version.
 
-    A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work, that
-    is, two commits with the same start and different ends.
+    A transaction alone prevents a second commit of equal work. This requirement also prevents overlapping work. Two
+    commits with the same start and different ends overlap.
     """
 
     app_id: str
@@ -317,8 +317,7 @@ def without_worthless(actions: tuple[Action, ...], head: Snapshot) -> tuple[Acti
 def _without_dropped(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -> list[Action]:
     """Return the actions, but omit actions on indexes that changed since the plan.
 
-    The omitted actions are new segments of a changed index, and removals of segments that were removed together with
-    their index.
+    The omitted actions add segments to a changed index, or remove segments that were already removed with their index.
     """
     others = {each.index for each in actions if isinstance(each, IndexSegment | RemoveIndexSegment)}
     others = {name for name in others if head.config.index(name) != planned.config.index(name)}
@@ -423,7 +422,10 @@ def _overlap(one: IndexSegment, other: IndexSegment, split: str) -> bool:
 
 
 def _check_dropped(mine: Metadata, removed: set[str], planned: Snapshot, head: Snapshot) -> None:
-    """Raise `CommitConflict` if a new segment of a dropped index would stay. Its object would never be deleted."""
+    """Raise `CommitConflict` if a new segment of a dropped index would stay.
+
+    The object of this segment would never be deleted.
+    """
     kept = {index.name for index in TableConfig.from_configuration(mine.configuration).indexes}
     dropped = {index.name for index in planned.config.indexes} - kept
     for path, segment in head.segments.items():
@@ -550,10 +552,12 @@ def _check_vector(action: Add, found: _Found) -> None:
 
 
 Rebase = Callable[[Sequence[Action], Snapshot], Sequence[Action]]
-"""A function that adapts the planned actions to a newer head. It compares the splits of the head and of the plan.
+"""A function that adapts the planned actions to a newer head.
 
-The function does not change the log. For the same head, it always returns the same actions. It raises `CommitConflict`
-if a new plan is necessary.
+The function compares the splits of the head and of the plan.
+
+The function does not change the log. For the same head, it always returns the same actions. The function raises
+`CommitConflict` if a new plan is necessary.
 """
 
 

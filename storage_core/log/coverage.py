@@ -5,7 +5,7 @@ compaction moves rows to other splits. The compaction stores the moves in a tran
 usable (decision 0019). For example, a segment covers split A, and a translation moves the rows of A to split B. Then
 the segment covers these rows in B.
 
-The functions of this module use only the metadata in the log. They read no rows.
+The functions of this module use only the metadata in the log. The functions read no rows.
 """
 
 from __future__ import annotations
@@ -64,7 +64,10 @@ def members(segment: IndexSegment) -> tuple[Member, ...]:
 
 
 def origins_in(segment: IndexSegment, split: str) -> tuple[str, ...] | None:
-    """Return the origins of the split's rows in the segment, or None if the segment covers all rows of the split."""
+    """Return the origins of the split's rows in the segment.
+
+    Return None if the segment covers all rows of the split.
+    """
     return next((each.origins for each in members(segment) if each.split == split), None)
 
 
@@ -106,7 +109,9 @@ def outputs_with(translation: Translation, split: str) -> list[int]:
 def leads_to(
     splits: Iterable[str], live: Collection[str] | Mapping[str, object], moved: Mapping[str, Sequence[Translation]]
 ) -> tuple[bool, frozenset[str]]:
-    """Return whether a live split contains rows of these splits, and the paths of all later translations of the rows.
+    """Return whether a live split contains rows of these splits.
+
+    Also return the paths of all later translations of the rows.
 
     Args:
         moved: The result of `by_input`.

@@ -59,7 +59,10 @@ def is_safe_path(path: str) -> bool:
 
 
 def is_data_path(path: str) -> bool:
-    """Return whether a path may belong to a split or a segment: it must be safe and outside of the internal folders."""
+    """Return whether a path may belong to a split or a segment.
+
+    The path must be safe and outside of the internal folders.
+    """
     return is_safe_path(path) and path.partition("/")[0] not in MACHINERY
 
 

@@ -2,9 +2,9 @@
 
 A step is one kind of job, for example a merge or a compaction. `JobRun` is one run of a step. An executor executes the
 tasks of the run: `Here` in this process, `jobs.spark.spark.Spark` in Spark. A task is a function of a `Place` and a
-work item. It returns plain data: the actions to commit and the metrics for the report. Tasks write files with new ids
-in their names. A file belongs to the table only if the driver commits its action (docs/architecture/orchestration.md,
-"Spark").
+work item. A task returns plain data: the actions to commit and the metrics for the report. Tasks write files with new
+ids in their names. A file belongs to the table only if the driver commits its action
+(docs/architecture/orchestration.md, "Spark").
 
 The module also has the records about runs: `DueRun` (the run that a table needs), `Prediction`, `JobReport` and
 `Failed`. The text output, the JSON output and the metadata of assets are made from the report. So other programs depend
@@ -259,7 +259,7 @@ def _words(value: object) -> str:
             return f"{value:,}"
         case Mapping():
             words = {name: text for name, each in value.items() if (text := _words(each))}
-            # A name that contains a comma is a sentence, for example a reason. Each sentence gets its own line.
+            # A name that contains a comma is a sentence. A reason is an example. Each sentence gets its own line.
             if any("," in name for name in words):
                 return "".join(f"\n    {text:>10}  {name}" for name, text in words.items())
             nested = {name for name, each in value.items() if isinstance(each, Mapping)}
@@ -277,7 +277,7 @@ def with_report(error: TidemarkError, report: JobReport) -> TidemarkError:
 
 
 def report_of(error: TidemarkError) -> JobReport | None:
-    """Return the report of the work that a run did before this error, or None if it did nothing."""
+    """Return the report of the work before this error, or None if the run did nothing."""
     report = error.context.get("report")
     return report if isinstance(report, JobReport) else None
 
@@ -778,7 +778,7 @@ class JobRun(Generic[Options]):
             lease.require_held()
 
     def _require_tokens(self) -> None:
-        """Raise `Fenced` unless this run holds its resources with tokens that no commit of this run has used."""
+        """Raise `Fenced` unless this run has its resources under tokens that no commit of this run has used."""
         if self._tokens_spent:
             for lease in self._leases:
                 lease.advance()
@@ -970,7 +970,7 @@ def require_shared(uri: str) -> str:
 
 
 def _reports_windows(options: RunOptions) -> bool:
-    """Return True if the report has metrics per window: if requested, or if the run is limited to some windows."""
+    """Return True if the report has metrics per window. They are requested, or the run is limited to some windows."""
     by_window: bool | None = getattr(options, "by_window", None)
     return by_window is not None and (by_window or getattr(options, "windows", EVERY_WINDOW) != EVERY_WINDOW)
 
@@ -982,7 +982,7 @@ def as_completed(
 
     At most `at_once` calls run concurrently. If several calls end before the caller takes the next outcome, their order
     is undefined. A `TidemarkError` is the outcome of its call and stops no other call. Any other error is raised. If
-    the caller stops early, calls that have not started are skipped, and the function does not wait for active calls. A
+    the caller stops early, calls that have not started are skipped. The function does not wait for active calls. A
     single call runs in the caller's thread.
     """
     if len(calls) == 1:

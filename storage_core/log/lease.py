@@ -4,7 +4,7 @@ A lease only prevents duplicate work. Two other rules ensure correctness. The lo
 is not higher than the recorded token. Put-if-absent creates each version once. So clocks do not affect the content of a
 commit. With a wrong clock, a run only takes over a lease too early or too late.
 
-The lease object is replaced by compare-and-swap and never deleted. Its token never decreases.
+The lease object is replaced by compare-and-swap and never deleted. The token of a lease never decreases.
 """
 
 from __future__ import annotations
@@ -290,10 +290,10 @@ class Lease:
 def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, is_dead: IsDead | None = None) -> Lease:
     """Acquire the resource for five minutes, with a token that is higher than all earlier tokens. One GET and one PUT.
 
-    A lease is taken over if it has expired by this machine's clock, or if `is_dead` returns True for its holder. If a
-    lease expires more than five minutes from now, one of the clocks is wrong. The function then checks the age of the
-    object by the store's clock, with one HEAD. If the object is at least five minutes old, the function takes the lease
-    over.
+    A lease is taken over if it has expired by this machine's clock. It is also taken over if `is_dead` returns True for
+    its holder. If a lease expires more than five minutes from now, one of the clocks is wrong. The function then checks
+    the age of the object by the store's clock, with one HEAD. If the object is at least five minutes old, the function
+    takes the lease over.
 
     Args:
         head: The snapshot that contains the recorded token of the log.

@@ -48,7 +48,7 @@ def decode_boundary(data: bytes) -> int:
 
 
 def first_version(store: ObjectStore) -> int:
-    """Return the first version that may exist. It is 0 before any collection. One GET.
+    """Return the first version that may exist. The version is 0 before any collection. One GET.
 
     Raises `Corrupt` if the boundary cannot be parsed. Unlike the hint, the boundary cannot be replaced: it is the only
     record of the deletions.
@@ -379,7 +379,7 @@ def require_apart(store: ObjectStore, *, is_new: bool = False) -> None:
     of a new table would hide the loss.
 
     The error contains the other table. If this process may not list a parent folder, the folder counts as a folder
-    without a table. The same applies to a table that is being created at this moment.
+    without a table. A folder also counts as a folder without a table while another process creates the table.
 
     Cost:
         One LIST of the location, which finds tables among its first 1,000 objects, and one LIST for each of the 16

@@ -141,7 +141,7 @@ class ListedFiles:
         return self.only((part for part in self._parts() if keep is None or keep(part.bounds)), dead)
 
     def passing(self, dead: frozenset[str]) -> Iterator[pa.Table]:
-        """Yield the same tables as `tables`, but read the parts one at a time and do not keep them in memory.
+        """Yield the same tables as `tables`. Read the parts one at a time, and do not keep them in memory.
 
         Raises the error of a part that cannot be read.
         """

@@ -3,17 +3,17 @@
 The log is the only source of truth for the base of a table (docs/architecture/transaction-log.md). Start with
 `TransactionLog`, which opens, commits and checkpoints.
 
-Tags are names that keep a version readable, either permanently or until they expire. All tags of a table are in one
-small object, `_tags.json`, which is replaced by compare-and-swap. The collector finds every tag with one GET of that
-known key. It does not use a listing, because a listing may miss an object (lesson 49). This module reads and removes
-tags. `maintain.history` sets tags.
+A tag is a name that keeps a version readable, either permanently or until the tag expires. All tags of a table are in
+one small object, `_tags.json`, which is replaced by compare-and-swap. The collector finds every tag with one GET of
+that known key. The collector does not use a listing, because a listing may miss an object (lesson 49). This module
+reads and removes tags. `maintain.history` sets tags.
 
 An application can give its work a name and a number, for example `('nightly', 17)`. The log then commits the work once,
 even if the application sends it several times.
 
 A compact state has the minimum number of manifests for its splits, and no tombstones. `compact_state` writes a compact
 state on request. Without a request, a state is rewritten only if that saves more work than it costs
-(`checkpoint_writing`). States are immutable. So if the newest version already has a state, `compact_state` first
+(`checkpoint_writing`). States are immutable. If the newest version already has a state, `compact_state` therefore first
 commits a new version without changes. Then it writes the compact state of the new version.
 """
 
@@ -399,7 +399,7 @@ def replace_tag(log: TransactionLog, name: str, before: Tag | None, after: Tag |
     """Replace the tag of this name with `after`. The tag must equal `before`. None means a missing tag.
 
     Nothing is written if `after` is already stored. The cost is one GET and one PUT if no other process changes the
-    tags meanwhile.
+    tags at the same time.
 
     Raises:
         CommitConflict: Another process changed the tag, or was faster in every attempt.
@@ -431,7 +431,7 @@ def _replaced(name: str, before: Tag | None, after: Tag | None, tags: Mapping[st
 def _replace(log: TransactionLog, change: Change) -> None:
     """Replace the tags with the result of `change`.
 
-    The cost is one GET and one PUT if no other process changes the tags meanwhile.
+    The cost is one GET and one PUT if no other process changes the tags at the same time.
     """
 
     def changed(current: Tags) -> Tags:
@@ -499,7 +499,7 @@ def has_compact_state(snapshot: Snapshot) -> bool:
 def compact_state(
     log: TransactionLog, snapshot: Snapshot, *, job_run_id: str | None = None, another: bool = False
 ) -> CheckpointResult:
-    """Ensure that the hint points to a compact state of this version, or of a later version that changes nothing.
+    """Ensure that the hint points to a compact state of this version. A later version without changes is also valid.
 
     Idempotent: if the state is already compact, nothing is written, unless `another` is True. Raises the errors of a
     commit and of `write_checkpoint`.

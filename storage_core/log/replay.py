@@ -143,7 +143,7 @@ def _is_later(store: ObjectStore, version: int, timestamp_ms: int) -> bool:
 def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
     """Return the newest snapshot that follows `found`. Raise `Corrupt` if a later version exists after a gap.
 
-    The cost is one LIST of the version files after the snapshot. A listing may lack a version that exists. So a listing
+    The cost is one LIST of the version files after the snapshot. A listing may miss a version that exists. So a listing
     can prove a gap, but not the absence of gaps.
     """
     while (newest := newest_beyond(store, found.version)) > found.version:

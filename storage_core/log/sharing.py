@@ -148,7 +148,9 @@ class TableStore:
         return self._store.delete(keys)
 
     def local_path(self, key: str) -> Path | None:
-        """Return the path of the object's file in the table or its source, if the table is in a local directory.
+        """Return the path of the object's file in the table or its source.
+
+        Only a table in a local directory has such files.
 
         If the file is not in the table's folder, the first call sends one GET of `_source.json`.
         """
@@ -261,7 +263,7 @@ def first_protocol(metadata: Metadata) -> Protocol:
 def first_version(metadata: Metadata, others: Sequence[Action], known: Protocol | None) -> tuple[Action, ...]:
     """Return the actions of version 0: first the protocol, then these actions.
 
-    The table needs the features of the protocol `known` in any case.
+    The table always needs the features of the protocol `known`.
     """
     actions = (metadata, *others)
     protocol = first_protocol(metadata) if known is None else known

@@ -1,16 +1,16 @@
 """The transactions of a snapshot, and other progress in a log.
 
 Transactions make work exactly-once. A table has one transaction per landed file and per finished writer. So opening a
-table must not read all transactions (decision 0002). `ListedTransactions` contains the transactions of a state. They
-are stored as columns in several objects, and each object is read when it is first used. `Transactions` adds the
-transactions that were recorded since the state. Consecutive snapshots share the objects of the state.
+table must not read all transactions (decision 0002). `ListedTransactions` contains the transactions of a state. The
+transactions are stored as columns in several objects. Each object is read when it is first used. `Transactions` adds
+the transactions that were recorded since the state. Consecutive snapshots share the objects of the state.
 
 Each state stores the transactions since the previous state as a small object. From time to time, small objects are
 merged into the sorted objects with the same ranges of appIds (`log.checkpoint_writing`). If several objects of a state
 contain the same appId, the object that comes later in the list takes precedence.
 
-`Progress` contains everything in the log except settings and splits. This means transactions, fences, merged
-generations, index segments, translations and skips.
+`Progress` contains everything in the log except settings and splits. `Progress` thus contains transactions, fences,
+merged generations, index segments, translations and skips.
 """
 
 from __future__ import annotations

@@ -178,7 +178,8 @@ def written(store: ObjectStore, newest: int) -> Iterator[Written]:
 def brings_rows(action: Action) -> bool:
     """Return whether the action adds a split with new rows.
 
-    The result is False for a split with moved rows, and for an entry that adds a deletion vector to a live split.
+    The result is False for a split with moved rows. It is also False for an entry that adds a deletion vector to a live
+    split.
     """
     return isinstance(action, Add) and action.dataChange and action.deletionVector is None
 

@@ -106,7 +106,7 @@ class Selection:
 class Compaction:
     """One compaction commit: the removed paths, the added splits, and the state right before the commit.
 
-    If the retained log does not reach back far enough, `metadata` is None and `inputs` lacks paths.
+    If the retained log does not reach back far enough, `metadata` is None and paths are missing in `inputs`.
     """
 
     version: int
@@ -652,7 +652,7 @@ def audit(
 def require_ours(snapshot: Snapshot) -> None:
     """Raise `Unsupported` if another program maintains the log.
 
-    The files of such a table lack the data that an audit compares.
+    The files of such a table do not have the data that an audit compares.
     """
     if not is_ours(snapshot.protocol):
         raise Unsupported(

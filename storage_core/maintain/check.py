@@ -240,8 +240,8 @@ def fsck(store: ObjectStore, *, clock: Clock, deep: bool = False) -> Report:
     Damage is a finding and never an error. The check reads the whole log and the unmerged records, and compares the
     sizes of splits and segments. If `deep`, it also reads and hashes every object of a known kind.
 
-    If a table lacks the writer feature `tidemark`, another program maintains its log. The check then reports only
-    faults that stop a reader: a log that does not open, and missing live files.
+    If a table does not have the writer feature `tidemark`, another program maintains its log. The check then reports
+    only faults that stop a reader: a log that does not open, and missing live files.
 
     The check cannot detect some damage:
 

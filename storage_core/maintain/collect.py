@@ -189,7 +189,7 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
     """Return the keys that are in the collector's plan. One GET.
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
-    roots. An operation that keeps an object, such as a new tag, therefore writes its root first and then reads the
+    roots. An operation that keeps an object, such as a new tag, therefore writes its root first. Then it reads the
     plan. If the plan does not contain the object, there are two cases. The object is already deleted, or every later
     sweep sees the root.
     """
@@ -251,7 +251,9 @@ def _candidate(store: ObjectStore, key: str, now_ms: int) -> Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unreachable:
-    """An object that no root references: the reason, the size in bytes, and the version and time (ms) of its removal.
+    """An object that no root references.
+
+    It has the reason, the size in bytes, and the version and time (ms) of its removal.
 
     The time is the time of the commit that removed the object, never the age of the file (lesson 40). Without such a
     commit, the time is the last modification by the store's clock.
@@ -278,8 +280,8 @@ class Marked:
 def mark(store: ObjectStore, log: TransactionLog, *, now_ms: int) -> Marked:
     """Return the objects that are unreachable at `now_ms`, in key order. Writes nothing.
 
-    The listing is read before the roots. So the roots contain objects that are committed in between. Every read error
-    is raised.
+    The listing is read before the roots. The roots therefore contain objects that are committed between these two
+    reads. Every read error is raised.
 
     Cost:
         One LIST per 1,000 objects, and the requests of `roots`. One GET of the plan if there is quarantine.

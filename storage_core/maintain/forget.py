@@ -298,7 +298,7 @@ def held_by_landed_files(judge: Judge, spec: LandingSpec) -> Iterator[Held]:
 
 
 def _holds(judge: Judge, file: LandedFile, spec: LandingSpec) -> bool:
-    """Return whether a row or a rejected line of the file may meet the condition.
+    """Return whether a row or a rejected line of the file may match the condition.
 
     Stops at the first row or line of this kind.
     """
@@ -554,7 +554,7 @@ def _forgetting_version(store: ObjectStore, head: Snapshot, since: Since) -> int
 
 @dataclass(slots=True, eq=False)
 class Forgetting:
-    """The rows of one table that meet a condition. `raw_logs` are the raw logs that supply rows to the table."""
+    """The rows of one table that match a condition. `raw_logs` are the raw logs that supply rows to the table."""
 
     target: Target
     wanted: Filter
@@ -690,7 +690,7 @@ class Forgetting:
         return Ending(splits, segments, named)
 
     def _with_states(self, head: Snapshot, found: Found) -> Snapshot:
-        """Write states until no retained state lists a forgotten row. Return the resulting version."""
+        """Write states until no retained state contains a forgotten row. Return the resulting version."""
         wanted = head.config.retained_states
         for _ in range(min(wanted + 1, MOST_STATES)):
             if are_clean_states(self.target.log.store, head, found, wanted):
@@ -708,5 +708,5 @@ class Forgetting:
 
 
 def of(target: Target, condition: object, raw_logs: Sequence[RawTable]) -> Forgetting:
-    """Return the `Forgetting` of the rows that meet a condition. Raises `InvalidInput` for an empty condition."""
+    """Return the `Forgetting` of the rows that match a condition. Raises `InvalidInput` for an empty condition."""
     return Forgetting(target, required_filter(condition, "forget", target.head.schema), tuple(raw_logs))

@@ -71,8 +71,8 @@ class ForgetReport:
     """The result of a search of all objects at the time `at_ms`, at the newest version `version`.
 
     `since` is the version of the plan of the last `FORGET`. None means that there was no `FORGET`. Deleted objects of
-    this version or an earlier version may have held rows. Metadata about such an object therefore counts as containing
-    values of the rows. `objects` is the number of existing objects, in all stores.
+    this version or an earlier version may have contained the rows. Metadata about such an object therefore counts as
+    containing values of the rows. `objects` is the number of existing objects, in all stores.
     """
 
     version: int
@@ -116,7 +116,7 @@ class Forgotten:
     """The outcome of `forget`.
 
     - `version`: the newest version after the call. This version contains none of the rows.
-    - `commit_id`: the id of the `FORGET` commit. It is empty if no commit was needed.
+    - `commit_id`: the id of the `FORGET` commit. The id is empty if no commit was needed.
     - `rows`: the number of rows that this call deleted.
     - `splits_rewritten`: the number of splits that this call rewrote.
     """

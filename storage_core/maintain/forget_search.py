@@ -72,7 +72,7 @@ class _Answer:
 class Memory:
     """Answers for one condition on one table, by the name of the searched object.
 
-    `keys` are the keys of the rows that met the condition. `key` is the primary key of the table.
+    `keys` are the keys of the rows that matched the condition. `key` is the primary key of the table.
     """
 
     key: Sequence[str]
@@ -104,7 +104,7 @@ class Memory:
         self._is_open = True
 
     def add(self, keys: pa.Table) -> None:
-        """Store the keys of rows that met the condition."""
+        """Store the keys of rows that matched the condition."""
         self._keys.append(keys)
 
     @property
@@ -131,8 +131,8 @@ class Memory:
 class Judge:
     """A condition on rows of a table, for every schema of the rows.
 
-    For a keyed table, the judge also collects the keys of rows that met the condition. A patch or a delete with one of
-    these keys belongs to such a row. The record itself lacks the columns of the condition.
+    For a keyed table, the judge also collects the keys of rows that matched the condition. A patch or a delete with one
+    of these keys belongs to such a row. The record itself lacks the columns of the condition.
     """
 
     store: ObjectStore
@@ -172,14 +172,14 @@ class Judge:
         return pa.schema([each for each in self.snapshot.schema if each.name in wanted])
 
     def rows(self, rows: pa.Table) -> Mask:
-        """Return a mask of the rows of a split that meet the condition.
+        """Return a mask of the rows of a split that match the condition.
 
         Raises the errors of `conform_split` and `RowFilter.mask`.
         """
         return self._judged(conform_split(rows, self.schema))
 
     def records(self, records: pa.Table) -> Mask:
-        """Return a mask of the records that meet the condition.
+        """Return a mask of the records that match the condition.
 
         Whole rows are checked by their values. Other records are checked by comparing their keys with the keys found so
         far.
@@ -200,7 +200,7 @@ class Judge:
         return mask
 
     def arrived(self, rows: pa.Table) -> Mask:
-        """Return a mask of the quarantined rows or records that meet the condition."""
+        """Return a mask of the quarantined rows or records that match the condition."""
         if OPERATION in rows.column_names:
             return self.records(rows)
         try:
@@ -318,7 +318,7 @@ def side_by_side(
 
 @dataclass(slots=True, eq=False)
 class Search:
-    """Search of the objects of a table for rows that meet the condition.
+    """Search of the objects of a table for rows that match the condition.
 
     An object is not read again if its answer is known.
     """
@@ -474,7 +474,7 @@ class Search:
 
 
 def holding_splits(store: ObjectStore, judge: Judge) -> list[Add]:
-    """Return the live splits of the judge's version with rows that meet the condition.
+    """Return the live splits of the judge's version with rows that match the condition.
 
     Raises the errors of the reads. Makes the requests of `Search.live`, and one GET per split without an answer.
     """

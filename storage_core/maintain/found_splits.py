@@ -1,7 +1,7 @@
 """Splits without a log: read the metadata in a split file, and verify it against the rows and checksums.
 
-If the log is lost, the definition of the table can be read from the split files: schema, settings and region specs.
-`choose` determines which of the splits are live.
+If the log is lost, the split files contain the definition of the table: schema, settings and region specs. `choose`
+determines which of the splits are live.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Evidence:
     - `live`, `deleted`: splits that are live, or removed, according to the readable log.
     - `merged`: the last merged generation, by region.
     - `ranges`: the generations that readable commits merged. No other merge of these generations was committed.
-    - `generations`: by region, the complete generations. These can be merged again.
+    - `generations`: by region, the complete generations. Complete generations can be merged again.
     - `added_at`: for each live split, the version that added the split. If a rewrite with an earlier plan replaced the
       split, a restore has undone the rewrite.
     """

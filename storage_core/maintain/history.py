@@ -2,9 +2,9 @@
 
 docs/architecture/transaction-log.md describes the history of a table in the section "History".
 
-A restore is one commit after the head. It makes the splits of an older version live again, and restores the schema and
-the configuration. A restore never takes back progress: transactions, fences and merged generations only grow. A file or
-record that was ingested or merged once is therefore not applied again.
+A restore is one commit after the head. A restore makes the splits of an older version live again, and restores the
+schema and the configuration. A restore never takes back progress: transactions, fences and merged generations only
+grow. A file or record that was ingested or merged once is therefore not applied again.
 
 A split contains the version number of its plan. A repair can reduce the number of versions, and the number in the split
 would then mean another version. A repair therefore stores the highest old number (`renumbered_up_to`).
@@ -254,9 +254,9 @@ class _Plan:
 def restore(log: TransactionLog, target: Snapshot, *, commit_id: str | None = None) -> Restored:
     """Commit the content of `target` as the next version: its splits, schema and configuration.
 
-    The commit must directly follow the head of the plan. If another commit comes in between, the restore is planned
-    again, at most 10 times. The call is idempotent. If the head already has the content, nothing is committed. A
-    repeated call with the same `commit_id` finds its own commit.
+    The commit must directly follow the head of the plan. If another commit comes first, the restore is planned again,
+    at most 10 times. The call is idempotent. If the head already has the content, nothing is committed. A repeated call
+    with the same `commit_id` finds its own commit.
 
     A concurrent collector is safe if its horizon is longer than the duration of the call. With a shorter horizon, it
     can delete objects that the restore needs. `fsck` then reports these objects.
@@ -346,7 +346,7 @@ def _with_columns(wanted: Metadata, head: Snapshot, target: Snapshot) -> Metadat
     """Return the older columns with the widest types that they ever had.
 
     Rows of other versions and unmerged records may need these types. Column ids and stored names stay assigned. A
-    column that returns to a keyed table is nullable, because unmerged records lack it.
+    column that returns to a keyed table is nullable, because unmerged records do not have it.
     """
     settings = head.metadata.configuration
     schema, now = numbered(target.schema), {column_id(field): field for field in head.schema}
@@ -409,8 +409,8 @@ def _segments_deleted(
 
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
-    # An index may have been dropped or redefined in between, or a column name may belong to another column now. The
-    # next catch-up builds the segments of such an index again.
+    # An index may have been dropped or redefined since the older version, or a column name may belong to another column
+    # now. The next catch-up builds the segments of such an index again.
     return frozenset(
         index.name
         for index in target.config.indexes

@@ -318,8 +318,8 @@ def check_log(store: ObjectStore, listing: Listing) -> LogCheck:
     named = walk.named | ({*head.splits} if head is not None else set())
     metadata = walk.metadata if head is None else head.metadata
     evidence = newest_evidence(store, listing, named, metadata) if ours and newest >= 0 else None
-    # The head was opened after the listing. A running writer may have committed versions in between. These versions are
-    # not lost.
+    # The head was opened after the listing. A running writer may have committed versions since the listing. These
+    # versions are not lost.
     lost = lost_versions(newest if head is None else max(newest, head.version), evidence)
     findings = [*walk.findings.every, *_planned_on(lost, evidence), *_manifests(store, listing)]
     findings += [*checkpoints.findings.every, *_hint(hinted, listing, found)]

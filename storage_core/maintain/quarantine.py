@@ -3,9 +3,9 @@
 **Validity.** The commit that adds the rows of landed files also references the quarantine objects of these files.
 Objects that no commit references do not count. If a run ends before its commit, the next run reads its files again.
 
-**Identity.** Each line or row in quarantine has an identity: the file, its size and content, and the number of the line
-(`Unit` and line). `pending_entries` yields a line once, even if several objects contain the line. Rows of a call of
-`append` have no file. Their identity is the object and the position of the row.
+**Identity.** Each line or row in quarantine has an identity (`Unit` and line). It consists of the file, its size and
+content, and the number of the line. `pending_entries` yields a line once, even if several objects contain the line.
+Rows of a call of `append` have no file. The identity of such a row is its object and its position.
 
 **Leaving.** A line leaves the quarantine in a commit. The commit references a receipt, which is an object with the list
 of the lines. A retry commits the rows and the receipt together, and every retry advances the same transaction
@@ -387,7 +387,7 @@ def _folded(log: TransactionLog, head: Snapshot, stored: Iterable[str]) -> tuple
     """Write one receipt that combines all receipts. It has only the lines that stored objects still contain.
 
     An object that the collector will delete still counts, because it becomes valid again if the plan is lost. A unit
-    without a content is a file that was rejected as a whole. A later run may store the same entry again.
+    without a content is a file that was rejected completely. A later run may store the same entry again.
     """
     present: dict[Unit, set[int]] = {}
     for key in stored:
@@ -411,9 +411,9 @@ def _mark(log: TransactionLog, keys: Sequence[str]) -> None:
 
 @dataclass(slots=True)
 class _Outcome:
-    """The outcome of a retry: how many rows were read and added, and the reasons of the lines that still fail.
+    """The outcome of a retry: the numbers of read and added rows, and the reasons of the lines that still fail.
 
-    `older` counts the added records that had no effect, because they are older than the row of their key.
+    `older` counts the added records without effect, because they are older than the row of their key.
     """
 
     read: int = 0

@@ -7,8 +7,8 @@ the deletion, the chunk is read once more. A chunk without a valid copy stays, a
 quarantine. Record ids are deleted when no future record must be compared with these ids
 (docs/architecture/ingestion.md).
 
-The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. It also does
-not apply to a chunk that was already deleted on another store.
+The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. The retention
+also does not apply to a chunk that was already deleted on another store.
 
 Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of
 a chunk have the same bytes. Healing copies a chunk only after a check of its checksum, writer and number, and only to
@@ -206,7 +206,7 @@ class RawLogCollector:
         }
         found = backlog(history, offsets)
         if offsets and not history.unreachable:
-            # These ids are older than every waiting record and every future record, so no record is compared with them.
+            # Every waiting record and every future record is newer than these ids, so no record is compared with them.
             coming_ms = now_ms - CLOSED_AFTER_MS
             first_ms = coming_ms if found.oldest_waiting_ms is None else min(found.oldest_waiting_ms, coming_ms)
             for store in history.stores:
@@ -359,7 +359,7 @@ def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Pla
     """Return the current candidates. Known candidates keep their first time.
 
     Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while it exists, even
-    if a table lacks its records.
+    if a table does not have its records.
     """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
     found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
@@ -429,7 +429,7 @@ class Healing:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every store has every object with a valid copy, as far as this run checked."""
+        """Whether every store has every object with a valid copy. Only objects that this run checked count."""
         left = sum(self.lacking.values()) - sum(self.copied.values())
         return not (left or self.failed or self.damaged or self.unreachable)
 
@@ -494,7 +494,7 @@ class _Healed:
     written: int = 0
 
     def copy(self, store: ObjectStore, data: bytes, clock: Clock) -> None:
-        """Put the object into a store that lacks it."""
+        """Put the object into a store that does not have it."""
         key = self.item.keys[0]
         with self._noting(store, key):
             if not create_numbered(store, key, data, clock=clock):

@@ -1,7 +1,7 @@
 """The regions of a table: objects that the collector keeps, findings of a check, and records that a repair saves.
 
 A `RegionReading` reads the objects of one region. An object that cannot be read is returned as an `Unread` value. For
-such a value, the collector raises the error, a check creates a finding, and a repair works without the object
+such a value, the collector raises the error, and a check creates a finding. A repair works without the object
 (docs/architecture/ingestion.md).
 
 An entry contains its own number and generation. A manifest only adds facts that entries do not contain.
@@ -200,8 +200,8 @@ class RegionRoots:
 
     A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
     is garbage if a sorted generation replaced it. It is kept if a retained version has merged a part of the sorted
-    generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer, because a merge adds the
-    segments of the generation to the log (decision 0019).
+    generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer. A merge adds the segments of
+    the generation to the log (decision 0019).
 
     WAL entries are deleted together with the generation that references them. An entry outside all generations is a
     fence sentinel and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for
@@ -263,8 +263,8 @@ def region_roots(store: ObjectStore, region: str, *, merged: int, newest: int) -
         if part.generation > merged and merged < each.generation and newest >= each.sorted_from
     ]
     replaced = [part for part in originals if part not in needed and _exists(store, region, part)]
-    # A version may have merged a part. If a replaced generation is missing, it was collected when no version had merged
-    # a part.
+    # A version may have merged a part of the sorted generation. If a replaced generation is missing, it was collected
+    # while no version had merged a part.
     still = [part for part in needed if _exists(store, region, part)]
     needed_ones = [required(reading.generation(each)) for each in (*unmerged, *still)]
     deleted = _entries(required(reading.generation(each)) for each in (*spent, *replaced))
@@ -317,7 +317,7 @@ def check_regions(regions: Regions, merged: Mapping[str, int], *, deep: bool) ->
 def _registry(regions: Regions) -> Iterator[Finding]:
     """Yield the damage of the registry. A missing registry is rebuilt from the regions.
 
-    A registry that lacks a region hides the rows of the region.
+    If a region is missing in the registry, the rows of the region are hidden.
     """
     key = keys.region_registry_key()
     if key not in regions.listing.objects:
@@ -399,7 +399,7 @@ class _Check:
         except (ValueError, KeyError, TypeError, RecursionError) as error:
             self.findings.add(damaged, key, "a hint", shortened(repr(error)))
             return
-        if hinted > manifest.version:  # the hint is written after the manifest that it names
+        if hinted > manifest.version:  # the hint is written after its manifest
             missing = self._manifest_key(hinted)
             self.findings.add(Kind.REGION_MANIFEST_MISSING, missing, f"the manifest that {key} names", "nothing")
         elif hinted < 1:

@@ -1,7 +1,7 @@
 """The share of rejected rows of the last 24 hours, from the metrics of commits (docs/architecture/ingestion.md).
 
-The commits of `INGEST` and `DISTRIBUTE` contain the number of rows that they read, wrote and rejected. All places that
-show rejected rows use these numbers: the status, its metrics, alerts, the report and the check of the asset.
+The commits of `INGEST` and `DISTRIBUTE` contain the number of rows that they read, wrote and rejected. The status, its
+metrics, alerts, the report and the check of the asset all use these numbers.
 """
 
 from __future__ import annotations
@@ -83,7 +83,11 @@ class Rejections:
 
     @property
     def drifts(self) -> int:
-        """The number of changed columns, plus 1 each if fields were ignored or kept. Alerts report an increase."""
+        """The number of changed columns.
+
+        If fields were ignored, it is one higher, and if fields were kept, it is one higher as well. Alerts report an
+        increase.
+        """
         return self.columns_added + self.columns_widened + bool(self.fields_ignored) + bool(self.fields_kept)
 
 
@@ -146,7 +150,10 @@ def rejection_text(found: Rejections, table: str) -> str:
 
 
 def drift_text(found: Rejections, table: str) -> str:
-    """Return the message about new fields and wider values of landed files. Empty if there were none."""
+    """Return the message about new fields and wider values of landed files.
+
+    The message is empty if there were no such fields and values.
+    """
     added, widened = counted(found.columns_added, "column"), counted(found.columns_widened, "column")
     parts = [
         f"added {added}" if found.columns_added else "",
@@ -174,7 +181,7 @@ def _counts(metrics: Mapping[str, Any]) -> Counter[str]:
     found["rows_rejected"] = _count(metrics, "rows_rejected") or _count(metrics, "rejected")
     handled = sum(found[name] for name in (*without_fault, "rows_rejected"))
     # A run that is limited to some windows reads the whole file again. Only one of these runs counts the rejected rows.
-    # If each of them counted all rows of the file, the share would be too small.
+    # If each run counted all rows of the file, the share would be too small.
     found["rows_in"] = max(handled, _count(metrics, "rows_in")) if found["rows_rejected"] else handled
     return found
 

@@ -105,8 +105,8 @@ class Outcome:
       the versions are 0 and 1.
     - `splits`, `rows`, `bytes`: metrics of the new base.
     - `records`: the number of records that are not merged into the base.
-    - `unproven`: live splits for which nothing proves that they were committed.
-    - `check`: a deep check of the new location. None if nothing was written.
+    - `unproven`: live splits without proof that they were committed.
+    - `check`: a deep check of the new location. It is None if nothing was written.
     """
 
     source: str
@@ -136,9 +136,9 @@ class Outcome:
 
 @dataclass(slots=True)
 class Transfer:
-    """Copier of verified objects to the target. Without a target, it only verifies the objects.
+    """Copies verified objects to the target. Without a target, this class only verifies the objects.
 
-    The transfer also stores the objects that were found under another key, and the objects that were not found.
+    The transfer also remembers the objects that were found under another key, and the objects that were not found.
 
     Cost:
         One GET and one PUT per object. If an object has wrong content, one more GET per object of equal size. One
@@ -165,7 +165,7 @@ class Transfer:
         return self._done[named.path]
 
     def place_all(self, *named: Iterable[File]) -> None:
-        """Copy the existing files among these."""
+        """Copy each of these files that exists."""
         for each in chain.from_iterable(named):
             self.place(each)
 
@@ -207,7 +207,10 @@ class Transfer:
         return False
 
     def _places(self, named: File) -> Iterator[str]:
-        """Yield the object's own key. If there is a checksum, also yield the keys of objects of its kind and size."""
+        """Yield the object's own key.
+
+        If there is a checksum, also yield the keys of objects with the same kind and size.
+        """
         own = self.listing.objects.get(named.path)
         if own is not None and own.size == named.size:
             yield named.path
@@ -275,7 +278,7 @@ class _RegionWriting:
             raise _taken(keys.region_manifest_key(found.region, 1))
 
     def flushed_above(self, merged: int) -> tuple[FlushedGeneration, ...]:
-        """Write the unmerged generations, from entries or from files, under the numbers after `merged`."""
+        """Write the unmerged generations, from entries or from files, with the numbers after `merged`."""
         entries: dict[int, list[ReadEntry]] = {}
         for each in self._found.above(merged):
             if each.says.generation < self._found.current_generation:
@@ -364,7 +367,8 @@ def repair(source: ObjectStore, target: ObjectStore, *, clock: Clock, ids: Ids, 
     """Write a valid table with all readable content of `source` into `target`, and return the losses.
 
     The repair keeps the longest part of the log that opens, every valid split and segment, the quarantine and the tags.
-    It rebuilds states and the hint, and regions with every unmerged acknowledged record. It also rebuilds a lost log.
+    The repair rebuilds states and the hint, and regions with every unmerged acknowledged record. The repair also
+    rebuilds a lost log.
 
     Args:
         source: Store of the damaged table. It is never written.
@@ -545,7 +549,7 @@ class _Repair:
     # The regions.
 
     def _bring_regions(self, found: Salvage, known: Regions, regions: Mapping[str, RegionSalvage]) -> int:
-        """Write the unmerged records, and return their number. An append table has none."""
+        """Write the unmerged records, and return their number. An append table has no such records."""
         config = TableConfig.from_configuration(found.metadata.configuration)
         if config.kind != "keyed":
             return 0
@@ -613,8 +617,8 @@ class _Repair:
         actions += [RemoveIndexSegment(index=each.index, path=each.path) for each in dropped]
         gone = [each for each in head.translations.values() if not self.transfer.place(each)]
         actions += [RemoveTranslation(path=each.path) for each in gone]
-        # A fence with a version as its token belongs to the damaged log. A commit planned on that log fails on this
-        # log.
+        # A fence with a version as its token belongs to the damaged log. A commit that was planned on the damaged log
+        # fails on the new log.
         known = Progress(txns=found.txns, fences=found.fences, merged_generations=found.merged)
         # Progress with a version is not copied. The version belongs to the damaged log, and the new log has other
         # version numbers.

@@ -1,4 +1,4 @@
-"""The roots: the set of all objects that may still be read. The collector gathers them before it marks garbage.
+"""The roots: the set of all objects that may still be read. The collector gathers the roots before it marks garbage.
 
 Roots come from the log, from region manifests and from the mirrors, and never from a listing. An incomplete listing can
 therefore hide garbage, but cannot turn a needed object into garbage (lesson 49). Checkpoints are the only exception,
@@ -51,9 +51,9 @@ class Removal:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retained:
-    """The retained versions `base` to `head`, every key that they name, and every recorded removal.
+    """The retained versions `base` to `head`, every key in these versions, and every recorded removal.
 
-    - `tagged`: versions that tags retain, also below the base. `keys` includes their keys.
+    - `tagged`: versions that tags retain, also below the base. `keys` includes the keys of these versions.
     - `checkpoints`: the checkpoints of the base, the head and the tagged versions, in every existing form.
     - `expired`: True if there are expired tags.
     - `removals`: the last removal of each key. Versions below the base count if their files still exist.
@@ -90,7 +90,8 @@ class _Commit:
 def retained(log: TransactionLog, *, now_ms: int) -> Retained:
     """Return the objects that the table retains at `now_ms`.
 
-    Every read error is raised. An object that cannot be read may name any key, so nothing may be collected (lesson 41).
+    Every read error is raised. An object that cannot be read may reference any key, so nothing may be collected (lesson
+    41).
 
     Cost:
         One GET per existing version file, and one GET for the tags. The requests of opening three snapshots, and one
@@ -120,7 +121,10 @@ def retained(log: TransactionLog, *, now_ms: int) -> Retained:
 
 
 def named_since(log: TransactionLog, version: int) -> frozenset[str]:
-    """Return the keys that versions after `version` name. One GET per version, and one GET that finds no version."""
+    """Return the keys that versions after `version` reference.
+
+    One GET per version, and one GET that finds no version.
+    """
     found: set[str] = set()
     while (actions := read_version(log.store, version + 1)) is not None:
         found |= named_by(actions)
@@ -180,7 +184,7 @@ def _base(log: TransactionLog, head: Snapshot, commits: list[_Commit], *, cutoff
 
 @dataclass(frozen=True, slots=True)
 class Published:
-    """The keys that the retained versions of a mirror name (decision 0032). Older mirror files are not needed.
+    """The keys that the retained versions of a mirror reference (decision 0032). Older mirror files are not needed.
 
     `first` is the number of the oldest kept file.
     """
@@ -221,7 +225,7 @@ def published(store: ObjectStore, *, cutoff_ms: int) -> Published:
 def published_in_iceberg(store: ObjectStore, listed: Iterable[int], *, cutoff_ms: int) -> Published:
     """Return the objects of the Iceberg snapshots that the mirror keeps.
 
-    These are the newest snapshot, and snapshots superseded after `cutoff_ms`.
+    The mirror keeps the newest snapshot, and snapshots superseded after `cutoff_ms`.
 
     Args:
         store: Store of the table.
@@ -271,7 +275,7 @@ def _kept(
 
 
 def _first_kept(kept: list[tuple[str, ShownSnapshot]], hinted: int, cutoff_ms: int) -> tuple[int, int]:
-    """Return the numbers of the first kept snapshot and of the oldest of all snapshots.
+    """Return the number of the first kept snapshot and the number of the oldest snapshot.
 
     A snapshot is kept if it was the newest snapshot at some time within the retention. The hinted snapshot and newer
     snapshots are kept as well.
@@ -303,9 +307,9 @@ class Roots:
     - `keys`: splits, segments, translations and retained checkpoints. This includes segments of unmerged generations,
       and the splits and manifests of mirrors. It also includes the manifests and parts of all existing checkpoints.
     - `regions`: by region id, the `RegionRoots` with the objects of the region that stay.
-    - `published`: the splits and manifests that the mirrors name.
-    - `first`: for each kind of numbered object, the first number that stays. For version files this is the base or the
-      oldest retained state, whichever is older. The table retains two or more states. If the newest state is damaged,
+    - `published`: the splits and manifests that the mirrors reference.
+    - `first`: for each kind of numbered object, the first number that stays. For version files, this is the older of
+      the base and the oldest retained state. The table retains two or more states. If the newest state is damaged,
       these files lead from an older state to the head.
     """
 
@@ -360,5 +364,5 @@ def _retained_checkpoints(every: Iterable[Checkpointed], newest: Sequence[int], 
 
 
 def _named(store: ObjectStore, every: Iterable[Checkpointed]) -> frozenset[str]:
-    # This includes checkpoints that will soon be deleted, so every existing checkpoint can be opened completely.
+    # This includes checkpoints that will soon be deleted. Every existing checkpoint can therefore be opened completely.
     return frozenset(key for each in every for key in keys_of_checkpoint(store, each))

@@ -1,9 +1,9 @@
-"""Salvage of a damaged log: the part that can be kept, and the live splits if a part of the log is lost.
+"""Salvage of a damaged log: the part that can be kept, and the live splits of a lost part.
 
 docs/architecture/transaction-log.md describes repairs in the section "History".
 
-A repair keeps the longest sequence of valid version files that opens. It reads the files after a gap action by action
-(`KnownLog`). If the log contains no information, the split files decide (`found_splits.choose`).
+A repair keeps the longest sequence of valid version files that opens. The repair reads the files after a gap action by
+action (`KnownLog`). If the log contains no information, the split files decide (`found_splits.choose`).
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
 lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
@@ -63,7 +63,7 @@ Codes = npt.NDArray[np.int64]
 class DatedSplit:
     """A split that may be live, and its place in time.
 
-    - `order`: if two splits have a row of one key, the row in the split with the higher `order` is newer.
+    - `order`: the order of rows with the same key. The row in the split with the higher `order` is newer.
     - `progress`: by region, the last generation that was merged into the rows of the split.
     - `certain`: True if the split contains no records of later generations.
     """
@@ -151,7 +151,7 @@ class _Held:
 
 
 def _changed(held: _Held, codes: Codes, newest: Codes, touched: Mapping[str, Codes]) -> Add | None:
-    """Return the action of the split that hides its superseded rows, or None without superseded rows."""
+    """Return the action that hides the superseded rows of the split, or None if there are no such rows."""
     dead = newest[codes] > held.split.order
     if held.split.certain:
         for region, generations in touched.items():
@@ -205,10 +205,10 @@ class Replacement:
 
 
 class KnownLog:
-    """The kept part of the log, and every readable later action, even if versions in between are missing.
+    """The kept part of the log, and every readable later action, even if versions between them are missing.
 
-    - `live`, `deleted`, `named`: splits that are live at the end, removed, or named by any action.
-    - `progress`: the merge progress. It contains the transactions and fences of the later versions only.
+    - `live`, `deleted`, `named`: splits that are live at the end, removed, or in any action.
+    - `progress`: the merge progress. `progress` contains the transactions and fences of the later versions only.
     - `read_versions`: the versions that were read.
     """
 
@@ -326,7 +326,9 @@ class KnownLog:
         return self._added_at.get(path, self._read_up_to)
 
     def merged_at(self, path: str) -> Mapping[str, int] | None:
-        """Return the merge progress of the version after the kept part that added a split. None for other splits.
+        """Return the merge progress of the version after the kept part that added a split.
+
+        Return None for other splits.
 
         Missing versions before this version may have merged further generations.
         """
@@ -339,7 +341,7 @@ class KnownLog:
 
     @property
     def older(self) -> dict[str, Add]:
-        """The splits that are named but not live."""
+        """The splits that are in the log but not live."""
         return {path: add for path, add in self.named.items() if path not in self.live}
 
     def evidence(self, collected: Iterable[str], generations: Mapping[str, frozenset[int]]) -> Evidence:
@@ -371,10 +373,10 @@ def _rows(adds: Iterable[Add]) -> int:
 class Salvage:
     """The content of the repaired table, before its objects are checked.
 
-    - `kept`: the part of the log that opens. None if no part opens.
+    - `kept`: the part of the log that opens. It is None if no part opens.
     - `splits`, `segments`: the live splits and the live segments.
-    - `older`: splits that only older kept versions name.
-    - `named_segments`, `named_translations`: segments and translations that any version names.
+    - `older`: splits that only older kept versions reference.
+    - `named_segments`, `named_translations`: segments and translations that any version references.
     - `left_out`: found splits that are not live, with the reason.
     - `unproven`: live splits for which only the split files are evidence.
     - `unreadable`: splits that cannot be judged, with the reason.
@@ -485,14 +487,14 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
-    # A compaction writes the live rows of the version of its plan. So a merge with the same version of its plan is
+    # A compaction writes the live rows of the version of its plan. A merge whose plan has the same version is therefore
     # newer.
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
-    # A merge writes rows of its own region. Only regions of later region specs can change these rows, and no generation
-    # of such a region was merged at that time (decision 0010). With manual regions, other regions can have the same
-    # keys, and the merge progress of these regions at that time is unknown.
+    # A merge writes rows of its own region. Only regions of later region specs can change these rows. No generation of
+    # such a region was merged at that time (decision 0010). With manual regions, other regions can have the same keys.
+    # The merge progress of these regions at that time is unknown.
     if BY_HAND_SPEC in spec_ids.values():
         return DatedSplit(add=add, order=order, progress={merged.region: merged.generation}, certain=False)
     own = spec_ids[merged.region]
@@ -553,7 +555,10 @@ def _without(gap: range, shown: Iterable[int]) -> Iterator[range]:
 def _found(
     store: ObjectStore, listing: Listing, known: KnownLog, table_id: str | None
 ) -> tuple[list[FoundSplit], dict[str, str]]:
-    """Read every split that no readable version adds. Return splits of another table with this reason."""
+    """Read every split that no readable version adds.
+
+    Return the readable splits of this table, and the reasons against all other splits.
+    """
     found: list[FoundSplit] = []
     unreadable: dict[str, str] = {}
     for parsed in listing.of(KeyKind.SPLIT):

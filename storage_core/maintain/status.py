@@ -37,7 +37,9 @@ MOST_VERSIONS = 32
 
 
 def newest_row_ms(snapshot: Snapshot) -> int | None:
-    """Return the latest time of a row in ms since the epoch, by the bounds of the splits, or None if it is unknown.
+    """Return the latest time of a row in ms since the epoch, or None if it is unknown.
+
+    The time comes from the bounds of the splits.
 
     Makes requests for manifests only. Unmerged records are not in the splits.
     """
@@ -60,7 +62,7 @@ def _quarantine_objects(store: ObjectStore, snapshot: Snapshot) -> int:
     """Return the number of valid objects among the first 1,000 in quarantine.
 
     Objects without a commit and objects that are marked for the collector do not count. One LIST. If an object is in
-    quarantine, also one GET.
+    quarantine, the cost includes one GET.
     """
     from storage_core.maintain.collect import forgotten_keys, read_plan
     from storage_core.write.late_rows import commit_app, is_receipt
@@ -72,11 +74,11 @@ def _quarantine_objects(store: ObjectStore, snapshot: Snapshot) -> int:
 
 
 def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> int:
-    """Return the commit time of the newest rows in ms. For a table without rows, return its creation time.
+    """Return the commit time of the newest rows in ms. For a table without rows, return the creation time of the table.
 
     The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If none of these commits
-    added rows, the result is the time of the oldest of them. The newest rows were then committed at this time or
-    earlier.
+    added rows, the result is the time of the oldest of these commits. The newest rows were then committed at this time
+    or earlier.
 
     Cost:
         One GET per version that is read.
@@ -90,7 +92,7 @@ def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> in
 
 
 NEWEST_ROWS, UNMERGED = "newest_rows", "unmerged"
-"""Times that the freshness limits: the commit of the newest rows, and the oldest unmerged record."""
+"""Times to which the freshness limit applies: the commit of the newest rows, and the oldest unmerged record."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,10 +109,10 @@ class RetainedBytes:
     """The reasons that keep the bytes of a table.
 
     - `live_bytes`: splits, segments and translations of the newest version.
-    - `versions`: removed files that older versions still name, until the retention of versions and the horizon have
-      passed.
+    - `versions`: removed files that older versions still reference, until the retention of versions and the horizon
+      have passed.
     - `horizon`: unneeded files in the plan of the last collection, until the horizon has passed.
-    - `orphans`: files that no commit named, until the horizon has passed.
+    - `orphans`: files that no commit references, until the horizon has passed.
     - `tags`: live tags that keep files of older versions, with their time of expiry in ms (None means no expiry).
     - `is_partial`: True if older, unread versions may keep more files.
     """
@@ -136,7 +138,7 @@ class Owed:
 class ExternalDebt:
     """Pending work that the snapshot does not contain: landed files, mirrors (by missing versions) and the collector.
 
-    `unknown` contains, by step or `held`, the reason why a value is unknown. `held` contains the reasons that keep the
+    `unknown` contains the reasons why values are unknown, by step or `held`. `held` contains the reasons that keep the
     bytes of the table's folder. `held` is None if it was not measured.
     """
 
@@ -167,15 +169,15 @@ class Status:
     - `rows_came_at`: if a `freshness` is declared, the commit time of the newest rows or a later time.
     - `behind`: the times that are older than the freshness.
     - `owed`: the pending work by step.
-    - `unknown`: by step or `held`, the reason why a value is unknown.
-    - `mirrors`: by published format, the number of versions that it lacks.
+    - `unknown`: the reasons why values are unknown, by step or `held`.
+    - `mirrors`: the number of missing versions of each published format.
     - `next_run`: the bytes that a scheduled compaction reads and writes, and the number of splits before and after.
     - `freed_bytes`: the bytes that the retention removes.
     - `quarantine_entries`: the number of valid objects in quarantine, among the first 1,000.
     - `regions`: the number of regions. The first 64 are read.
-    - `held`: the reasons that keep the bytes of the table's folder. None if it was not measured.
-    - `rejections`: the rejected rows and changed columns of the last 24 hours. None if the quarantine has no entry and
-      landed files cannot change columns.
+    - `held`: the reasons that keep the bytes of the table's folder. It is None if the reasons were not measured.
+    - `rejections`: the rejected rows and changed columns of the last 24 hours. It is None if the quarantine has no
+      entry and landed files cannot change columns.
     """
 
     uri: str
@@ -343,7 +345,10 @@ def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_
 
 
 def _removed(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> tuple[dict[str, tuple[int, int]], bool]:
-    """Return the removed files since that time with size and time, and whether versions are unread."""
+    """Return the files that were removed since that time, with size and time.
+
+    Also return whether some versions were not read.
+    """
     found: dict[str, tuple[int, int]] = {}
     unsized: dict[str, int] = {}
     kept = {*snapshot.segments, *snapshot.translations}

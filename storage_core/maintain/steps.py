@@ -26,8 +26,8 @@ def run_collect(job: JobRun[Collect]) -> JobReport:
     """Prune landed files that no longer exist, and run both passes of the collector. `details` lists the candidates.
 
     The driver deletes the objects in batches. Spark is not needed, because no data is moved and one process must read
-    all roots again.
-    Raises `Held` while another run collects, and `Fenced` before the next batch if another run has taken over.
+    all roots again. Raises `Held` while another run collects. Raises `Fenced` before the next batch if another run has
+    taken over.
     """
     return job.carry_out(
         lambda snapshot: [snapshot],  # the collector finds the candidates itself, batch by batch

@@ -138,7 +138,7 @@ def references_of(file: File) -> Iterator[Reference]:
 
 
 def references(snapshot: Snapshot) -> Iterator[Reference]:
-    """Yield each object that a reader of the snapshot needs, once."""
+    """Yield each object that a reader of the snapshot needs. No object is yielded twice."""
     vectors = set[str]()
     for each in (each for file in files_of(snapshot) for each in references_of(file)):
         if each.key not in vectors:
@@ -155,13 +155,13 @@ def files_of(snapshot: Snapshot) -> Iterator[File]:
 
 
 def keys_of(snapshot: Snapshot) -> frozenset[str]:
-    """Return every key that the state of the snapshot names."""
+    """Return every key in the state of the snapshot."""
     return named_by([snapshot.metadata, *files_of(snapshot)])
 
 
 ALL_FIELDS = "*"
 
-# Fields with text that may look like a key but keeps no object, each with the reason.
+# Fields with text that may look like a key but keeps no object. Each field has the reason.
 NOT_KEEPING: Mapping[tuple[type[Action], str], str] = {
     (CommitInfo, ALL_FIELDS): "describes the commit, and its text and metrics are not references",
     (Protocol, ALL_FIELDS): "names features",

@@ -1,4 +1,4 @@
-"""The I/O manager of this project. It stores the assets in tables in the same warehouse as their source table."""
+"""The I/O manager of this project. It stores assets as tables in the warehouse of their source table."""
 
 from __future__ import annotations
 
@@ -11,5 +11,5 @@ from tidemark.dagster import TidemarkIOManager
 
 @definitions
 def io_manager() -> Definitions:
-    """Return the default I/O manager. Assets that select no other I/O manager use it."""
+    """Return the default I/O manager. An asset uses it unless the asset selects another one."""
     return Definitions(resources={"io_manager": TidemarkIOManager(root=os.environ.get("WAREHOUSE", "warehouse"))})

@@ -1,4 +1,7 @@
-"""Two assets downstream of the table: one partitioned by day, and one over all days. Both are tables."""
+"""Two assets that use the table.
+
+One asset is partitioned by day, and the other asset covers all days. Both are tables.
+"""
 
 # This module omits `from __future__ import annotations`, because Dagster reads the annotations.
 
@@ -19,7 +22,7 @@ CLICKS = AssetKey(["clicks", "compacted"])
     metadata={"tidemark/create": {"time_column": "day", "window": "1h"}},
 )
 def visits(clicks: duckdb.DuckDBPyRelation) -> pa.Table:
-    """Clicks and milliseconds per visitor and day. A new result for a day replaces the old result for this day."""
+    """Clicks and milliseconds per visitor and day. A new result for a day replaces the old result for the same day."""
     counted = clicks.aggregate(
         "date_trunc('day', time) AS day, visitor, count(*) AS clicks, sum(ms)::BIGINT AS ms", "1, 2"
     )
@@ -29,6 +32,9 @@ def visits(clicks: duckdb.DuckDBPyRelation) -> pa.Table:
 
 @asset(metadata={"tidemark/create": {"primary_key": "visitor"}})
 def visitors(visits: pa.Table) -> pa.Table:
-    """The days and clicks of each visitor so far, in a keyed table. A new row replaces the old row of its visitor."""
+    """The number of days and clicks of each visitor, in a keyed table.
+
+    A new row replaces the old row of the same visitor.
+    """
     grouped = visits.group_by("visitor").aggregate([("day", "count"), ("clicks", "sum")])
     return grouped.rename_columns({"day_count": "days", "clicks_sum": "clicks"})
