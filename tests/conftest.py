@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
-# Ports below the range that the system gives to connections. The system may give a port of that range away between the
-# choice of the port and its use.
+# Ports below the range that the system gives to connections. Such a port could go to another connection between its
+# choice and its use.
 PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
 
-# On two busy cores, a deadline fails at random, and so does the check that data is generated fast enough. Hypothesis
-# prints a failing example, so that it can be replayed. Each run tries the same examples, so that only a change makes a
-# run fail. A run with more examples (`SCALE`) tries different ones each time.
+# On two busy cores, deadlines fail at random. The check that data is generated fast enough also fails at random.
+# Hypothesis prints a failing example, so that it can be replayed. Each run tries the same examples, so that only a
+# change makes a run fail. A run with more examples (`SCALE`) tries different ones each time.
 settings.register_profile(
     "tidemark",
     deadline=None,
@@ -69,18 +69,24 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_report_header() -> str:
-    """Return a header line with the seed of the matrices, so that a user can repeat the run."""
+    """Return a header line with the seed that selects the cases of test matrices.
+
+    With this seed a user can repeat the run.
+    """
     seed = draws.seed()
     return f"matrices: cases drawn by TIDEMARK_DRAW={seed}" if seed else "matrices: all cases"
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> OneSpark:
-    """Return a scheduler that gives whole files to workers, and all files of the shared Spark session to one worker."""
+    """Return a scheduler that gives each test file to one worker.
+
+    All files with the shared Spark session go to the same worker.
+    """
     return OneSpark(config, log)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Skip files from which `-m` selects no test. Loading all files takes each process half a minute."""
+    """Skip test files if `-m` selects none of their tests. Each process needs half a minute to load all files."""
     if collection_path.suffix != ".py":
         return None
     wanted = config.option.markexpr.split(" and ")[0]
@@ -146,7 +152,10 @@ def _quick_java() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Spark]:
-    """Return the one Spark session of this process. Jobs that a test runs here use it, for any `--master`."""
+    """Return the one Spark session of this process.
+
+    A job that a test runs in this process uses this session, for any value of `--master`.
+    """
     from jobs.spark.spark import Spark  # takes a second, which only tests with Spark need
 
     with Spark("local[2]") as running:
@@ -165,7 +174,10 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgresql"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of an empty SQL database, once for each kind that a catalog supports."""
+    """Return the URL of an empty SQL database.
+
+    A test with this fixture runs once for each kind of database that a catalog supports.
+    """
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path}/catalog.db"
     server: Postgres = request.getfixturevalue("postgres")
@@ -174,7 +186,9 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def history(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, object]:
-    """Return the Dagster instance settings that locate the run history. Processes that a test starts find them, too.
+    """Return the Dagster instance settings that locate the run history.
+
+    Processes that a test starts use the same settings.
 
     The history is in SQLite. It is in PostgreSQL if the test requests it or `TIDEMARK_TEST_POSTGRES` is set (`make
     test-postgres`).

@@ -17,7 +17,10 @@ from typing import TypeVar
 T = TypeVar("T")
 
 MOST_CASES = 6
-"""A function with more cases than this is a matrix. A run draws this many cases, or a share if that is more."""
+"""A test function with more cases than this number is a matrix.
+
+A run draws this number of cases, or the share `SHARE` if that is more.
+"""
 SHARE = 1 / 4
 
 

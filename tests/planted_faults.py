@@ -1,13 +1,16 @@
-"""Faults that are planted one by one, to see that the tests of `make check` catch each: `make planted-faults`.
+"""Plant faults one by one, and check that the tests of `make check` catch each fault.
+
+`make planted-faults` runs this program.
 
     python -m tests.planted_faults [SEED] [TEXT]
 
-A fault breaks one promise: a row of docs/guarantees.md, a law of docs/spec.md, or a row of
-docs/architecture/lessons.md. It is found by the name of the function that keeps the promise, so it stays where modules
-move. It is planted in a copy of the tree. Its recorded tests run as in the check: at half the scale, with the cases
-that SEED draws. One of them has to fail. TEXT chooses the faults whose promise contains it.
+A fault breaks one promise. A promise is a row of docs/guarantees.md, a law of docs/spec.md, or a row of
+docs/architecture/lessons.md. A fault contains the name of the function that keeps the promise. Therefore a fault stays
+valid if the function moves to another module. The program plants each fault in a copy of the tree. The tests of the
+fault then run as in the check, at half the scale and with the cases that SEED draws. At least one of these tests must
+fail. TEXT selects the faults whose promise contains this text.
 
-Prints a line per fault, and ends with 1 when a fault passes its tests.
+The program prints a line per fault. Its exit code is 1 if the tests miss a fault.
 """
 
 from __future__ import annotations
@@ -32,11 +35,14 @@ SECONDS = 900
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A promise that breaks: `before` becomes `after` in the function or constant that is called `within`.
+    """A fault that breaks a promise.
 
-    `law` is where the promise is written: `guarantee 3` is a row of docs/guarantees.md, `spec 3.3` a section. `within`
-    may have the names around it, as in `Lease.renew`. `before` occurs once in all functions of this name. `tests` are
-    the narrowest that catch the fault: files, or tests as pytest names them.
+    It replaces `before` with `after` in the function or constant with the name `within`.
+
+    `law` is the source of the promise. `guarantee 3` is a row of docs/guarantees.md, and `spec 3.3` is a section of the
+    specification. `within` may include the names of enclosing classes or functions, as in `Lease.renew`. The functions
+    with this name contain `before` exactly once. `tests` are the smallest set of tests that catches the fault. An entry
+    is a file, or a test in the notation of pytest.
     """
 
     law: str
@@ -952,14 +958,16 @@ FAULTS = (
 
 
 class Sources:
-    """The modules of the product below a folder."""
+    """The product's modules below a folder."""
 
     def __init__(self, root: Path) -> None:
         files = (file for package in PRODUCT for file in sorted((root / package).rglob("*.py")))
         self._texts = {file: file.read_text(encoding="utf-8") for file in files}
 
     def planted(self, fault: Fault) -> tuple[Path, str]:
-        """Return the file of the fault's function, and its text with the fault. Raises `ValueError` unless it is one.
+        """Return the file of the fault's function, and its text with the fault.
+
+        Raise `ValueError` unless exactly one place fits the fault.
 
         The text is that of a module.
         """
@@ -979,12 +987,12 @@ class Sources:
         return file, changed
 
     def sound(self, file: Path) -> str:
-        """Return the text of a file as it was."""
+        """Return the original text of a file."""
         return self._texts[file]
 
 
 def _called(text: str, name: str) -> Iterator[tuple[int, str]]:
-    """Yield the functions, classes and constants of this name, each with where it starts in the text."""
+    """Yield the functions, classes and constants with this name. Each one comes with its start position in the text."""
     starts = [0]
     for line in text.splitlines(keepends=True):
         starts.append(starts[-1] + len(line))
@@ -1007,7 +1015,7 @@ def _definitions(node: ast.AST, path: str) -> Iterator[tuple[str, ast.stmt]]:
 
 
 def main(arguments: list[str]) -> int:
-    """Plant each fault in turn, and print which test catches it. Return 1 when none catches one."""
+    """Plant each fault in turn, and print the test that catches it. Return 1 if the tests miss at least one fault."""
     seed = arguments[0] if arguments else str(random.SystemRandom().randrange(10**6))
     chosen = [each for each in FAULTS if not arguments[1:] or arguments[1] in f"{each.law}: {each.promise}"]
     print(f"{len(chosen)} faults, cases drawn by TIDEMARK_DRAW={seed}", flush=True)
@@ -1020,7 +1028,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _run(chosen: Sequence[Fault], tree: Path, seed: str) -> int:
-    """Return how many faults no test catches."""
+    """Return the number of faults that no test catches."""
     sources, missed = Sources(tree), 0
     for fault in chosen:
         began = time.monotonic()
@@ -1044,7 +1052,7 @@ def _copy(tree: Path) -> None:
 
 
 def _failure(tests: Sequence[str], tree: Path, seed: str) -> str | None:
-    """Return the first test that fails with the fault planted; None when all pass."""
+    """Return the first test that fails with the planted fault, or None if all tests pass."""
     environment = {**os.environ, "TIDEMARK_DRAW": seed, "TIDEMARK_SCALE": "0.5", "PYTHONPATH": str(tree)}
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-m", "not nightly", "-p", "no:cacheprovider", *tests]
     done = subprocess.run(

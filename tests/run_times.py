@@ -1,6 +1,7 @@
-"""Run times of test files: the measured times that balance a run, and the times that a run prints at its end.
+"""Run times of test files. The measured times balance a run, and a run prints its own times at its end.
 
-A run also prints when each of its processes ran out of tests. The processes should end at about the same time.
+A run also prints the time at which each of its processes had no more tests. The processes should end at about the same
+time.
 
 `tests/run_times.json` contains the seconds of each file, as measured by `make test-times`. The longest files start
 first. Files that share the Spark session of the run stay in one process. A file without a measured time counts as
@@ -24,7 +25,10 @@ ROOT = Path(__file__).resolve().parents[1]
 MEASURED = Path(__file__).with_suffix(".json")
 SLOWEST = 20
 TIERS = ("browser", "nightly", "extended")
-"""Markers of tests that `make test` does not run. The tier of a test is the first of these markers that it carries."""
+"""Markers of tests that `make test` does not run.
+
+The tier of a test is the first marker of this list that the test has.
+"""
 
 _SHARES_SPARK = re.compile(r"\bspark: Spark\b|^from tests\.e2e\.conftest import .*\bStory\b", re.MULTILINE)
 
@@ -48,7 +52,7 @@ def shares_spark(file: str) -> bool:
 
 
 class OneSpark(LoadFileScheduling):  # type: ignore[misc]  # xdist ships no types
-    """Scheduler that gives each worker whole files, and gives all files of the shared Spark session to one worker."""
+    """A scheduler that gives each file to one worker. All files with the shared Spark session go to the same worker."""
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]

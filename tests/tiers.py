@@ -31,7 +31,7 @@ SPEAK_FOR_THE_PRODUCT = frozenset(
 """Files and single tests that are not extended, even if they start Spark or Dagster."""
 
 LONG_FOLDERS = ("tests/chaos/", "tests/property/", "tests/simulation/")
-"""Folders of tests that repeat one check over many seeds or drawn cases, with any number of cases."""
+"""Folders of tests that repeat one check over many seeds or generated cases. The number of cases can be chosen."""
 
 LONG = {
     "kills, pauses and forks, and processes or threads that race": frozenset(
@@ -186,7 +186,7 @@ def is_nightly(file: str, test: str) -> bool:
 def tier_of(file: str, text: Callable[[], str]) -> str | None:
     """Return the tier that all tests of a file have, "extended" or "first", or None if it differs by test.
 
-    `text` reads the file, because tests name the fixtures that make them extended.
+    `text` reads the file, because a test file contains the names of fixtures that make its tests extended.
     """
     if any(each.startswith(f"{file}::") for each in SPEAK_FOR_THE_PRODUCT):
         return None

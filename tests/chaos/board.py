@@ -1,8 +1,8 @@
-"""Shared memory of all processes of a run: the progress of each, and the oldest state of the tables in use.
+"""Memory that all processes of a run share. It contains the progress and the start of the current work of each process.
 
-A collector may delete only files that no running work needs. In these tests, the limit is not a length of time.
-Instead, the clock of a collector returns `oldest_ms`, the start of the oldest running work. The horizon can therefore
-be almost zero, and a process can be paused for any time.
+A collector may delete only files that no running work needs. Outside these tests, a fixed length of time (the horizon)
+protects these files. Here, the clock of a collector returns `oldest_ms`, the start of the oldest running work.
+Therefore the horizon can be almost zero, and a process can stay paused for any length of time.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class Board:
         return bool(self._get(_STOP))
 
     def hold(self, place: int, since_ms: int) -> None:
-        """Record that the work of this process needs the tables as of `since_ms`."""
+        """Record that this process needs the state of the tables at `since_ms`."""
         self._set(1 + 2 * place, since_ms)
 
     def free(self, place: int) -> None:

@@ -19,10 +19,13 @@ from tests.chaos.board import Board
 from tests.chaos.processes import Task, run
 
 LONGEST_PAUSE_S = 0.05
-"""The longest delay in seconds after the end of a call. A kill or pause then happens during one of the next calls."""
+"""The maximum delay in seconds between the end of a call and a kill or pause.
+
+The kill or pause therefore happens during one of the next calls.
+"""
 
 LONGEST_WAIT_S = 10.0
-"""The most seconds for which a process stays paused."""
+"""The maximum time in seconds that a pause waits for the progress of one other process."""
 
 _PRELOADED = [
     *(
@@ -117,7 +120,7 @@ class Crew:
             os.kill(pid, signal.SIGCONT)
 
     def _wait(self, member: _Member, events: int, most_s: float = math.inf) -> None:
-        """Wait until a process has more events, or for `most_s` seconds.
+        """Wait until a process has counted `events` more events, or until `most_s` seconds have passed.
 
         A process waits for the locks of a paused one: for 30 seconds each, and in a claim for several. Without `most_s`
         the whole test hangs if a process hangs.

@@ -1,4 +1,6 @@
-"""All of Tidemark on PostgreSQL. The daemon, the webserver and the database are killed in turn while runs work.
+"""Test of the whole product on PostgreSQL.
+
+The test kills the daemon, the webserver and the database in turn while runs are in progress.
 
 Only `make test-postgres` and `make soak` run this file, because it takes minutes.
 """
@@ -69,7 +71,10 @@ def wait_until(done: Callable[[], bool]) -> None:
 
 
 def kill(victim: str, keeper: psutil.Process, postgres: Postgres) -> None:
-    """Kill the daemon, the webserver or the database. The test restarts the database, and `tidemark ui` the others."""
+    """Kill the daemon, the webserver or the database.
+
+    The test restarts the database. `tidemark ui` restarts the daemon and the webserver.
+    """
     if victim == "database":
         postgres.kill()
         postgres.start()
@@ -79,7 +84,7 @@ def kill(victim: str, keeper: psutil.Process, postgres: Postgres) -> None:
 
 
 def is_settled(instance: DagsterInstance, rows: int) -> bool:
-    """Return True if all landed rows are in the table and no run waits or works."""
+    """Return True if all landed rows are in the table and no run is queued or in progress."""
     place = "warehouse/access_log"
     return exists(place) and Table.open(place).snapshot.rows >= rows and not instance.get_runs_count(UNFINISHED)
 
@@ -88,7 +93,7 @@ def is_settled(instance: DagsterInstance, rows: int) -> bool:
 def test_whichever_is_killed_every_row_is_there_once_and_nobody_has_to_look(
     checkout: Path, land: Land, history: object, postgres: Postgres, free_port: int
 ) -> None:
-    del history  # the environment contains the location
+    del history  # the environment contains the location of the history
     for file in (checkout / "tables").glob("*.yaml"):
         if file.name != "access_log.yaml":
             file.unlink()

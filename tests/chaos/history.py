@@ -1,4 +1,7 @@
-"""Conversion of a run's journals into the input of the checkers: the calls on each key and on the append table."""
+"""Convert the journals of a run into the input of the checkers.
+
+This input is the calls on each key and on the append table.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ class History:
         return [each for each in self.calls if each.said["op"] in operations and each.outcome == DONE]
 
     def judge(self) -> None:
-        """Raise `AssertionError` if a read has no explanation."""
+        """Raise `AssertionError` if the recorded calls do not explain the result of a read."""
         reads = {key: self._reads(key) for key in KEYS}
         for key in KEYS:
             wrong = register.unexplained(self._writes(key), reads[key])
@@ -74,7 +77,7 @@ class History:
         ]
 
     def _since(self, read: Call) -> int:
-        """Return the earliest time from which the read may show the state."""
+        """Return the time of the oldest state that the read may return."""
         before = [each for each in self.done("flush", "merge") if each.ended is not None and each.ended < read.begun]
         flushes = [each for each in before if each.said["op"] == "flush" and each.found is not None]
         match read.said["level"]:
@@ -117,7 +120,7 @@ def _may_have_written(call: Call) -> bool:
 
 
 def _condition(read: Call, key: str) -> Condition | None:
-    """Return the content of the read about the key, or None if the read did not request the key."""
+    """Return the content that the read found for the key, or None if the read did not request the key."""
     if key not in read.said.get("keys", KEYS):
         return None
     rows: Sequence[list[object]] = read.found

@@ -1,7 +1,7 @@
 """The journal of a process: each call and its outcome, with times from a clock that all processes share.
 
-The journal has a line before each call and a line after it. Each line is written in one piece. A killed process
-therefore leaves everything except the end of its last call.
+The journal has a line before each call and a line after it. Each line is written in one piece. If a process is killed,
+the journal therefore lacks only the end of its last call.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ _OUTCOMES: dict[type[TidemarkError], str] = {
     CommitConflict: REFUSED,
     Held: REFUSED,
 }
-"""Outcomes that a caller may get if it shares a table and its store loses requests. Any other outcome is a defect."""
+"""Outcomes that are allowed if several callers share a table and the store loses requests.
+
+Any other outcome is a defect.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ class Call:
 
 @dataclass(slots=True)
 class Journal:
-    """The calls of one process. Its cell on the board contains the time of the oldest state that the call needs."""
+    """The calls of one process.
+
+    The cell of this process on the board contains the time of the oldest state that the call needs.
+    """
 
     path: Path
     board: Board
@@ -95,7 +101,7 @@ class Journal:
 
 
 def read(path: Path) -> Iterator[Call]:
-    """Yield the calls of a journal. The last call may have no end, and the last line may be cut."""
+    """Yield the calls of a journal. The end of the last call may be missing, and the last line may be incomplete."""
     begun: dict[str, Any] | None = None
     for text in path.read_text().splitlines():
         try:

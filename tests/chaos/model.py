@@ -1,8 +1,10 @@
-"""A model of a table in dictionaries and lists, to compare with the table after each operation of a sequence.
+"""A model of a table that consists of dictionaries and lists.
 
-A keyed table is a base plus, per region, the unmerged records. These records are flushed, logged, or still held by a
-writer. A read at a level folds the records over the base in their order. An append table is a multiset of rows. Both
-models keep the base of every version.
+A sequence compares the table with its model after each operation.
+
+The model of a keyed table consists of a base and the unmerged records of each region. These records are flushed,
+logged, or still held by a writer. A read at a consistency level applies the records to the base in their order. An
+append table is a multiset of rows. Both models keep the base of every version.
 """
 
 from __future__ import annotations
@@ -42,7 +44,10 @@ class Region:
 
 @dataclass(slots=True)
 class KeyedModel:
-    """A keyed table. `divided`: each `part` has a separate region. `merges`: patches merge maps."""
+    """A keyed table.
+
+    If `divided` is True, each `part` has a separate region. If `merges` is True, patches merge maps.
+    """
 
     merges: bool
     divided: bool = False
@@ -52,7 +57,7 @@ class KeyedModel:
     versions: dict[int, Rows] = field(default_factory=dict)
 
     def rows(self, level: str) -> Rows:
-        """Return the rows by key that a read at this level finds."""
+        """Return the rows that a read at this level finds, by key."""
         found = dict(self.base)
         for each in self.regions.values():
             records = {"snapshot": [], "committed": each.flushed, "latest": each.flushed + each.logged}[level]
@@ -111,7 +116,7 @@ class KeyedModel:
             each.flushed = []
 
     def divide(self, *, divided: bool) -> None:
-        """Merge everything, and continue with other regions."""
+        """Merge all records, and continue with new regions."""
         if divided == self.divided:
             return
         self.base = self.rows("latest")

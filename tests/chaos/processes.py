@@ -33,16 +33,19 @@ KEYS = [f"k{number}" for number in range(6)]
 TAGS = ["t0", "t1", "t2"]
 LEVELS = ["snapshot", "committed", "latest", "latest"]
 VALUES = 1_000_000
-"""Each process writes its own range of values, which begins at this number times the number of the process."""
+"""The size of the value range of one process.
+
+The range of a process begins at this size times the number of the process.
+"""
 
 EVENTS_SHARE = 0.3
 """The share of reads that read the append table."""
 
 PACES = {"writer": 1.5, "appender": 0.2, "maintainer": 0.5, "collector": 0.25}
-"""The number of calls that a process may make per call of all readers together."""
+"""The number of calls that a process of each role may make for each call of any reader."""
 
 LEAD = 4
-"""The number of first calls for which a process does not wait for readers."""
+"""The number of calls that a process may make before it must wait for the readers."""
 
 HOUR_S = 3_600
 EVENTS = pa.schema(
@@ -74,7 +77,7 @@ class Task:
 
     @property
     def name(self) -> str:
-        """The name of its journal."""
+        """The name of the journal of this process."""
         return f"{self.role}-{self.number}"
 
 
@@ -102,7 +105,10 @@ def _end_with_parent() -> None:
 
 
 def keep_pace(task: Task, journal: Journal) -> None:
-    """Wait until the readers have made their share of calls. Otherwise, fast processes would leave readers no time."""
+    """Wait until the readers have made enough calls.
+
+    Without this wait, fast processes would leave the readers no time.
+    """
     board = journal.board
     while not board.stopped and board.events(task.place) > LEAD + PACES[task.role] * sum(
         board.events(place) for place in task.readers
@@ -111,7 +117,10 @@ def keep_pace(task: Task, journal: Journal) -> None:
 
 
 def write(task: Task, journal: Journal, random: Random) -> None:
-    """Claim the region of the keyed table, make a random number of calls or write until fenced, and repeat."""
+    """Claim the region of the keyed table, and make calls with the writer.
+
+    Stop after a random number of calls or when fenced, and repeat.
+    """
     values = iter(range(task.number * VALUES, (task.number + 1) * VALUES))
     while not journal.board.stopped:
         keep_pace(task, journal)
@@ -175,13 +184,16 @@ def append(task: Task, journal: Journal, random: Random) -> None:
 
 
 def merged(table: Table) -> dict[str, int]:
-    """Run the due merges. Return the last merged generation of each region after that."""
+    """Run all pending merges, and return the last merged generation of each region."""
     upkeep.merge(table)
     return dict(table.refresh().snapshot.merged_generations)
 
 
 def maintain(task: Task, journal: Journal, random: Random) -> None:
-    """Run maintenance steps of both tables one after another, without a lease. Other processes do so concurrently."""
+    """Run maintenance steps of both tables one after another, without a lease.
+
+    Other processes run such steps concurrently.
+    """
     while not journal.board.stopped:
         keep_pace(task, journal)
         step = random.choice(["merge", "merge", "sort", "compact", "compact", "catch_up", "checkpoint"])
@@ -208,7 +220,7 @@ def collect(task: Task, journal: Journal, random: Random) -> None:
 
 
 def read(task: Task, journal: Journal, random: Random) -> None:
-    """Read both tables in every way, for a while through the same `Table`, and then through a new one."""
+    """Read both tables in every way. Use the same `Table` objects for several reads, and then open new objects."""
     while not journal.board.stopped:
         opened: list[Table] = []
 
@@ -225,7 +237,10 @@ def read(task: Task, journal: Journal, random: Random) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Requested:
-    """The level, the way to read the keyed table, and the rows to read: all, some keys, or the rows with a tag."""
+    """The request of a read.
+
+    It consists of the level, the way to read, and the rows (all, some keys, or the rows with a tag).
+    """
 
     level: str
     way: str
@@ -261,7 +276,7 @@ def rows_of_items(table: Table, requested: Requested) -> list[list[object]]:
     found: list[dict[str, Any] | None]
     level, keys = requested.level, requested.keys or ()
     if level == "snapshot":
-        table.refresh()  # else the read shows no progress. At higher levels, a read must never mix old and new rows
+        table.refresh()  # else the read sees no new rows. At higher levels, a read must never mix old and new rows
     match requested.way:
         case "scan":
             found = [*table.scan(consistency=level).to_arrow().to_pylist()]
@@ -279,7 +294,7 @@ def rows_of_items(table: Table, requested: Requested) -> list[list[object]]:
 
 
 def replayed(table: Table) -> list[list[object]]:
-    """Return the rows after all records of a whole history are applied in order."""
+    """Read the whole history, apply its records in order, and return the resulting rows."""
     rows: dict[str, dict[str, object]] = {}
     for page in table.read_history_pages(page_bytes=500):
         if page.restarted:

@@ -1,8 +1,8 @@
 """A TCP proxy in front of an HTTP server. It causes the faults of networks and gateways.
 
 A connection carries one request. A seed chooses the fault of the request. The request may pass unchanged or be
-delivered twice. The request or its reply may be lost or cut. A request may also be delivered, or delivered again, long
-after the client has continued.
+delivered twice. The request or its reply may be lost or cut. The server may also get a request late, or a second time,
+long after the client has continued.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ PIECE = 65_536
 
 
 class Proxy:
-    """Listens on a free port of this machine. A context manager. `rate` is the share of requests that meet a fault.
+    """A proxy that listens on a free port of this machine.
 
-    `under_way` is called with the start of the oldest request that is running or waits for late delivery. The start is
-    in ms of the machine's clock, or None if there is no such request.
+    A context manager. `rate` is the share of requests with a fault.
+
+    The proxy calls `under_way` with the start of the oldest open request. A request is open while it runs or waits for
+    late delivery. The start is a time of the machine's clock in ms, or None if no request is open.
     """
 
     def __init__(self, target: tuple[str, int], *, seed: int, under_way: Callable[[int | None], None]) -> None:
@@ -101,7 +103,7 @@ class Proxy:
                 return False
             case "only later":
                 return True
-            case "request cut":  # cut in the body, because the server treats a cut head as a complete head
+            case "request cut":  # cut only the body, because the server accepts a cut head as complete
                 head, end, body = request.partition(HEAD_END)
                 if body:
                     self._forward(head + end + body[: self._part(body)])
@@ -169,7 +171,10 @@ class Proxy:
 
 
 def _received(client: socket.socket) -> bytes | None:
-    """Return the only request of a connection, with a `Connection: close` header. Return None without a request."""
+    """Return the only request of a connection, with a `Connection: close` header.
+
+    Return None if the client sends no request.
+    """
     data = b""
     while HEAD_END not in data:
         piece = client.recv(PIECE)

@@ -1,15 +1,15 @@
 """Checker of the reads of one key of a keyed table. The key must be a linearizable register.
 
 A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
-later or never. It cannot take effect after the next claim of the region was granted (`Write.latest`), because a claim
-settles the content of the region. A rejected call never takes effect.
+later or never. The next claim of the region settles the content of the region. After this claim was granted
+(`Write.latest`), such a call can no longer take effect. A rejected call never takes effect.
 
-A read shows the content of the key at one instant of its interval. For a level that promises less than `latest`, the
-interval starts earlier. Reads of one session at one level follow one another.
+A read shows the content of the key at one instant of its interval. At a level that promises less than `latest`, the
+interval starts before the read. The instants of the reads of one session at one level have the order of these reads.
 
 The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
-is the algorithm of Wing and Gong, with effects delayed until an end requires them. Reads change nothing, so each read
-is placed as early as possible.
+is the algorithm of Wing and Gong. The search delays the effect of a write until the end of a call requires it. Reads
+change nothing, so each read is placed as early as possible.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Condition(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Is:
-    """The row was found, or found to be missing."""
+    """A read found exactly this row, or found that the key has no row."""
 
     state: State
 
@@ -60,7 +60,7 @@ class WithoutTag:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Write:
-    """A call on the key. `ended` is None without a recorded end. The call takes no effect after `latest`."""
+    """A call on the key. `ended` is None if the end was not recorded. The call takes no effect after `latest`."""
 
     name: str
     operation: str
@@ -94,7 +94,7 @@ class Read:
 class _Kind(IntEnum):
     """The kinds of events.
 
-    In this order, two calls count as overlapping if one ends at the instant the other starts.
+    Because of this order, two calls overlap if one ends at the instant at which the other starts.
     """
 
     BEGIN_WRITE = 0
@@ -106,7 +106,10 @@ class _Kind(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class _Possible:
-    """A possible explanation: the state of the key, the open writes with effect, and the open reads that happened."""
+    """A possible explanation of the events so far.
+
+    It consists of the state of the key, the open writes that took effect, and the open reads that happened.
+    """
 
     state: State = None
     applied: frozenset[int] = frozenset()
@@ -152,7 +155,7 @@ class _Search:
             yield from self._until(self._with_reads(after), write=write, read=read)
 
     def _with_reads(self, way: _Possible) -> _Possible:
-        """Let every open read happen that the current state explains. A read never prevents another read."""
+        """Let each open read happen if the current state explains the read. A read never prevents another read."""
         read = set(way.read)
         for each in self.open_reads:
             before = self.before.get(each)
@@ -174,7 +177,7 @@ def unexplained(writes: Sequence[Write], reads: Sequence[Read]) -> str | None:
 
 
 def _sessions(reads: Sequence[Read]) -> dict[int, int]:
-    """Return the previous read of the same session, for each read."""
+    """Return, for each read, the previous read of the same session."""
     last: dict[str, int] = {}
     before: dict[int, int] = {}
     for number, each in enumerate(reads):

@@ -1,4 +1,7 @@
-"""Checker of the reads of an append table. All rows of an acknowledged call occur once, and no read shows a part."""
+"""Checker of the reads of an append table.
+
+All rows of an acknowledged call occur exactly once, and no read shows only a part of the rows of a call.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Append:
-    """A call that appended these rows. `ended` is None without a recorded end. A rejected call adds nothing."""
+    """A call that appended these rows. `ended` is None if the end was not recorded. A rejected call adds nothing."""
 
     name: str
     rows: tuple[int, ...]
@@ -29,7 +32,7 @@ class Look:
 
 
 def unexplained(appends: Sequence[Append], looks: Sequence[Look]) -> str | None:
-    """Return a read that neither the calls nor the earlier reads explain, or None if all reads are explained."""
+    """Return a description of a read that contradicts the calls or an earlier read, or None if there is none."""
     of_row = {row: append for append in appends for row in append.rows}
     seen: list[tuple[int, frozenset[str]]] = []
     for look in sorted(looks, key=lambda each: each.ended):

@@ -2,10 +2,10 @@
 
 After each operation, the table must return every row of the model: by lookups of all keys, by the history, or by a
 scan. After every `FEW` operations, SQL or a search is also checked. After every `MANY` operations, every byte is
-checked. An operation that only reads compares its own result.
+checked. An operation that only reads compares its own result with the model.
 
-A test runs a fixed number of seeds (times `TIDEMARK_SCALE` in a soak), each with its own table. `TIDEMARK_SEED` runs
-only that seed.
+A test runs a fixed number of seeds, each with its own table. A soak multiplies this number by `TIDEMARK_SCALE`.
+`TIDEMARK_SEED` runs only that seed.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ HOURS = 4
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 BY_PART = [{"transform": "identity", "source": "part"}]
 NEVER_MS = 3_600_000
-"""A flush period in ms that is so long that only calls of the sequence, and no timer, write buffered rows."""
+"""A flush period in ms that never ends during a sequence. Therefore only calls of the sequence write buffered rows."""
 
 STEPS = 80
 SCANS = 0.25
-"""The share of scans among the reads. A scan opens DuckDB, which takes several times as long as an operation."""
+"""The share of scans among the reads. A scan opens DuckDB, and takes several times as long as another operation."""
 
 FEW = 8
 """After this many operations, SQL or a search is also checked.
@@ -77,7 +77,7 @@ MANY = 25
 """After this many operations, every byte is checked."""
 
 UNCACHED = 0.1
-"""The share of searches that cannot use cached results of earlier searches over the splits."""
+"""The share of searches that run without the cache of earlier searches."""
 
 BLOCK = 2
 
@@ -105,9 +105,10 @@ def run(seeds: range, folder: Path, *, keyed: bool) -> None:
 
 @dataclass(slots=True)
 class Sequence:
-    """A table in `folder` with its model. `done` are the operations so far, to explain a failure.
+    """A table in `folder` with its model. `done` contains the operations so far, to explain a failure.
 
-    `beside` is the same table, opened long ago and used only for reads. This `Table` object has an old state.
+    `beside` is another `Table` object of the same table, and only reads use it. It was opened long ago, so its state is
+    old.
     """
 
     folder: Path
@@ -127,7 +128,7 @@ class Sequence:
     def begin(folder: Path, random: Random, *, keyed: bool) -> Sequence:
         """Create a table with random settings."""
         collects, merges = random.random() < 0.3, random.random() < 0.5
-        windowed = not keyed and random.random() < 0.7  # in a keyed table, the key would need the time
+        windowed = not keyed and random.random() < 0.7  # the key of a keyed table with windows must contain the time
         config = TableConfig(
             primary_key=("part", "id") if keyed else (),
             time_column="timestamp" if windowed else None,
@@ -151,7 +152,7 @@ class Sequence:
         return sequence
 
     def step(self) -> None:
-        """Run one operation, and compare everything that can be read."""
+        """Run one operation, and compare the table with the model."""
         name, act = self.random.choice(self._acts())
         self.done.append(name)
         act()
@@ -170,7 +171,7 @@ class Sequence:
         self.sure.add(version)
 
     def end(self) -> None:
-        """Flush and merge the rest, read in all ways, and check the bytes."""
+        """Flush and merge the remaining records, compare every kind of read with the model, and check all bytes."""
         if isinstance(self.model, KeyedModel):
             self.flush_all(self.model)
             upkeep.merge(self.table)
@@ -255,7 +256,7 @@ class Sequence:
                 assert frozen(row) == frozen({**wanted, "attrs": entries}), (key, level)
 
     def check(self) -> None:
-        """Fail if any byte is wrong."""
+        """Fail if `fsck` finds a wrong byte."""
         findings = fsck(self.table.store, clock=SystemClock(), deep=True).findings
         assert not [each for each in findings if each.severity is not Severity.NOTE], findings
 
@@ -349,7 +350,7 @@ class Sequence:
         self.model.add(rows)
 
     def write(self, model: KeyedModel) -> None:
-        """Put some rows with the writer, which become durable now or later."""
+        """Put some rows with the writer. The rows become durable now or later."""
         operation, durable = self.random.choice(OPERATIONS), self.random.random() < 0.7
         rows = {(row["part"], row["id"]): row for row in (self.row() for _ in range(self.random.randint(1, 4)))}
         if operation == "patch":
@@ -532,7 +533,10 @@ class Sequence:
 
 
 def _given(record: Row) -> Row:
-    """Return the columns that a record names. For a patch that replaces a map, see `Sequence.history`."""
+    """Return the columns that a record sets, with their values.
+
+    For a patch that replaces a map, see `Sequence.history`.
+    """
     if record["_op"] != 1:
         return {name: record[name] for name in COLUMNS}
     named = [each.removeprefix("merge:") for each in record["_fields"]]

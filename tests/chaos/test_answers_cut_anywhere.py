@@ -1,4 +1,7 @@
-"""A truncated reply of an S3 server is never accepted, even if it is cut in its head, which no library checks."""
+"""The store never accepts a truncated reply of an S3 server.
+
+This includes a reply with a truncated head, which no library detects.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ WHOLE = {
 
 @contextmanager
 def serving(*answers: bytes, to_put: bytes = b"") -> Iterator[str]:
-    """Send the next reply to each connection, or `to_put` if the request is a PUT, and close the connection."""
+    """Reply to each request, and close the connection.
+
+    A PUT gets `to_put`, and each other request gets the next reply of `answers`.
+    """
     left = list(answers)
 
     class Handler(socketserver.BaseRequestHandler):
@@ -64,7 +70,7 @@ HEAD = (
 
 
 class SameId(SeededIds):
-    """IDs with the same write ID for every put."""
+    """An ID generator that returns the same write ID for every put."""
 
     ID = "0b7c3a52-93f5-4d7e-8f2a-6c1d2e3f4a5b"
 

@@ -1,8 +1,10 @@
-"""A real daemon compacts a backlog of windows, the most urgent windows first, and always stays within its budgets.
+"""A real daemon compacts a backlog of windows.
 
-Rows continue to arrive. The daemon is killed each time after the same share of the pending work is done. By default
-there are two tables with a few windows. With SCALE=32 there are fifty tables with a week of hours, ten kills, and
-processes for the jobs of each run. The budget hour is shortened.
+It starts with the most urgent windows, and always stays within its budgets.
+
+Rows continue to arrive. The test kills the daemon several times, each time after an equal share of the pending work is
+done. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with a week of hours
+each, and ten kills. The jobs of each run are then processes. The hour of the budgets is shorter than 60 minutes.
 """
 
 from __future__ import annotations
@@ -63,7 +65,10 @@ schedule: {{checkpoint: "0 0 1 1 *"}}
 
 
 class Backlog:
-    """Tables whose windows all have pending work, budgets that need hours for it, and the rows of the tables."""
+    """Tables with pending work in all windows, the rows of the tables, and budgets.
+
+    The pending work takes hours within these budgets.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -133,7 +138,7 @@ def running(*command: str) -> Iterator[subprocess.Popen[bytes]]:
 
 @contextmanager
 def code_server(port: int, root: Path) -> Iterator[None]:
-    """Run the code server, and yield when it responds. A daemon finds it by a file."""
+    """Run the code server, and yield when it responds. A daemon finds the code server through a file."""
     where = ["--python-file", str(REPOSITORY / "tests" / "chaos" / "backlog_definitions.py"), "--port", str(port)]
     about = ["--location-name", "backlog", "--working-directory", str(root), "--log-level", "error"]
     address = {"grpc_server": {"host": "localhost", "port": port, "location_name": "backlog"}}
@@ -145,7 +150,7 @@ def code_server(port: int, root: Path) -> Iterator[None]:
 
 @pytest.fixture
 def backlog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, history: object) -> Backlog:
-    del history  # the environment contains the location
+    del history  # the environment contains the location of the history
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("DAGSTER_HOME", str(home(tmp_path)))
     monkeypatch.setenv("PYTHONPATH", str(REPOSITORY))
@@ -194,7 +199,10 @@ def test_a_backlog_heals_within_budgets_most_urgent_first_while_rows_arrive_and_
 
 
 def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float) -> None:
-    """Fail if the bytes granted to runs that work, wait, or ended within the hour exceed a budget at this time."""
+    """Fail if the granted bytes exceed a budget at this time.
+
+    The granted bytes of a run count while the run waits or works, and for an hour after its end.
+    """
     begun = [each for each in records if each.create_timestamp.timestamp() <= at]
     assert sum((each.end_time or at + 1) > at for each in begun) <= RUNS_AT_ONCE
     counted = [each for each in begun if (each.end_time or at) > at - HOUR_SECONDS]
@@ -205,7 +213,10 @@ def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float
 
 
 def _bytes_read(instance: DagsterInstance, record: RunRecord) -> dict[str, int]:
-    """Return the bytes read by the jobs of a run, by table. The largest report of a table covers its whole job."""
+    """Return for each table the bytes that the jobs of a run read.
+
+    The largest reported value of a table covers its whole job.
+    """
     kinds = {DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION}
     found = dict[str, int]()
     for each in instance.get_records_for_run(record.dagster_run.run_id, of_type=kinds).records:

@@ -2,8 +2,8 @@
 
 The tests run on disk, and on a real S3 API server behind a proxy that loses, cuts, doubles and delays requests. Models
 that share no code with the library check every read (`register`, `rows_kept`). In the end, `fsck` finds no damage. A
-run has a fixed number of kills and pauses (times `TIDEMARK_SCALE` in a soak). `TIDEMARK_SEED` repeats its random
-choices.
+run has a fixed number of kills and pauses. A soak multiplies this number by `TIDEMARK_SCALE`. `TIDEMARK_SEED` repeats
+its random choices.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ S3_BLOWS = scaled(4)
 FAULT_RATE = 0.04
 
 LOCAL_HORIZON_MS = 50
-"""The horizon on disk in ms. The system clock that sets the times of files may be some milliseconds behind."""
+"""The horizon on disk in ms. The clock that sets the times of files may be some milliseconds late."""
 
 S3_HORIZON_MS = 1_100
 """The horizon on S3 in ms. S3 reports times in whole seconds."""

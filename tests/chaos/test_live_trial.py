@@ -1,8 +1,8 @@
 """The whole product survives many failures without help: no row is lost, and in the end all checks pass.
 
 Programs land files, write a keyed table and append to a raw log. `tidemark ui`, with all schedules and sensors on,
-maintains four tables. Its processes and the processes of its runs are killed in turn. A trial consists of 75 seconds
-with kills and the time until the system is quiet. It uses shorter intervals than the product.
+maintains four tables. Its processes and the processes of its runs are killed in turn. A trial runs for 75 seconds with
+kills, and then until the system is quiet. It uses shorter intervals than the product.
 
 In a soak (`TIDEMARK_SCALE` above 1), the trial lasts an hour with the intervals of the product. It then also checks the
 time until rows are visible.
@@ -34,16 +34,22 @@ from tests.support.scale import scaled
 IS_SOAK = scaled(1) > 1
 SECONDS = 3600 if IS_SOAK else 75
 KILLS = 36 if IS_SOAK else len(KINDS)
-"""The number of kills: one of each kind, or in a soak one per hundred seconds."""
+"""The number of kills. A short trial kills one process of each kind. A soak kills one process per hundred seconds."""
 OFTEN = "*/10 * * * *" if IS_SOAK else "30 3 * * *"
-"""The cron line of collections, checkpoints and raw-log maintenance. In a short trial, it is due at most once."""
+"""The cron line of collections, checkpoints and raw-log maintenance.
+
+In a short trial, the line is due at most one time.
+"""
 SAMPLE_SECONDS = 2.0
 MOST_TICKS = 60
-"""The largest number of ticks of the maintenance sensor from the last row until no work is left."""
+"""The maximum number of ticks of the maintenance sensor between the last row and the end of all work."""
 SOON_RUNS, SOON_SECONDS = 12, 120
-"""Limits for the median landed file: the runs, and in a soak also the seconds, until its rows are visible."""
+"""Limits for the median landed file.
+
+They are the number of runs and of seconds until its rows are visible. Only a soak checks the seconds.
+"""
 BY_TIME = {"checkpoint", "expire", "publish"}
-"""Steps that stay pending until the next time of their cron line."""
+"""Steps that stay pending until their cron schedule starts them."""
 
 pytestmark = [pytest.mark.dagster, pytest.mark.timeout(0 if IS_SOAK else 2700)]
 
@@ -63,7 +69,7 @@ def producers(folder: Path) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
 
 
 def live(product: Product, watch: Watch, random: Random) -> None:
-    """Let time pass, and kill one process after another. The kind of the process changes in turn."""
+    """Kill one process after another, and wait between the kills. The kind of the process changes in turn."""
     began = time.monotonic()
     kinds = [*KINDS] * -(-KILLS // len(KINDS))
     done = 0
@@ -76,7 +82,7 @@ def live(product: Product, watch: Watch, random: Random) -> None:
 
 
 def settle(product: Product, watch: Watch) -> None:
-    """Wait until no work is left, for a limited number of sensor ticks."""
+    """Wait until no work is left. Fail if this takes more than `MOST_TICKS` sensor ticks."""
     since = time.time()
     files = len(LANDED) * len(Journal(product.folder, "land").calls())
     while not (len(watch.visible) == files and watch.is_quiet(since) and owes_nothing(product)):
@@ -88,7 +94,7 @@ def settle(product: Product, watch: Watch) -> None:
 
 
 def owes_nothing(product: Product) -> bool:
-    """Return True if the only pending steps of all tables are steps that wait for their cron line."""
+    """Return True if all pending steps of all tables wait for their cron schedule."""
     _, text = product.tidemark("status", "--json")
     return all(json.loads(line)["owed"].keys() <= BY_TIME for line in text.splitlines())
 
@@ -106,7 +112,7 @@ def in_quarantine(product: Product, table: str) -> list[tuple[object, ...]]:
 
 
 def written(folder: Path, program: str) -> list[list[tuple[object, ...]]]:
-    """Return the rows that a program wrote, per call. All calls were acknowledged."""
+    """Return the rows that a program wrote, per call. Fail if a call was not acknowledged."""
     calls = Journal(folder, program).calls()
     assert all(call.is_acknowledged for call in calls)
     return [[tuple(value for name, value in row.items() if name != "time") for row in call.rows] for call in calls]
@@ -140,7 +146,10 @@ def assert_all_is_green(product: Product, watch: Watch) -> None:
 
 
 def rounds(watch: Watch, landed: Mapping[int, float]) -> list[int]:
-    """Return, for each landed file and table, the number of runs that began between landing and visible rows."""
+    """Return the number of runs that began after a file landed and before its rows were visible.
+
+    There is one number per landed file and table.
+    """
     began = [each.start_time for each in watch.instance.get_run_records() if each.start_time]
     return [
         sum(landed[batch] < at < seen for at in began) for (_, batch), seen in watch.visible.items() if batch in landed

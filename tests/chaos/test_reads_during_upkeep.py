@@ -71,7 +71,7 @@ class Growing:
             for first in itertools.count(0, AT_ONCE):
                 if self._ended.is_set():
                     return
-                self._needed_ms = SystemClock().now_ms()  # files written from now on are not garbage yet
+                self._needed_ms = SystemClock().now_ms()  # from this time on, written files are not garbage
                 self.begun = first + AT_ONCE
                 writer.put([row_of(key) for key in range(first, self.begun)])
                 self.acknowledged = self.begun

@@ -57,7 +57,7 @@ class Log(NamedTuple):
 
 
 def words(text: str | None) -> list[str]:
-    """Return the lower-case runs of letters and digits. Runs of 40 bytes or more do not count as words."""
+    """Return the words of a text in lower case. A word consists of letters and digits, and is shorter than 40 bytes."""
     found = re.split(r"[\W_]+", (text or "").lower())
     return [word for word in found if 0 < len(word.encode()) <= LONGEST_TOKEN]
 
@@ -75,7 +75,7 @@ def read(texts: Iterable[str]) -> Log:
 
 
 def counted(rows: pa.Table | Iterable[Line]) -> Counter[tuple[object, ...]]:
-    """Return the number of each row, for lines, or for a table with exactly the columns of the log."""
+    """Return how often each row occurs. The rows are lines, or a table with exactly the columns of the log."""
     if isinstance(rows, pa.Table):
         return Counter(tuple(row.values()) for row in rows.to_pylist())
     return Counter(astuple(line) for line in rows)

@@ -91,7 +91,7 @@ def test_compaction_of_a_range_leaves_the_other_windows_alone(story: Story) -> N
 
 @pytest.mark.parametrize(("before", "after"), [("landed", "compacted"), ("late", "half"), ("half", "whole")])
 def test_compaction_keeps_every_row(story: Story, before: str, after: str) -> None:
-    # Check once by the files themselves and once by time travel. The older version must be unchanged.
+    # Compare the rows of the files, and then the rows that time travel reads. The older version must be unchanged.
     assert counted(file_rows(live_files(story, before))) == counted(file_rows(live_files(story, after)))
     assert counted(story.table(before).scan().to_arrow()) == counted(story.table(after).scan().to_arrow())
     assert story.version(after) == story.version(before) + 1
@@ -155,7 +155,7 @@ def test_every_job_run_again_has_nothing_to_do_and_starts_no_spark(
 def without_the_collectors_own(root: Path) -> dict[Path, int]:
     """Return the write time of each file, except two files that the collector writes even if there is nothing to do.
 
-    The two are its lease, and its note of the segments that the catch-up built and merged.
+    These files are the lease of the collector, and its note of the segments that the catch-up built and merged.
     """
     own = {root / "_locks/collect.json", root / "_gc/candidates.json"}
     files = {path for path in root.rglob("*.*") if path.is_file()} - own

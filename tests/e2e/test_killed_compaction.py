@@ -27,7 +27,7 @@ SCHEMA = pa.schema(
 )
 START = dt.datetime(2015, 5, 17, 10, tzinfo=dt.UTC)
 
-# The real job in a real process, which kills itself at the commit: before or after the version file is written.
+# The real job in a real process. The process kills itself at the commit, before or after it writes the version file.
 KILLED_JOB = """
 import os, signal, sys
 from storage_core.log.log import TransactionLog
@@ -70,7 +70,7 @@ def table(tmp_path: Path) -> Table:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("use", SparkUse)  # small work on Spark, and in the process that is killed
+@pytest.mark.parametrize("use", SparkUse)  # small work runs on Spark, or in the process that is killed
 @pytest.mark.parametrize("instant", ["before", "after"])
 def test_a_compaction_killed_around_its_commit_is_finished_by_the_next_run(
     table: Table, spark: Spark, instant: str, use: SparkUse

@@ -1,4 +1,7 @@
-"""The aircraft through the region writer and the merge job, compared with a dictionary read from the CSV file."""
+"""The region writer and the merge job store a table of aircraft.
+
+The test compares the table with a dictionary read from the CSV file.
+"""
 
 from __future__ import annotations
 
@@ -86,7 +89,10 @@ def fleet(tmp_path: Path) -> Fleet:
 
 
 def write_everything(fleet: Fleet) -> None:
-    """Write all aircraft from Arrow, then changes of every kind in several generations. The last one is not flushed."""
+    """Write all aircraft from Arrow, and then write changes of every kind in several generations.
+
+    The last changes are not flushed.
+    """
     with fleet.table.writer() as writer:
         everything = planes()
         writer.put(everything.slice(0, 2_000))

@@ -35,7 +35,10 @@ ATTACK = "<script>document.title='owned'</script><img src=x onerror=\"document.t
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Return two days of windows, some compacted and indexed, with later rows and a commit with a hostile name."""
+    """Return a table with two days of windows.
+
+    Some windows are compacted and indexed. The table also has later rows, and a commit with a hostile name.
+    """
     made = Table.create(str(tmp_path / "clicks<b>"), SCHEMA, time_column="at", window="1h", indexes=[WORDS])
     for _ in range(3):
         made.append([{"at": MIDNIGHT + dt.timedelta(hours=2 * hour), "text": "high tide"} for hour in range(20)])
@@ -111,7 +114,10 @@ DAYS, LATE = 5, 7
 
 @pytest.fixture
 def visits(tmp_path: Path, spark: Spark) -> Table:
-    """Return days of ingested and appended windows. The first are compacted, then indexed, and later rows follow."""
+    """Return a table with days of ingested and appended windows.
+
+    The first windows are compacted and then indexed. The later rows are neither.
+    """
     declaration, landing = tmp_path / "visits.yaml", tmp_path / "landing"
     declaration.write_text(VISITS.format(here=tmp_path), encoding="utf-8")
     landing.mkdir()

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.spark
 
 EVERYTHING = 100_000
 
-# The steps have no index coverage, full coverage, and different partial coverage. The table has two sets of rows.
+# The steps have no index coverage, full coverage, or different partial coverage. Only the last four steps contain the
+# late rows.
 WITHOUT_LATE = ("landed", "compacted", "indexed")
 WITH_LATE = ("late", "half", "whole", "caught_up")
 STEPS = (*WITHOUT_LATE, *WITH_LATE)
@@ -75,7 +76,7 @@ def test_the_steps_are_an_absent_a_complete_and_a_lagging_index(story: Story, in
         "compacted": (0, 84),
         "indexed": (84, 0),
         "late": (84, 84),
-        "half": (84, 84),  # segments still answer for compacted rows that only moved
+        "half": (84, 84),  # segments also cover compacted rows that only moved
         "whole": (84, 84),
         "caught_up": (84, 0),
     }

@@ -1,4 +1,7 @@
-"""A failure ends in a typed error that contains the fault, the location and the fix, with the exit code of its kind."""
+"""Each failure ends in a typed error.
+
+The error contains the fault, the location and the fix, and its kind decides the exit code.
+"""
 
 from __future__ import annotations
 

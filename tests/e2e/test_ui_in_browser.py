@@ -148,7 +148,7 @@ def _rows(midnight: dt.datetime) -> list[tuple[int, dt.datetime]]:
 
 
 def _full_windows(midnight: dt.datetime) -> list[dt.datetime]:
-    """Return windows among the newest 120, which Dagster plots, even shortly before midnight."""
+    """Return eight windows before midnight. They are always among the newest 120 windows, which Dagster plots."""
     return [midnight - dt.timedelta(hours=4) + dt.timedelta(minutes=15 * n) for n in range(8)]
 
 
@@ -179,7 +179,7 @@ def _served(site: Site) -> Iterator[Site]:
             process.terminate()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_SECONDS)
-            with suppress(ProcessLookupError):  # the rest of its session
+            with suppress(ProcessLookupError):  # kill the rest of the session
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
 
@@ -279,7 +279,10 @@ def test_a_backfill_is_launched_cancelled_and_resumed_by_clicks_names_the_bad_wi
 
 
 def plots(site: Site, page: Page, folder: Path) -> None:
-    """Check that the plots over partitions draw a line through the rows of each window, and in the picture."""
+    """Check that the plots over partitions show the rows of each window.
+
+    Also check that the picture contains a line.
+    """
     answers: list[Any] = []
     page.on(
         "response",

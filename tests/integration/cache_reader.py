@@ -1,9 +1,9 @@
 """Test program: a process that reads through a disk cache and damages the cache's entries.
 
 `python -m tests.integration.cache_reader TABLE THREADS READS SEED` starts THREADS threads. Each thread reads columns of
-the table in the folder TABLE, READS times, and compares the results with the table's objects. After each read the
-thread damages 2 % of the cache's entries. The environment contains the location of the cache. At the end the program
-prints its results as JSON.
+the table in the folder TABLE, READS times. The thread compares the results with the table's objects. After each read
+the thread damages 2 % of the cache's entries. The environment contains the location of the cache. At the end the
+program prints its results as JSON.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tidemark import Table
 
 SHARE = 0.02
 SMALL_SPLIT_BYTES = 2**14
-"""Splits above this size are read by ranges. The small value makes small splits large."""
+"""Splits above this size are read by ranges. With this small value, the small splits of the test count as large."""
 OPENED_ANEW = 0.2
 
 

@@ -104,7 +104,7 @@ def before_the_first_put(uri: str, _: Path) -> dict[str, Any]:
 
 
 def with_rows_pending(uri: str, _: Path) -> dict[str, Any]:
-    """Fork while rows are pending that no call waits for. Only the parent has the thread that writes them."""
+    """Fork while pending rows exist that no call waits for. Only the parent has the thread that writes these rows."""
     writer = Table.open(uri).writer(options=WriterOptions(linger_ms=LONG_MS))
     writer.put(row("pending"), durable=False)
 

@@ -28,7 +28,7 @@ _MOST_NATIVE_PRECISION = 18
 
 
 def region_column(field: RegionField, schema: pa.Schema) -> Column:
-    """Return the value of a region field as a column over a frame with the table's columns.
+    """Return a Spark column with the value of a region field. The column belongs to a frame with the table's columns.
 
     Needs a running session. The result does not depend on the session's time zone.
     """
@@ -64,7 +64,7 @@ class _Source:
             return F.unix_micros(self.column)
         seconds = F.unix_date(F.to_date(self.column)).cast("long") * 86_400
         clock = F.hour(self.column) * 3600 + F.minute(self.column) * 60
-        return (seconds + clock) * 1_000_000  # times of a second and below do not change any part
+        return (seconds + clock) * 1_000_000  # seconds and smaller units change no part
 
     @property
     def date(self) -> Column:

@@ -33,7 +33,7 @@ from tidemark import Table
 
 @pytest.fixture
 def place(s3_server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> AnnouncedPlace:
-    """Return a place that was listed before. So only announced files are found."""
+    """Return a landing place that was listed before. Therefore the next run finds only announced files."""
     monkeypatch.setattr(announcements, "_WAIT_SECONDS", 0)  # this server finds each message at once
     made = AnnouncedPlace(s3_server, tmp_path)
     made.ingest()
@@ -258,7 +258,7 @@ def test_the_commit_precedes_the_deletion_and_messages_that_come_again_add_nothi
     assert report is not None
     assert report.status == "committed"
     assert place.ids() == [1, 2]
-    place.announce(*names)  # as after the time for which they are hidden
+    place.announce(*names)  # as the queue does after the visibility timeout
     assert place.ingest().status == "nothing_to_do"
     assert place.ids() == [1, 2]
 
@@ -324,7 +324,7 @@ def test_the_notifications_of_the_server_itself_are_ingested(
 ) -> None:
     monkeypatch.setattr(announcements, "_WAIT_SECONDS", 0)
     place = AnnouncedPlace(s3_server, tmp_path, list_every="1000d")
-    client = queue_client(s3_server, "us-east-1")  # where the bucket of this server is
+    client = queue_client(s3_server, "us-east-1")  # the region of the server's bucket
     url = client.create_queue(QueueName="notified")["QueueUrl"]
     arn = client.get_queue_attributes(QueueUrl=url, AttributeNames=["QueueArn"])["Attributes"]["QueueArn"]
     s3 = boto3.client("s3", endpoint_url=s3_server.endpoint, region_name="us-east-1")
@@ -357,7 +357,7 @@ def test_a_run_that_stops_at_any_request_adds_each_row_once(
 
 
 def stopped_at(server: S3Server, folder: Path, number: int | None, *, applied: bool = False) -> int:
-    """Stop a run at this request and at every later one, send its messages again, and check the rows."""
+    """Stop a run at this request and at all later requests. Then send its messages again, and check the rows."""
     folder.mkdir()
     place = AnnouncedPlace(server, folder, table_uri=server.uri(f"tables/{folder.name}-{folder.parent.name}"))
     place.ingest()
@@ -370,7 +370,7 @@ def stopped_at(server: S3Server, folder: Path, number: int | None, *, applied: b
             place.ingest()
         server.front.reset()
         assert set(place.ids()) <= {1, 2}
-        place.send(*bodies)  # as after the time for which they are hidden
+        place.send(*bodies)  # as the queue does after the visibility timeout
     place.ingest()
     requests = len(server.front.seen)
     server.front.reset()

@@ -1,4 +1,7 @@
-"""Dagster asset checks of the invariants: of the last compaction after each run, and of the whole table on demand."""
+"""Dagster asset checks of the invariants.
+
+They check the last compaction after each run, and the whole table on demand.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,7 @@ def append(table: Table) -> None:
 
 
 def compact(table: Table, *, losing: bool = False) -> None:
-    """Compact as a job does. `losing` drops all rows."""
+    """Compact as a job does. If `losing` is True, drop all rows."""
     for operation in plan(table.refresh().snapshot):
         result = execute(table.store, operation, ids=SystemIds(), now_ms=1)
         kept = [each for each in result.actions if isinstance(each, Remove) or not losing]

@@ -1,4 +1,4 @@
-"""The requests and bytes that bitmap indexes save in a filtered read, and the prediction of `explain` for this read."""
+"""Bitmap indexes save requests and bytes in a filtered read, and `explain` predicts this read."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def filled(uri: str, *, splits: int = SPLITS, indexed: bool = True) -> Table:
 def _built(splits: int, *, indexed: bool, factor: int) -> MemoryStore:
     """Return the objects of a table with this many splits, built once per set of arguments.
 
-    `factor` is the merge factor of segments, which a test changes. It is part of the key of the cache.
+    `factor` is the merge factor of segments. A test changes this factor, so the factor is part of the cache key.
     """
     assert factor == segment_merge.FACTOR
     made = Table.create(f"memory://{uuid4()}", batch(0).schema, indexes=INDEXES)
@@ -96,7 +96,8 @@ def steps_of(table: Table, condition: str, columns: Sequence[str] | None = None)
     return {each.name: (each.splits, each.row_groups, each.note) for each in plan.steps}
 
 
-# The remaining splits, the remaining row groups, and the numbers of splits and row groups that the index prunes.
+# For each filter, the numbers of remaining splits and row groups. Then the numbers of splits and row groups that the
+# index prunes.
 FILTERS = {
     f"host = '{RARE}'": (1, 2, 3, 4),
     f"host in ('{RARE}', 'nowhere')": (1, 2, 3, 4),
@@ -294,7 +295,7 @@ def test_the_rows_of_hits_are_not_read_for_a_filter_that_bitmaps_answer(
     search()
     before = table.store.requests["get"]
     found = search(filter="host = 'host 3 that is nowhere'")
-    assert (found.num_rows, table.store.requests["get"] - before) == (0, SPLITS)  # the values of each segment
+    assert (found.num_rows, table.store.requests["get"] - before) == (0, SPLITS)  # the values of the segments
     before = table.store.requests["get"]
     found = search(filter=f"host = '{RARE}'")
     assert sorted(found.column("n").to_pylist()) == [2 * ROWS + 1_500, 2 * ROWS + 4_200]

@@ -209,7 +209,7 @@ STEPS: list[Step] = [
     (lambda table: table.rename_column("text", "words"), lambda row: _renamed(row, text="words"), {"words": "many"}),
     (lambda table: table.add_column("text", "boolean"), lambda row: row | {"text": None}, {"text": True}),
 ]
-"""Changes of columns, the effect of each change on earlier rows, and the additional values of later rows."""
+"""Each change of columns, with its effect on earlier rows and the additional values of later rows."""
 
 
 def _renamed(row: dict[str, Any], **names: str | None) -> dict[str, Any]:

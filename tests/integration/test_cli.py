@@ -28,7 +28,7 @@ from storage_core.write.ingest.convert import RejectedLine, write_quarantine
 from tidemark import Table
 
 ROOT = Path(__file__).resolve().parents[2]
-# The entry point of the installed `tidemark`. A test checks that `pyproject.toml` has the same.
+# The entry point of the installed `tidemark`. A test checks that `pyproject.toml` has the same entry point.
 TIDEMARK = [sys.executable, "-m", "pipelines.cli"]
 COMMANDS = [
     *(
@@ -75,7 +75,10 @@ columns: {id: long!, name: string}
 primary_key: id
 """
 OURS_FOR_HELP = 54
-"""The number of Tidemark modules that help may load: commands, their shared options, and the list of steps."""
+"""The number of Tidemark modules that the help may load.
+
+They are the commands, their shared options, and the list of steps.
+"""
 ROWS: list[dict[str, object]] = [
     {"time": "2015-05-17T10:05:03Z", "status": 200, "path": "/home page", "price": "1.50", "load": 0.25},
     {"time": "2015-05-17T10:40:00Z", "status": 404, "path": "/missing page", "price": None, "load": "nan"},
@@ -795,7 +798,7 @@ def test_quarantine_counts_the_reasons_that_it_does_not_list_and_names_the_optio
 
 @pytest.fixture
 def rejecting(place: Path, run: Run) -> Path:
-    """Return a project with a table, some of whose landed lines have a field that is not a column."""
+    """Return a project with a table. Some landed lines of this table have a field that is not a column."""
     (place / "landing" / "events").mkdir(parents=True)
     lines = [json.dumps({"time": f"2015-05-17T10:0{number}:00Z", "status": number}) for number in range(4)]
     more = [json.dumps({"time": f"2015-05-17T11:0{number}:00Z", "city": "x"}) for number in range(5)]

@@ -1,7 +1,9 @@
-"""A compaction on Spark with concurrent operations: the row "compact" of the conflict table, cell by cell.
+"""A compaction on Spark with concurrent operations.
 
-The other operation commits after the tasks of the compaction have written their splits and before the compaction
-commits. A model in plain Python gives the expected rows for both outcomes of the race.
+The test checks each cell of the row "compact" of the conflict table.
+
+First the tasks of the compaction write their splits. Then the other operation commits. The compaction commits last. A
+model in plain Python gives the expected rows for both outcomes of the race.
 """
 
 from __future__ import annotations
@@ -46,7 +48,7 @@ Act = Callable[[], object]
 
 
 class CommittedMeanwhile(Spark):
-    """A launcher that joins the session and runs another operation between the tasks and the commit."""
+    """A launcher that uses the running session. It runs another operation between the tasks and the commit."""
 
     def __init__(self, act: Act) -> None:
         super().__init__(MASTER)
@@ -82,7 +84,7 @@ class Events:
         return {"at": at, "host": None if n % 11 == 0 else f"h{n % 5}", "n": n, "text": text}
 
     def append(self, numbers: Sequence[int], text: str = "first") -> None:
-        """Add rows, on the keyed table by a merge on Spark."""
+        """Add rows. On the keyed table, a merge on Spark adds the rows."""
         rows = [self.row(n, text) for n in numbers]
         if self._keyed:
             with self.table.refresh().writer() as writer:
@@ -94,7 +96,7 @@ class Events:
         self.model |= dict.fromkeys(numbers, text)
 
     def delete(self, deleted: Callable[[int], bool]) -> None:
-        """Delete rows, on the keyed table by a merge on Spark."""
+        """Delete rows. On the keyed table, a merge on Spark deletes the rows."""
         numbers = [n for n in self.model if deleted(n)]
         if self._keyed:
             with self.table.refresh().writer() as writer:
@@ -114,7 +116,10 @@ class Events:
         return run(request, CommittedMeanwhile(meanwhile))
 
     def check(self, *, splits: int) -> None:
-        """Check that the table has each row of the model once, in this many splits that match the log."""
+        """Check that the table has each row of the model once.
+
+        Also check the number of splits, and that the splits match the log.
+        """
         table = Table.open(self.table.uri)
         rows = table.scan(["n", "text"]).to_arrow().to_pylist()
         assert {row["n"]: row["text"] for row in rows} == self.model
@@ -218,7 +223,7 @@ def test_rows_that_a_restore_brings_back_are_not_lost(events: Events) -> None:
 
 @pytest.mark.parametrize("windows", [(FIRST,), (FIRST, FIRST + WINDOW)], ids=["a window", "everything"])
 def test_removed_windows_stay_removed(events: Events, windows: tuple[int, ...]) -> None:
-    """The windows are removed as retention does: completely, in one commit."""
+    """One commit removes the windows completely, as retention does."""
 
     def expire() -> None:
         head = events.table.refresh().snapshot

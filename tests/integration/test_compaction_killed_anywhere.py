@@ -51,7 +51,7 @@ def compaction(uri: str, log: Path) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_for_outputs(uri: str, wanted: int, process: subprocess.Popen[bytes]) -> None:
-    """Return when this many new splits are stored or the job has ended."""
+    """Wait until the given number of new splits is stored, or until the job has ended."""
     before = len(stored_splits(uri))
     while len(stored_splits(uri)) < before + wanted and process.poll() is None:
         time.sleep(0.005)

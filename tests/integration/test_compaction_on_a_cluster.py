@@ -2,9 +2,9 @@
 
 The compaction runs in this process, on the cluster, and through a Spark Connect server on the cluster. The three
 results are equal to the byte, except for random values. Each split has three random values: its name, the id that the
-splits of one operation share, and a checksum of both. All three have a fixed length, so the test compares every other
-byte of pages and footer at its position. In the log's actions the test ignores the name, the time of writing and the
-checksum of the whole file.
+splits of one operation share, and a checksum of both. These values have a fixed length. Therefore the test compares all
+remaining bytes of the pages and the footer at their positions. In the log's actions the test ignores the name, the time
+of writing and the checksum of the whole file.
 
 Then a second attempt of a task runs concurrently with the first attempt, and an executor is killed.
 """
@@ -86,7 +86,7 @@ def cluster(s3: S3Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 
 def on_both(folder: Path) -> tuple[object, ...]:
-    """Return the program that runs the job with one task per merge, the first two concurrently.
+    """Return the program that runs the job with one task per merge. The first two tasks run concurrently.
 
     Each executor has one core.
     """
@@ -120,7 +120,7 @@ def copy_on_cluster(cluster: StandaloneCluster, on_cluster: Compacted, s3: S3Ser
 
     The session ends before the Connect server takes the cluster's cores.
     """
-    libraries = cluster.worker_environment["PYTHONPATH"]  # code of the driver that plans uses the workers' Python
+    libraries = cluster.worker_environment["PYTHONPATH"]  # the planning code of the driver uses the workers' Python
     return copied_in_spark(cluster.master, on_cluster.uri, s3, {**cluster.driver_environment, "PYTHONPATH": libraries})
 
 
@@ -188,9 +188,9 @@ def test_the_same_splits_come_out_here_on_a_cluster_and_through_spark_connect(
     assert all(rows_of(Table.open(each)) == expected for each in (on_cluster.uri, uri, here))
     assert {report["rows_out"] for report in reports} == {expected.total()}
     assert sum(on_cluster.tasks.values()) == WINDOWS, "a task per merge, and none besides"
-    # The large window's task waits for a small window's task, so tasks start on both executors. A second attempt
-    # decides where they end. The copy that ran between the two compactions has no condition, because all of its tasks
-    # may fit on one executor.
+    # The large window's task waits for a small window's task, so tasks start on both executors. The second attempt of a
+    # task decides on which executors the tasks end. The test sets no condition for the copy between the two
+    # compactions, because all of its tasks may fit on one executor.
     spread = executors_by_application(cluster.begun_tasks())
     first, *between, last = sorted(spread)
     assert len(between) == 1

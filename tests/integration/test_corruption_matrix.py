@@ -111,7 +111,7 @@ def noted() -> frozenset[tuple[object, str]]:
 
 @cache
 def victims() -> dict[str, str]:
-    """Return one object per kind, and several objects for kinds whose objects have different effects."""
+    """Return one object per kind. For a kind whose objects have different effects, return several objects."""
     store = table().store
     found = [parsed for info in store.list("") if (parsed := parse(info.key)) is not None]
     by_kind = {kind: [each for each in found if each.kind is kind] for kind in KeyKind}
@@ -163,7 +163,7 @@ def _numbers(parsed: list[ParsedKey]) -> dict[int, str]:
 def _partner(key: str) -> str | None:
     """Return another object of the same kind with other bytes.
 
-    For a generation, return the same file of another one.
+    For a generation, return the same file of another generation.
     """
     own = parse(key)
     assert own is not None
@@ -212,7 +212,7 @@ def test_of_a_split_that_is_read_by_ranges_every_damage_is_an_error_or_no_matter
     key, other = victims()[name], _other((name, kind))
     errors = 0
     drawn = draws.part_of(SEEDS, f"{name}, {kind}")
-    others = [each for each in SEEDS if each not in drawn]  # if none of the drawn seeds causes an error
+    others = [each for each in SEEDS if each not in drawn]  # used if no drawn seed causes an error
     for number, seed in enumerate([*drawn, *others], start=1):
         damaged = copy_of(table().store, "damaged", _clock())
         damage(damaged, key, kind, seed=seed, other=other)
@@ -252,8 +252,9 @@ def test_every_answer_that_is_excused_is_lost_by_some_damage(name: str) -> None:
 class Judged:
     """The result of one damaged object: the findings about it, and the queries whose answers have changed.
 
-    For the damaged table: other answers (`silent`), errors (`failed`), and errors that do not name the object
-    (`unnamed`). For the repaired table: `lost`.
+    For the damaged table, `silent` has the queries with other answers, and `failed` has the queries with errors.
+    `unnamed` has the queries whose errors do not name the object. For the repaired table, `lost` has the changed
+    queries.
     """
 
     findings: tuple[Finding, ...]

@@ -133,7 +133,7 @@ def test_runs_and_backfills_wait_for_a_killed_code_server_and_go_on_when_it_is_b
     ):
 
         def tick(seconds: float, workspace: WorkspaceProcessContext) -> None:
-            """Let the queue work as if this many seconds had passed."""
+            """Let the queue work as if the given number of seconds had passed."""
             assert not [
                 each for each in queue.run_iteration(workspace, fixed_iteration_time=time.time() + seconds) if each
             ]

@@ -128,4 +128,4 @@ def test_a_backfill_of_a_job_makes_one_run_per_window_whatever_its_assets_take_a
     with open_instance(checkout / ".dagster") as instance:
         runs = instance.get_runs()
     assert sorted(run.tags["dagster/partition"] for run in runs) == sorted(HOURS)
-    assert {run.status.value for run in runs} == {"QUEUED"}  # no daemon runs that could start them
+    assert {run.status.value for run in runs} == {"QUEUED"}  # there is no daemon that could start these runs

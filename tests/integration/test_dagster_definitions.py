@@ -1,4 +1,7 @@
-"""The definitions that Dagster loads and the runs that storage state requests, without running a job."""
+"""The test covers the definitions that Dagster loads, and the runs that the state of storage requests.
+
+It runs no job.
+"""
 
 from __future__ import annotations
 
@@ -277,7 +280,7 @@ def test_the_window_that_is_open_now_has_a_partition(checkout: Path) -> None:
     keys = partitions_of(span).get_partition_keys(current_time=now)
 
     assert len(keys) <= 40_000
-    assert len(keys) > 40_000 - 96  # the aligned start loses less than a day
+    assert len(keys) > 40_000 - 96  # the start is aligned, so less than a day is lost
     assert keys[0].endswith("T00:00")
     assert keys[-1] == partition_key(int(now.timestamp()) // 900 * 900) == partition_key(span.newest)
 

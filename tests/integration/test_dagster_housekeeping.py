@@ -1,4 +1,7 @@
-"""The purge of Dagster's history: the kept and removed records. Runs whose process was killed are marked as failed."""
+"""The purge of Dagster's history removes and keeps the right records.
+
+Runs whose process was killed are marked as failed.
+"""
 
 from __future__ import annotations
 

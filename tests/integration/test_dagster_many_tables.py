@@ -83,7 +83,7 @@ def declared(root: Path, count: int) -> list[TableDeclaration]:
 
 
 class Ticks:
-    """One sensor with consecutive ticks, each of which starts with the cursor of the last tick."""
+    """One sensor with consecutive ticks. Each tick starts with the cursor of the previous tick."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ def test_an_idle_table_costs_one_request_a_look_and_what_is_new_is_seen_within_t
     for _ in range(4):
         requests.clear()
         assert ticks.tick() == []
-        # On a local disk, two more probes find that a table does not exist, and no folder of a log is listed.
+        # On a local disk, two more probes find that a table does not exist. They list no folder of a log.
         assert sum(requests.values()) <= len(tables) + 2 * absent
     landed = next(each for each in tables if each.landing)
     land_line(landed)

@@ -118,7 +118,7 @@ def execute(defs: Definitions, instance: DagsterInstance, request: RunRequest) -
 
 
 def asked(request: RunRequest) -> list[str]:
-    """Return each table of the run request with the step."""
+    """Return the tables for which the run request contains the step."""
     keys = [*(request.asset_selection or ()), *(each.asset_key for each in request.asset_check_keys or ())]
     return [f"{name} {request.job_name}" for name in dict.fromkeys(key.path[0] for key in keys)]
 
@@ -479,7 +479,7 @@ def test_a_job_that_fails_in_a_subprocess_says_why(checkout: Path, instance: Dag
 
 
 def kill_jobs(count: int) -> None:
-    """Kill the next job processes that this process starts, one after the other, up to this number."""
+    """Kill the next job processes that this process starts, one after another. Stop after this number of kills."""
     killed: set[str] = set()
     while len(killed) < count:
         listed = subprocess.run(["ps", "-A", "-o", "pid=,ppid=,args="], capture_output=True, text=True, check=True)

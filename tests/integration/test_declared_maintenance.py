@@ -1,4 +1,7 @@
-"""Commands of maintenance on a declared table apply its declaration first, and ingest reports its landing location."""
+"""Maintenance commands on a declared table apply its declaration first.
+
+The ingest command also reports its landing location.
+"""
 
 from __future__ import annotations
 

@@ -214,7 +214,7 @@ def test_the_collector_takes_a_vector_that_no_version_names(tmp_path: Path) -> N
     config = TableConfig(
         time_column="at", window_seconds=900, checkpoint_interval=1, version_retention_ms=0, gc_horizon_ms=0
     )
-    for note in ("one", "two"):  # the second checkpoint is the base and does not name the older deletion vector
+    for note in ("one", "two"):  # the second checkpoint is the base and has no reference to the older deletion vector
         metadata = table.snapshot.metadata
         changed = type(metadata)(
             id=metadata.id,

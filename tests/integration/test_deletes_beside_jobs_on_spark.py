@@ -1,7 +1,7 @@
 """A `delete` runs concurrently with each Spark job that changes splits. No deleted row returns, and no row is doubled.
 
-Two concurrent deletes, each of which matches rows of the other, commit after the tasks of a job have finished and
-before the job commits.
+First the tasks of a job finish. Then two concurrent deletes commit, and each of them matches rows of the other. The job
+commits last.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ indexes: [{{name: by_kind, kind: bitmap, columns: [kind]}}]
 
 
 class Meanwhile(Spark):
-    """A launcher that joins the session and runs an operation once after the tasks, before the job goes on."""
+    """A launcher that uses the running session. It runs an operation once between the tasks and the rest of the job."""
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)

@@ -28,7 +28,7 @@ GENERATIONS = 10
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make small splits be read by ranges."""
+    """Let readers read small splits by ranges."""
     monkeypatch.setattr(metadata, "ROWS_PER_GROUP", 1_000)
     monkeypatch.setattr("storage_core.split.read.SMALL_SPLIT_BYTES", 2**12)
     monkeypatch.setattr(base, "WHOLE_SPLIT_BYTES", 2**12)
@@ -43,7 +43,7 @@ def opened(uri: str) -> tuple[Table, Waves]:
 
 @pytest.fixture
 def lines() -> tuple[Table, Waves]:
-    """Make a table with four splits of two row groups, where one word occurs in one row."""
+    """Make a table with four splits of two row groups each. One word occurs in only one row."""
     uri = f"memory://{uuid4()}"
     schema = pa.schema([("n", pa.int64()), ("line", pa.string()), ("v", pa.int64())])
     table = Table.create(uri, schema, indexes=[{"name": "text", "kind": "fulltext", "columns": ["line"]}])
@@ -65,7 +65,7 @@ READS = {
 def test_a_query_waits_for_footers_and_then_for_column_chunks(lines: tuple[Table, Waves], text: str) -> None:
     table, waves = lines
     query, expected = READS[text]
-    for number in (2, 1):  # the footers are cached then
+    for number in (2, 1):  # the second time, the footers are cached
         with waves.followed():
             assert table.sql(query).to_pylist() == [{"n": expected}]
         assert waves.number == number
@@ -141,12 +141,12 @@ def test_records_of_generations_are_read_side_by_side() -> None:
 
 WAVES = 5
 HINT, MANIFEST, NEXT_VERSION, BOUNDARY = 1, 2, 3, 4
-"""The four round trips of a lookup: (1) hint, (2) manifest and its log, (3) next version, (4) boundary."""
+"""The first four round trips of a lookup: (1) hint, (2) manifest and its log, (3) next version, (4) boundary."""
 
 
 @pytest.fixture
 def keyed() -> str:
-    """Make a keyed table with even numbers in a split that is read by ranges and has two row groups.
+    """Make a keyed table with even numbers in one split. Readers read the split by ranges, and it has two row groups.
 
     The last tenth of the numbers is also in generations.
     """
@@ -163,7 +163,10 @@ def keyed() -> str:
 
 
 def flush_newer(uri: str, *, entries: int = 2) -> None:
-    """Write a tenth of the rows again, in several generations with several entries each, over one key range."""
+    """Write a tenth of the rows again.
+
+    The rows are in several generations over one key range, with several entries each.
+    """
     table = Table.open(uri)
     newer = np.append(np.arange(0, 2 * ROWS, 20), 2 * ROWS - 2)
     with table.writer() as writer:
@@ -175,7 +178,10 @@ def flush_newer(uri: str, *, entries: int = 2) -> None:
 
 
 def looked_up(table: Table, waves: Waves, key: int) -> tuple[object, list[tuple[int, str]]]:
-    """Return the value of the key, and for each request its round trip and the last part of the object's key."""
+    """Return the value of the key and all requests.
+
+    A request has the number of its round trip and the last part of the object's key.
+    """
     with waves.followed():
         row = table.get(key)
     return None if row is None else row["v"], sorted((wave, key.split("/")[-1]) for wave, _, key in waves.requests)
@@ -207,7 +213,7 @@ def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_on
 def test_volatile_sources_are_asked_before_the_head_whatever_is_asked_beside_them(keyed: str) -> None:
     """The read requests log and manifest before the version.
 
-    A flush or merge in between therefore never causes a gap.
+    A flush or merge between these requests therefore never causes a gap.
     """
     flush_newer(keyed)
     for table, waves in (opened(keyed), opened(keyed)):
@@ -235,7 +241,7 @@ def test_a_lookup_of_a_table_that_stays_open_asks_only_what_may_change_and_for_t
     table, waves = opened(keyed)
     for key in (2, 3, 180):
         table.get(key)
-    head, waits = 6, 3  # requests of three round trips
+    head, waits = 6, 3  # these requests take three round trips
     assert looked_up(table, waves, 3)[0] is None
     assert (len(waves.requests), waves.number) == (head, waits)
     assert looked_up(table, waves, 2)[0] is not None
@@ -279,7 +285,7 @@ def test_a_lookup_of_a_table_that_older_releases_wrote_waits_for_manifests_and_f
 def test_reads_side_by_side_are_one_wave_whichever_ends_first(lines: tuple[Table, Waves]) -> None:
     """This tests the recorder.
 
-    The requests that a thread makes for other work do not count as round trips of this work.
+    A thread may also make requests for other work. These requests do not count as round trips of this work.
     """
     _, waves = lines
 

@@ -1,4 +1,7 @@
-"""A process reads from the disk cache the data on S3 that an earlier process fetched and a checksum protects."""
+"""A process reads data on S3 from the disk cache.
+
+An earlier process has fetched this data, and a checksum protects it.
+"""
 
 from __future__ import annotations
 

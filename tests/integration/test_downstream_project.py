@@ -1,4 +1,4 @@
-"""The example project on a real instance: two assets downstream of a table, run by partition and by range."""
+"""The example project on a real instance. Two assets are downstream of a table, and run by partition and by range."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tasks on Spark that find different new fields agree on one schema, and no row is lost."""
+"""Tasks on Spark that find different new fields agree on one schema. No row is lost."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ def filled(uri: str) -> Table:
     return Table.open(uri)
 
 
-# The remaining splits, the remaining row groups of splits read by ranges, and the columns.
+# The number of remaining splits, the number of remaining row groups of splits read by ranges, and the columns.
 QUERIES: dict[str, tuple[int, int, Sequence[str]]] = {
     "select sum(c3) from t": (3, 12, ["c3"]),
     "select sum(c3) from t where n between 1100 and 1200": (1, 1, ["n", "c3"]),

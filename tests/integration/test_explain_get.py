@@ -23,7 +23,7 @@ SCHEMA = pa.schema([pa.field("id", pa.int64(), nullable=False), ("v", pa.int64()
 ROWS = 2_000
 GENERATIONS = 4
 HEAD = 7
-"""Requests for the region, its log and the newest version, for a newly opened table."""
+"""The number of requests for the region, its log and the newest version, if the table was just opened."""
 
 
 @pytest.fixture(params=["memory", "s3"])
@@ -106,7 +106,7 @@ def test_a_row_of_the_log_leaves_the_base_out(uri: str) -> None:
         plan = Table.open(uri).explain_get(2)
         assert (plan.regions[0].log_entries, plan.base.newer_records) == (1, 1)
         assert [step.name for step in plan.base.steps] == ["newer records"]
-        assert plan.requests == made(Table.open(uri), 2) == HEAD + 2  # with the entry, which needs one more request
+        assert plan.requests == made(Table.open(uri), 2) == HEAD + 2  # one more request reads the entry
 
 
 def test_the_command_prints_it_and_its_json_has_the_fields_of_the_specification(

@@ -1,4 +1,4 @@
-"""The report of `explain_search` before a search runs, and the values that only a run can report."""
+"""The report of `explain_search` before a search runs. Some values are known only after a run."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     many = source("id < 101", analyze=True, nprobe=3)
     assert (many.how, many.matching) == ("segment", 101)
     assert many.probed is not None
-    assert 3 < many.probed <= before.clusters  # until 40 candidates per row are found
+    assert 3 < many.probed <= before.clusters  # enough clusters for 40 candidates per row
     assert many.ranked is not None
     assert 10 <= many.ranked < 101
     free = source(None, analyze=True, nprobe=before.clusters)
@@ -222,7 +222,7 @@ def test_by_selectivity_rows_are_scored_exactly_or_clusters_are_looked_into(monk
     lines = str(table.explain_search(vector=[0.1] * 4, filter="id < 101", analyze=True))
     assert f" of {before.clusters} clusters" in lines
     assert "exactly, as the filter leaves at most 100" in str(few)
-    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # windows of 10, 40 and 160 rows
+    windows = source(None, analyze=True, nprobe=before.clusters, limit=100)  # windows have 10, 40 and 160 rows
     assert windows.ranked == 40 + 160 + 640
 
 

@@ -1,4 +1,4 @@
-"""Commands and calls that have nothing to work on report it. A mistyped location is never a clean result."""
+"""Commands and calls report it if they have nothing to work on. A mistyped location is never a clean result."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
 
 
 def collected(table: tm.Table) -> None:
-    """Collect three times, so that a removed state's objects are removed in the next run."""
+    """Collect three times. A later run removes the objects of a state that an earlier run removed."""
     for _ in range(3):
         upkeep.collect(table.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
 

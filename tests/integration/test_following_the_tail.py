@@ -1,4 +1,4 @@
-"""A reader that follows the tail more slowly than merges, sorts and the collector work (`read.describe.Tail`)."""
+"""A reader follows the tail (`read.describe.Tail`) and is slower than merges, sorts and the collector."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Erasure on request removes the rows from the table at once, and from every store as the collector proceeds.
+"""Erasure on request removes the rows from the table at once. The rows leave every store as the collector proceeds.
 
-At every stage the test reads each object of every store, decodes it in its own format, and compares the content with
-the report.
+At every stage the test reads each object of every store and decodes it in its own format. The test then compares the
+content with the report.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _appended() -> Forgetful:
 
 
 def _keyed() -> Forgetful:
-    """Make a keyed table with the person in base, generations, a region's log and superseded rows."""
+    """Make a keyed table with the person in the base, in generations, in a region's log and in superseded rows."""
     made = Forgetful.create(KEYED)
     table = made.opened()
     table.append(made.rows(range(10)) + made.rows([100, 101, 102], CANARY))
@@ -114,7 +114,7 @@ def _in_renamed_columns() -> Forgetful:
 
 
 def _retained(made: Forgetful, where: str = WHERE) -> None:
-    """Advance the clock past retention and horizon, and collect, until nothing more is removed."""
+    """Advance the clock past retention and horizon, and collect. Repeat this until a collection removes nothing."""
     for _ in range(6):
         made.clock.now += RETENTION_MS + HORIZON_MS
         made.collect()
@@ -161,7 +161,7 @@ def test_it_is_so_however_the_table_is_kept(make: Callable[[], Forgetful]) -> No
 def test_it_is_done_when_the_report_said_that_it_can_be() -> None:
     made = _appended()
     held = made.opened().forget(WHERE, raw_logs=[made.raw]).report.held
-    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # they have a shorter horizon
+    last_ms = max(each.until_ms or 0 for each in held if each.kind != "raw_chunk")  # raw chunks have a shorter horizon
     reports = []
     while made.clock.now < last_ms + HORIZON_MS:
         made.clock.now += HORIZON_MS
@@ -273,7 +273,7 @@ def test_forgetting_again_does_what_the_report_asks_of_states(states: int) -> No
     made.opened().append(made.rows(range(3, 6)) + made.rows([100], CANARY))
     assert _times_until_nothing_is_asked(made) == (1 if states <= MOST_STATES else 2)
     made.opened().append(made.rows(range(10, 14)))
-    made.keyed.compact()  # a later state has other objects, which cannot be checked after their removal
+    made.keyed.compact()  # a later state has other objects, so the test cannot check them after their removal
     made.opened().checkpoint()
     made.clock.now += RETENTION_MS + HORIZON_MS
     for _ in range(2):
@@ -318,7 +318,7 @@ def _times_until_nothing_is_asked(made: Forgetful) -> int:
 
 
 def _of_many_windows(windows: int) -> Forgetful:
-    """Make a table where an overwrite removed all rows, each of which had its own split."""
+    """Make a table in which each row had its own split. An overwrite has removed all rows."""
     made = Forgetful.create(replace(APPENDED, indexes=()), raw_stores=0)
     hours = range(3600, 3600 * (windows + 1), 3600)
     made.opened().append(made.rows(hours) + made.rows([1], CANARY))

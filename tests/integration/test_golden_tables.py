@@ -64,7 +64,7 @@ def test_an_old_table_opens_and_answers_as_it_did(name: str) -> None:
     for key, data in _objects(name).items():
         store.put(key, data, Overwrite())
     found = json.loads(json.dumps(answers(store, clock, expected["older"])))
-    # Newer queries need answers too, because the dump fails otherwise. Their original answers were never recorded.
+    # Newer queries need answers too, because otherwise the dump fails. Their original answers were never recorded.
     assert {question: found[question] for question in expected["answers"]} == expected["answers"]
 
 

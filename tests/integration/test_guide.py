@@ -1,4 +1,6 @@
-"""Every code block of the guide, run from an empty folder: shell blocks in a shell, Python blocks in one session.
+"""Run every code block of the guide in an empty folder.
+
+A shell runs the shell blocks, and one session runs the Python blocks.
 
 The block of `text` after a code block contains the output that the reader sees, including errors. A `…` within a line
 matches any text. A line of only `…` matches any number of lines.

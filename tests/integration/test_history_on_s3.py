@@ -1,4 +1,4 @@
-"""A history read page by page over HTTP, with a newly opened table for each page.
+"""A client reads a history page by page over HTTP. For each page, the client opens the table again.
 
 See docs/architecture/ingestion.md, "Paged reading".
 """

@@ -2,7 +2,7 @@
 
 Separate tests cover the JSON of version files and the Avro states. The formats here are Parquet, WAL entries, bundles,
 generations, filters, region manifests, and the small JSON objects. One process reads all of them. The test measures the
-peak memory of that process from outside Python's own accounting.
+peak memory of that process. This includes memory that Python does not count.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def _bundle(footer_length: int) -> tuple[bytes, Expected]:
 
 
 def _lying_bundle() -> tuple[bytes, Expected]:
-    """Return a bundle whose directory has a valid checksum and names one part of 10 GB."""
+    """Return a bundle whose directory has a valid checksum and one part with a size of 10 GB."""
     directory = {
         "identity": "id",
         "properties": {},
@@ -187,7 +187,7 @@ def cases() -> Mapping[str, Case]:
 
 
 def measure() -> None:
-    """Run every case in this process, and print each error and the growth of the peak memory."""
+    """Run every case in this process. For each case, print the error and the growth of the peak memory."""
     prepared = cases()
     raised = {}
 

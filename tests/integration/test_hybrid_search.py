@@ -44,7 +44,7 @@ ORIGIN = [0.0, 0.0]
 
 
 def rows_of(first: int, last: int) -> list[dict[str, Any]]:
-    """Return rows where every third row has the word and the smallest id is nearest to the origin."""
+    """Return rows in which every third row has the word. The row with the smallest id is nearest to the origin."""
     return [
         {"id": id_, "title": f"t{id_ % 2}", "body": "tide" if id_ % 3 == 0 else "ebb", "v": [float(id_), 1.0]}
         for id_ in range(first, last)
@@ -244,7 +244,7 @@ def test_a_filter_is_asked_of_each_row_once_and_not_again_by_the_next_search(
     assert table.search("ti*", vector=ORIGIN, filter="id < 25") == first
     assert table.search("ti*", index="words", filter="id < 25").num_rows == 9
     assert sum(judged) == 30
-    table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")  # not analysed, so it could change at any time
+    table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")  # not analysed, so the result may change at any time
     table.search("ti*", vector=ORIGIN, filter="id + 0 < 25")
     assert sum(judged) == 90
     table.search("ti*", vector=ORIGIN, filter="current_date > DATE '2026-01-01'")  # the result changes tomorrow

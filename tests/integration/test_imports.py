@@ -71,7 +71,7 @@ def test_of_two_imports_that_both_find_no_table_the_later_one_finds_the_rows_in(
     table = str(tmp_path / "t")
 
     def make(schema: pa.Schema, _: object) -> Snapshot:
-        tm.Table.import_from(table, tmp_path / "lake")  # by another process, meanwhile
+        tm.Table.import_from(table, tmp_path / "lake")  # another process does this meanwhile
         return tm.Table.create(table, schema).snapshot
 
     done = import_rows(TransactionLog(open_store(table)), source_of(tmp_path / "lake", name=None, version=None), make)
@@ -450,7 +450,7 @@ def delta_of(
 
 
 WIDE, AT_HOME = "\U00020bb7", "\U0001f600"
-"""A character whose escape delta-rs misreads, and one whose escape it reads correctly."""
+"""Two characters with escapes. delta-rs misreads the first escape and reads the second correctly."""
 
 
 def one_row(place: Path, path: str = "a.parquet", column: str = "n") -> Path:

@@ -1,4 +1,4 @@
-"""If Ctrl-C or SIGTERM stops a backfill or job, it ends completely and at once, and reports how to continue."""
+"""Ctrl-C or SIGTERM stops a backfill or job completely and at once. The command reports how to continue."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ JOB = ("jobs", "compact", "--table-uri", "warehouse/ticks", "--json")
 
 
 def _start(checkout: Path, command: tuple[str, ...]) -> tuple[subprocess.Popen[str], Path]:
-    """Start a command with pending work in its first window, and return it with the mark of the job's start."""
+    """Start a command with pending work in its first window.
+
+    Return the process, and the file that shows the start of the job.
+    """
     (checkout / "tables" / "ticks.yaml").write_text(DECLARATION, encoding="utf-8")
     table = Table.declare(load(checkout / "tables" / "ticks.yaml"))
     for value in range(2):

@@ -133,7 +133,7 @@ def events(value: object, **given: Any) -> AssetsDefinition:
 
 
 def reading(kind: Any, seen: list[Any], **given: Any) -> AssetsDefinition:
-    """Return an asset that loads the rows of `events` as a type and notes the loaded value."""
+    """Return an asset that loads the rows of `events` as a type. The asset adds the loaded value to `seen`."""
     loaded = AssetIn(key=given.pop("above", None), metadata=given.pop("input_metadata", {}))
     found: dict[str, Any] = {"ins": {"events": loaded}, **given}
 
@@ -478,7 +478,8 @@ def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
     assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
 
 
-# A process that appends and is killed after the commit, before it reports to Dagster, unless it retries another run.
+# A process that appends and is killed after the commit, before it reports to Dagster. If it retries another run, it is
+# not killed.
 APPENDING = """
 import os, signal, sys
 import pyarrow as pa

@@ -48,7 +48,7 @@ def _own_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 
 @pytest.fixture
 def table(tmp_path: Path) -> Table:
-    """Make a table of three splits, the first of which is indexed."""
+    """Make a table of three splits. Only the first split is indexed."""
     made = Table.create(str(tmp_path / "t"), SCHEMA, indexes=INDEXES)
     made.append(rows_of(0, 40))
     upkeep.catch_up(made)

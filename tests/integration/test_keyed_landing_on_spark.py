@@ -1,4 +1,4 @@
-"""Spark lands files of Debezium in a keyed table with regions as the process of the job does."""
+"""With Spark, Debezium files land in a keyed table with regions in the same way as in the process of the job."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
         for number in range(kills):
             path = journal_of(str(folder), number, random.randrange(THREADS))
             end_one(writers, number, partial(far_enough, path, number), random.uniform(0.0, LONGEST_S))
-            with table.writer() as heir:  # the killed writer's last request may still arrive until this claim
+            with table.writer() as heir:  # until this claim, the last request of the killed writer may still arrive
                 found = latest(reader)
                 if number % 2:
                     heir.flush()
@@ -78,7 +78,10 @@ def kill_again_and_again(uri: str, folder: Path, kills: int) -> None:
 
 
 def two_splits(table: KeyedTable) -> Seats:
-    """Write two untouched rows in separate splits, so that there is always something to compact."""
+    """Write two rows in separate splits, which no other call changes.
+
+    Therefore there is always something to compact.
+    """
     rows: Seats = {"untouched-0": 0, "untouched-1": 1}
     with table.writer() as writer:
         for key, value in rows.items():
@@ -99,7 +102,10 @@ def check_base(table: KeyedTable, expected: Seats) -> None:
 
 
 class Watch:
-    """A concurrent reader at `latest` that checks that no key returns to an older value or from a delete."""
+    """A concurrent reader at `latest`.
+
+    It checks that no key gets an older value again, and that no deleted key comes back.
+    """
 
     def __init__(self, uri: str) -> None:
         self.reads = 0
@@ -141,7 +147,7 @@ class Watch:
 
 
 def settled(known: Seats, done: list[list[object]], under_way: list[object] | None, found: Seats, thread: int) -> Seats:
-    """Return the keys of a thread after its calls, and check that an unfinished call has a possible outcome."""
+    """Return the keys of a thread after its calls. If a call is unfinished, check that its outcome is possible."""
     for each in done:
         known = after(known, each)
     if under_way is None:
@@ -152,7 +158,7 @@ def settled(known: Seats, done: list[list[object]], under_way: list[object] | No
 
 
 def outcomes(known: Seats, called: list[object]) -> list[Seats]:
-    """Return the possible results of a call without a recorded end: no row or all rows are written.
+    """Return the possible results of a call without a recorded end. Such a call wrote no row or all rows.
 
     For gathered rows, any prefix of the rows is possible. Each gathered row is a separate call, and a call of another
     thread may have written some of them.
@@ -189,7 +195,7 @@ def latest(table: Table) -> Seats:
 
 
 def journal(folder: Path, number: int, thread: int) -> tuple[list[list[object]], list[object] | None]:
-    """Return the acknowledged calls of a thread, and its call that was begun but not acknowledged."""
+    """Return the acknowledged calls of a thread, and the call that the thread began without an acknowledgement."""
     path = journal_of(str(folder), number, thread)
     lines = path.read_text().splitlines() if path.exists() else []
     begun = [json.loads(line) for line in lines if line != "done"]
@@ -228,7 +234,7 @@ def end_one(writers: subprocess.Popen[str], number: int, ready: Callable[[], boo
 
 
 def until_ended(process: int) -> None:
-    """Wait until the process has ended and its parent has reaped it."""
+    """Wait until the process has ended and its parent has read its exit status."""
     while True:
         try:
             os.kill(process, 0)

@@ -1,6 +1,6 @@
 """Landed files with false lengths or huge expansion give rows, or rejections with a reason, in bounded memory.
 
-One process with limited address space reads all these files. If it believed a false length, it would die.
+One process with limited address space reads all these files. If the process believed a false length, it would die.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ ADDRESS_SPACE = 6 * 2**30  # most of it is mapped and never touched
 ROOM_BYTES = 1000 * 2**20
 """The additional memory that each case may use.
 
-The largest consumer is a block of 32 Mi empty lines with 28 bytes each: its end, its number, and whether it is kept. A
-line of 30 MB of commas takes 520 MB, and every other case takes less than 330 MB.
+The largest consumer is a block of 32 Mi empty lines. Each line takes 28 bytes for its end, its number, and the decision
+to keep it. A line of 30 MB of commas takes 520 MB, and every other case takes less than 330 MB.
 """
 
 
@@ -57,7 +57,7 @@ MILLION = 1_000_000
 
 
 class Case(NamedTuple):
-    """A file and its expected result: the rows, and a part of the reason why the line or the whole file is rejected."""
+    """A file and its expected result. The result is the rows, and a part of the reason for a rejected line or file."""
 
     format: LandingFormat
     make: Callable[[], bytes]
@@ -224,7 +224,7 @@ CASES = {
 def make(folder: str) -> None:
     """Write each case as a file.
 
-    This happens in a process without a limit, so that only the reading is measured.
+    A process without a memory limit does this, so that the test measures only the reading.
     """
     for number, case in enumerate(CASES.values()):
         (Path(folder) / str(number)).write_bytes(case.make())
@@ -232,8 +232,8 @@ def make(folder: str) -> None:
 
 def measure(folder: str) -> None:
     """Read each case in this process, and print the results and the growth of the peak memory."""
-    # A thirty-second of the limits for expansion and memory, so that the test takes seconds. A block of lines still
-    # fits.
+    # These limits are a thirty-second of the real limits for expansion and memory, so that the test takes seconds. A
+    # block of lines still fits.
     landing.ANY_RATIO_BYTES, parquet_files.MOST_VALUES = 2**25, 2**22
     confine(ADDRESS_SPACE)
     found, grown = {}, {}

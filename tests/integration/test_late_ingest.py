@@ -1,4 +1,7 @@
-"""Late rows of landed files on Spark are counted in report, commit and quarantine by policy, and no row is lost."""
+"""Late rows of landed files are ingested on Spark.
+
+The policy decides how report, commit and quarantine count them, and no row is lost.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,7 @@ COUNTED: dict[LatePolicy, tuple[int, int, int]] = {"accept": (60, 0, 0), "quaran
 def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path, spark: Spark) -> None:
     """The table has two files of 50 rows.
 
-    The times of the first 20 rows are in the last minutes, the others older than 2 h.
+    The times of the first 20 rows are within the last minutes. The times of the other rows are more than 2 h old.
     """
     now = dt.datetime.now(dt.UTC)
     (tmp_path / "landing").mkdir()
@@ -50,7 +53,8 @@ def test_each_policy_counts_its_late_rows_and_loses_none_unasked(tmp_path: Path,
         declared = tmp_path / f"{policy}.yaml"
         declared.write_text(DECLARATION.format(root=tmp_path, policy=policy))
         uri = str(tmp_path / policy)
-        # First a window that is late as a whole, then the rest: every row is checked and counted once.
+        # First ingest a window with only late rows, and then ingest the other windows. Each row is checked and counted
+        # once.
         start = int((now - dt.timedelta(hours=3)).timestamp()) // 900 * 900
         first = Ingest(table_uri=uri, declaration=str(declared), windows=window_range(str(start), None, None))
         reports = [

@@ -73,7 +73,10 @@ class ReadingAgain:
 
 
 class HurriedClock:
-    """The machine's clock with pauses of a tenth, so that the test is fast and writers collide more often."""
+    """The machine's clock with pauses of a tenth of their length.
+
+    The test is therefore fast, and writers collide more often.
+    """
 
     def now_ms(self) -> int:
         return SystemClock().now_ms()
@@ -83,7 +86,7 @@ class HurriedClock:
 
 
 def append(uri: str, number: int, folder: Path) -> None:
-    """Append `COMMITS` splits in separate commits, each planned on a snapshot that the other process outdates."""
+    """Append `COMMITS` splits in separate commits. The other process makes the snapshot of each commit outdated."""
     writer = WRITERS[number]
     store = FaultStore(open_store(uri), seed=number, rates=RATES)
     log = TransactionLog(ReadingAgain(store), clock=HurriedClock())

@@ -1,4 +1,7 @@
-"""One run does a step for many small tables with few processes. Tables fail separately, and only these are retried."""
+"""One run does a step for many small tables with few processes.
+
+Tables fail separately, and a retry repeats only the failed tables.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +75,7 @@ def compact_job() -> JobDefinition:
 
 
 def declared(count: int, elsewhere: Mapping[str, str] = NOWHERE) -> list[TableDeclaration]:
-    """Declare this many tables with windows, some of them outside `warehouse`."""
+    """Declare this number of tables with windows. Some tables are outside `warehouse`."""
     declare_tables(Path(), count + 2 + count // 9)  # every tenth table has no windows
     files = [each.file for each in read_tables(Path("tables")).tables if each.file and each.declaration.window]
     for file in Path("tables").iterdir():
@@ -272,7 +275,7 @@ def three_owing(instance: DagsterInstance, s3_server: S3Server) -> tuple[list[Ta
 
 
 def kill_jobs(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch, times: int) -> list[int]:
-    """Kill the job process this many times and return the list of killed processes, which fills during the run."""
+    """Kill the job process `times` times. Return the list of killed processes, which grows during the run."""
     others, killed = processes_of_jobs(), list[int]()
 
     def kill() -> None:

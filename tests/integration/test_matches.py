@@ -104,7 +104,7 @@ def test_the_newest_rows_are_searched_for_in_the_newest_splits(
         "tide", index="words", order_by="ts", descending=descending, limit=5, offset=ROWS, columns=["id"]
     )
     assert deeper.column("id").to_pylist() == [first + step * (ROWS + number) for number in range(5)]
-    # the rows of two splits and more: from one, then two, then four
+    # these rows need more than two splits, so the search reads one split, then two, then four
     assert len(segments(table, "words", fetched)) <= 7
 
 

@@ -25,7 +25,7 @@ REGIONS = 4
 
 
 def filled(uri: str) -> dict[int, str]:
-    """Make a table of four regions with rows merged, superseded, deleted and new, and return the expected rows."""
+    """Make a table of four regions whose rows are merged, superseded, deleted and new. Return the expected rows."""
     table = Table.create(uri, SCHEMA, primary_key="id", regions=[{"transform": "bucket", "source": "id", "n": REGIONS}])
     with table.writer() as writer:
         writer.put([{"id": each, "name": f"first {each}"} for each in range(200)])

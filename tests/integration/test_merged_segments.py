@@ -381,7 +381,7 @@ def trained(table: IndexedTable) -> list[vector.Training]:
 
 
 def retrain(table: IndexedTable, *, every: bool) -> int:
-    """Train the vector index again as a catch-up does, and return the number of retrained segments."""
+    """Train the vector index again in the same way as a catch-up. Return the number of retrained segments."""
     head = table.snapshot
     plan = catch_up.plan(head, "near", retrain=every)
     items = [SegmentMerge.from_json(item.to_json()) for item in plan.merges]

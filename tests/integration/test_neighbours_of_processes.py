@@ -31,7 +31,8 @@ def family_of(pid: int) -> list[int]:
     parents = {}
     for each in PROC.iterdir():
         with suppress(OSError, ValueError):
-            # The program's name in parentheses may contain any text. The parent is the second word after it.
+            # The program's name in parentheses may contain any text. The parent's process ID is the second word after
+            # the parentheses.
             parents[int(each.name)] = int((each / "stat").read_text().rpartition(")")[2].split()[1])
     family = [pid]
     for one in family:
@@ -53,7 +54,7 @@ def listeners(pid: int) -> set[str]:
 
 
 def endpoints(pid: int) -> set[tuple[str, int]]:
-    """Return these addresses with their ports."""
+    """Return the same addresses with their ports."""
     sockets = set()
     for each in family_of(pid):
         with suppress(OSError):
@@ -193,7 +194,7 @@ def test_a_job_listens_on_the_loopback_only_and_no_command_line_of_it_holds_a_se
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "at work\n"
-        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # files of tasks are removed with it
+        assert [*tmp_path.glob("tidemark-spark-*.locked/blockmgr-*")]  # files of tasks are removed with this folder
         found, lines = listeners(process.pid), command_lines(process.pid)
         answers = [answer_to_an_object(port) for _, port in endpoints(process.pid)]
         process.communicate()

@@ -26,7 +26,7 @@ from tests.support.log_oracle import LogOracle
 from tests.support.log_tables import log_on, metadata, removal, split
 from tests.support.s3_server import S3Server
 
-# One leased run per table, each stopped one request later than the last. One output line per result.
+# One leased run per table. Each run stops one request later than the previous run. One output line per result.
 MAINTAINER = """
 import json, os, signal, sys
 from storage_core.log.job_run import Metrics
@@ -60,7 +60,8 @@ for number, uri in enumerate(sys.argv[1:]):
 """
 
 VERSION = "_transaction_log/00000000000000000002.json"
-# The process stops before this request. After another process has committed, the run has this result.
+# The process stops before this request. After another process has committed, the stopped run continues and has this
+# result.
 STEPS = [
     ("get _locks/merge.json", "held"),  # the lease is free at this time
     ("put _locks/merge.json", "held"),  # the lease was free, but another process has taken it meanwhile
@@ -72,7 +73,7 @@ STEPS = [
 
 
 def take_over_and_commit(store: ObjectStore) -> None:
-    """Take the lease with a clock ten minutes ahead, commit under it, and keep it."""
+    """Take the lease with a clock that is ten minutes ahead. Commit under this lease, and do not release it."""
     log = TransactionLog(store, clock=ManualClock(SystemClock().now_ms() + 600_000))
     head = log.snapshot()
     lease = acquire(log, head, "merge", "other")
@@ -82,7 +83,10 @@ def take_over_and_commit(store: ObjectStore) -> None:
 
 
 def let_pause(uris: list[str]) -> list[tuple[str, str]]:
-    """Run the maintainer on the tables, and the rival at each stop, and return the maintainer's output."""
+    """Run the maintainer on the tables, and run the rival each time the maintainer stops.
+
+    Return the maintainer's output.
+    """
     command = [sys.executable, "-c", MAINTAINER, *uris]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
@@ -104,7 +108,10 @@ def created(uri: str) -> str:
 
 
 def check(uri: str, told: str) -> None:
-    """Check that the log has the expected commits, none of the fenced process, and the rival's lease."""
+    """Check that the log has the expected commits and the rival's lease.
+
+    The log must have no commit of the fenced process.
+    """
     store = open_store(uri)
     oracle = LogOracle(store)
     oracle.check_versions()

@@ -1,6 +1,6 @@
 """A writer process is stopped (SIGSTOP) between and within its calls, while another writer claims its region.
 
-The stopped writer notices the claim at the first WAL number that is already taken, before it acknowledges anything.
+The stopped writer notices the claim at the first WAL number that is already taken. Until then, it acknowledges nothing.
 Rows that it acknowledged before the pause are kept (docs/architecture/ingestion.md, "Claim").
 """
 
@@ -23,7 +23,8 @@ from tests.support.s3_server import S3Server
 
 REPOSITORY = Path(__file__).parents[2]
 
-# One writer per table puts the row `before`, and stops at once or before the request with this number.
+# For each table, one writer puts the row `before`. The writer then stops at once, or before the request with this
+# number.
 WRITER = """
 import json, os, re, signal, sys
 from storage_core.base.clock import SystemClock
@@ -86,11 +87,14 @@ FLUSHED = ["done", "done", *FENCED[2:]]
 
 
 def name_of(number: int) -> str:
-    """Return the name of the object with this number: its bits, from the last to the first."""
+    """Return the object name for this number.
+
+    The name consists of the bits of the number, from the last bit to the first.
+    """
     return f"{number:064b}"[::-1]
 
 
-# The request before which the writer stops, or None, and the results of append, flush, append, flush.
+# Each step is the request before which the writer stops, or None, and the results of append, flush, append, flush.
 STEPS: list[Step] = [
     (None, FENCED),
     (f"put wal/{name_of(3)}.arrow", FENCED),
@@ -106,12 +110,15 @@ STEPS: list[Step] = [
 ]
 
 
-# Over HTTP, only the decisive stops are tested: nothing, an entry, the generation, the commit of its manifest.
+# Over HTTP, the test covers only the decisive stops. They are no request, an entry, the generation, and the commit of
+# its manifest.
 ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
 
 
 def claim_and_write(store: ObjectStore) -> None:
-    """Let two writers take over the region. The clock of one writer is ten minutes behind, the other ten minutes ahead.
+    """Let two writers take over the region.
+
+    The clock of one writer is ten minutes late. The clock of the other writer is ten minutes ahead.
 
     Both write, flush and merge.
     """
@@ -124,7 +131,10 @@ def claim_and_write(store: ObjectStore) -> None:
 
 
 def let_pause(stores: Sequence[ObjectStore], steps: Sequence[Step]) -> list[Step]:
-    """Run the writer on the tables, and the others at each stop, and return the writer's output."""
+    """Run the writer on the tables, and run the other writers each time the writer stops.
+
+    Return the writer's output.
+    """
     numbers = [None if step[0] is None else STEPS.index(step) - 1 for step in steps]
     works = json.dumps(list(zip(numbers, (store.uri for store in stores), strict=True)))
     command = [sys.executable, "-c", WRITER, works]

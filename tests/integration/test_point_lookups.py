@@ -25,9 +25,12 @@ SCHEMA = pa.schema([pa.field("tail", pa.string(), nullable=False), ("seats", pa.
 GENERATIONS = 5
 ROWS = 100
 VIEW_GETS = 6
-"""GETs of a `latest` read: hint and manifest of the region, end of its log, and two for the missing next version."""
+"""GETs of a `latest` read.
+
+They are for the hint and manifest of the region, the end of its log, and the missing next version (two).
+"""
 SMALL_SPLIT_GETS = 1
-"""GETs of a split that is read whole with its footer."""
+"""The number of GETs of a split that is read whole, with its footer."""
 
 _names = itertools.count()
 
@@ -109,7 +112,7 @@ def test_a_copy_of_another_generation_is_not_used(table: Table, caplog: pytest.L
     flush(table, planes(0, 10))
     flush(table, planes(100, 10))
     copies = copied(table)
-    change_copies(table, lambda _: copies.pop())  # each has the copy of the other
+    change_copies(table, lambda _: copies.pop())  # each generation has the copy of the other one
     assert gets(table, "N00003") == ({"tail": "N00003", "seats": 3, "model": "x" * 50}, VIEW_GETS + GENERATIONS - 1)
     assert "expected generation 1" in caplog.text
 
@@ -146,7 +149,7 @@ def requests(opened: Table, key: object) -> dict[str, int]:
 
 
 WARM = {"get": VIEW_GETS - 1, "head": 1}
-"""Requests of a `latest` read of an open table, which caches the region's manifest."""
+"""Requests of a `latest` read on an open table. This table has cached the region's manifest."""
 
 
 def test_a_table_that_stays_open_asks_for_nothing_that_never_changes_again(table: Table) -> None:
@@ -309,7 +312,7 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
 
 
 def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
-    for first in (0, 200, 400):  # separate splits, which a state lists in another order than the log
+    for first in (0, 200, 400):  # separate splits, whose order differs between a state and the log
         flush(table, planes(first))
         merge(table)
     opened = Table.open(table.uri)

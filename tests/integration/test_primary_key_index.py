@@ -240,7 +240,7 @@ def test_keys_of_one_hash_are_told_apart_by_lookups_and_merges(monkeypatch: pyte
 
 
 def changed(table: Table, count: int) -> tuple[RequestMeter, MergeWork]:
-    """Return the requests of the tasks of a merge of `count` records, and the work of the merge."""
+    """Return the requests of the tasks of a merge that has `count` records. Also return the work of this merge."""
     with table.writer() as writer:
         writer.patch([{"id": key(number * 7), "n": -1} for number in range(count)])
         writer.flush()

@@ -40,11 +40,14 @@ from tests.support.s3_server import S3Server
 from tests.support.scale import scaled
 
 MAPPED = 46
-"""From this version on Delta needs name mapping, and Polars refuses the table."""
+"""In this version and later versions, Delta needs name mapping, and Polars refuses the table."""
 
 
 class Story:
-    """A table with a long history, published after each change, and the rows of a scan at each Delta version."""
+    """A table with a long history that is published after each change.
+
+    It contains the rows of a scan at each Delta version.
+    """
 
     def __init__(self, uri: str) -> None:
         self.uri = uri

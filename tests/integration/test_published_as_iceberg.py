@@ -85,7 +85,10 @@ def _table(uri: str, schema: pa.Schema = SCHEMA) -> Table:
 
 
 class Story:
-    """A table with a history, published after each change, and the rows of a scan at each published version."""
+    """A table with a history that is published after each change.
+
+    It contains the rows of a scan at each published version.
+    """
 
     def __init__(self, uri: str) -> None:
         self.waited: dict[int, str] = {}

@@ -1,6 +1,6 @@
 """`tidemark append --table` and `tidemark raw`: input lines, and the output of segments, copies and gaps.
 
-Each input line is acknowledged or rejected by name.
+Each input line is acknowledged, or it is in the list of rejected lines.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def opened(folder: Path) -> RawLog:
 
 
 def reopened(folder: Path) -> RawLog:
-    """Open the log again and again until the operator has replaced a lost store in the file."""
+    """Try to open the log until the operator has replaced a lost store in the file."""
     while True:
         with suppress(TidemarkError):
             return opened(folder)
@@ -49,9 +49,10 @@ def reopened(folder: Path) -> RawLog:
 
 
 def produce(folder: Path, producer: str) -> None:
-    """Append rows and record each acknowledged row. A closed writer is replaced by a new one.
+    """Append rows and record each acknowledged row. If a writer is closed, open a new writer.
 
-    The loop ends a fixed number of rows after the event, so its result does not depend on the speed of the machine.
+    The loop ends after a fixed number of rows since the event. The result therefore does not depend on the speed of the
+    machine.
     """
     log, after = opened(folder), 0
     with (folder / f"{producer}.told").open("w", encoding="utf-8") as told:
@@ -65,7 +66,8 @@ def produce(folder: Path, producer: str) -> None:
                     log.append("t", {"value": f"{producer}-{number}"})
                     break
                 except (CommitUnknown, Unavailable):
-                    # A careful producer sends a row twice rather than lose it. The values identify duplicates.
+                    # If a row may be lost, a careful producer sends it again, even if it then exists twice. The values
+                    # identify duplicates.
                     time.sleep(0.02)
                     log = reopened(folder)
             told.write(f"{producer}-{number}\n")

@@ -1,4 +1,7 @@
-"""A raw log on S3 over HTTP: healed, distributed once by ids, and collected, with real requests."""
+"""A raw log on S3 over HTTP.
+
+The test heals it, distributes its rows exactly once by ids, and collects it, with real requests.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from tests.support.raw_collection import collector
 from tests.support.s3_server import S3Server
 
 NOW_MS = 4_000_000_000_000
-"""Later than every time that a store of this test records."""
+"""A time that is later than all times that a store of this test records."""
 
 
 def test_a_store_that_was_away_for_a_thousand_chunks_is_complete(s3_server: S3Server, tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ class Cost:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The location of the table, and the requests at its server, if there is a server."""
+    """The location of the table. If the table is on a server, `front` has the requests at the server."""
 
     uri: str
     front: Front | None
@@ -62,7 +62,7 @@ class Place:
 
     @contextmanager
     def costing(self, store: WavesStore) -> Iterator[Cost]:
-        """Yield the cost of the block, which is filled after the block."""
+        """Yield the cost of the block. The cost is known only after the block."""
         found = Cost()
         if self.front is not None:
             self.front.reset()
@@ -169,7 +169,7 @@ def around_points() -> Floats:
 
 @pytest.fixture
 def near(place: Place, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Make a table of embeddings around 300 points, with a segment of 110 clusters that is read by ranges."""
+    """Make a table of embeddings around 300 points. Its segment has 110 clusters and is read by ranges."""
     for defaults in (segment.train.__kwdefaults__, segment.build.__kwdefaults__):
         assert defaults
         monkeypatch.setitem(defaults, "flat_bytes", 2**16)
@@ -277,7 +277,7 @@ LOOKUPS = {
     "the base alone": (ROWS // 2 + GENERATIONS, 14, 30),
     "nothing": (ROWS, 7, 17),
 }
-"""The existing key, and the limits of round trips and requests for a lookup by a new process."""
+"""For each kind of existing key, the limits of round trips and requests for a lookup by a new process."""
 
 
 @pytest.mark.parametrize("where", LOOKUPS)

@@ -1,4 +1,7 @@
-"""The memory of a read from a remote store does not grow with the table (measured in its own process, over HTTP)."""
+"""The memory of a read from a remote store does not grow with the table.
+
+The test measures it in a separate process over HTTP.
+"""
 
 from __future__ import annotations
 

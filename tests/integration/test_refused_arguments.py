@@ -1,4 +1,4 @@
-"""Arguments that no call can use are refused with an error of Tidemark."""
+"""Tidemark refuses unusable arguments with one of its own errors."""
 
 from __future__ import annotations
 

@@ -229,7 +229,7 @@ def test_a_statement_judges_each_key_once_also_where_a_merge_moves_it_between_at
         nonlocal reads
         reads += 1
         if reads == 2:
-            merge(table)  # no region has key 2 in the manual region now
+            merge(table)  # now no region except the manual region has key 2
         found = Table.open(table.uri)
         rows = found.scan(filter=col("id") < 9, consistency="latest").to_arrow()
         if reads == 1:

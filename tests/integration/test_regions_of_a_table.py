@@ -99,8 +99,9 @@ def test_many_keys_cost_as_many_requests_as_regions_and_not_as_keys(table: Table
     opened = Table.open(table.uri)
     before = opened.store.requests
     assert all(opened.get_many(list(IDS)))
-    # Per region: hint, manifest, two requests for the end of its log, and one WAL entry of its generation. Once per
-    # read: two requests that find no newer version. The registry is not requested, because keys name their regions.
+    # Per region, a read requests the hint, the manifest, the end of the log (twice), and one WAL entry of its
+    # generation. Per read, two requests find no newer version. The read does not request the registry, because the keys
+    # name their regions.
     assert requests(opened, before) == {"get": 4 * 5 + 2, "head": 4}
 
 

@@ -126,8 +126,8 @@ def test_any_one_version_may_be_lost_and_every_row_is_there(whole: EveryKind) ->
         damaged = EveryKind(copy_of(whole.store, "one version less", whole.clock), whole.clock, whole.older)
         damaged.store.put(key, b"\x1f\x8bnot any more", Overwrite())
         target, outcome = repaired(damaged)
-        # If the version of a merge is lost but its records remain, the merge is repeated, and `latest` returns the same
-        # rows.
+        # The version of a merge may be lost while its records remain. Then the merge is repeated, and `latest` returns
+        # the same rows.
         assert answered(target, "latest", "get") == {name: expected[name] for name in ("latest", "get")}, key
         number = _number(key)
         # A version with its own valid state opens without its version file.
@@ -638,7 +638,10 @@ def test_a_tag_of_which_the_store_does_not_tell_is_not_called_lost(whole: EveryK
 
 
 def test_a_check_of_a_store_that_breaks_off_reports_no_damage(whole: EveryKind) -> None:
-    """In each run, another request of the store fails. An object that is temporarily unreadable is not a finding."""
+    """In each run, a different request of the store fails.
+
+    If an object is unreadable for a short time, this is not a finding.
+    """
     calm = FaultStore(whole.store)
     report = fsck(calm, clock=whole.clock, deep=True)
     assert report.clean

@@ -248,7 +248,10 @@ def test_regions_whose_manifests_are_lost_are_read_again_by_the_spec_of_the_tabl
 def test_of_a_compaction_and_a_merge_that_it_carried_over_the_rows_of_the_merge_are_newer(
     kinds: frozenset[KeyKind],
 ) -> None:
-    """Both were planned on the same version. Their files show the order only if a compaction makes no row newer."""
+    """The compaction and the merge were planned on the same version.
+
+    Their files show the order only if a compaction makes no row newer.
+    """
     table = KeyedTable(MemoryStore("planes")).create()
     with table.writer() as writer:
         for first in (0, 5):

@@ -1,4 +1,7 @@
-"""`tidemark compact --rewindow` on Spark: an ingest, a change of the window length, and one run per new window."""
+"""`tidemark compact --rewindow` on Spark.
+
+The test ingests rows, changes the window length, and starts one run per new window.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +105,10 @@ def test_scheduled_runs_join_cold_windows_and_then_merge_them(changed: Table, sp
 
 
 class Meanwhile(Spark):
-    """A launcher that joins the session and runs an operation between the tasks and the next step of the job."""
+    """A launcher that uses the running session.
+
+    It runs an operation after the tasks and before the next step of the job.
+    """
 
     def __init__(self, act: Callable[[], object]) -> None:
         super().__init__(MASTER)

@@ -18,7 +18,7 @@ time_column: time
 window: 1h
 late_data: {policy: quarantine, acceptance_window: 1h}
 """
-# More digits than a float holds, a text that looks like a number, and a text that is not a number.
+# More digits than a float can store, a text that looks like a number, and a text that is not a number.
 ROWS = [
     '{"time": "2015-05-17T10:00:00.000001Z", "n": 9007199254740993, "path": "7", "price": "1.50", "load": "NaN"}',
     '{"time": "2015-05-17T11:00:00Z", "n": null, "path": "caf\\u00e9", "load": 0.1, "day": "2015-05-17"}',

@@ -66,7 +66,7 @@ def said(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 
 def everything_about(error: BaseException) -> str:
-    """Return all texts that an exception and everything attached to it can show."""
+    """Return all texts that an exception can show. This includes the texts of all objects attached to the exception."""
     parts = ["".join(traceback.format_exception(error))]
     seen: BaseException | None = error
     while seen is not None:
@@ -83,7 +83,7 @@ def objects(uri: str, server: S3Server) -> Iterator[str]:
     prefix = parse_s3_uri(uri, {}).prefix
     for each in client.list_objects_v2(Bucket=server.bucket, Prefix=prefix)["Contents"]:
         reply = client.get_object(Bucket=server.bucket, Key=each["Key"])
-        # Except for the test server's own record of the request, which names the signer.
+        # The test server's own record of the request is not included, because it contains the name of the signer.
         yield f"{each['Key']} {reply['Metadata']} {reply['Body'].read()!r}"
 
 
@@ -212,7 +212,7 @@ def test_a_uri_with_a_secret_is_refused_without_repeating_it(
     for call in (Table.open, open_store, lambda uri: Table.create(uri, SCHEMA)):
         with pytest.raises(TidemarkError) as refused:
             call(written)
-        # The source line of the test itself does not count.
+        # The check ignores the source line of the test itself.
         assert (
             "canary0" not in f"{refused.value} {refused.value!r} {refused.value.context} {refused.value.__context__!r}"
         )

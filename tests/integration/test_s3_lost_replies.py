@@ -1,4 +1,7 @@
-"""When S3 replies over HTTP are lost, cut or refused, the store reports the outcome or that it is unknown."""
+"""S3 replies over HTTP are lost, cut or refused.
+
+The store then reports the outcome, or reports that the outcome is unknown.
+"""
 
 from __future__ import annotations
 
@@ -142,7 +145,7 @@ def test_a_swap_whose_reply_was_lost_and_whose_object_was_replaced_is_unknown(
 
     class Meanwhile(ManualClock):
         def sleep_ms(self, duration_ms: float) -> None:
-            """Read the object of this test and replace it before the store checks it."""
+            """Read the object of this test, and replace it before the store checks the object."""
             super().sleep_ms(duration_ms)
             blob = other.get("k")
             assert blob.data == b"ours"

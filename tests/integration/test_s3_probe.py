@@ -1,4 +1,4 @@
-"""The capability probe refuses a store with the name of the missing capability, and runs only once per store."""
+"""The capability probe refuses a store and names the missing capability. The probe runs only once per store."""
 
 from __future__ import annotations
 

@@ -46,7 +46,10 @@ def uri(s3_server: S3Server) -> str:
 
 @pytest.fixture
 def both(uri: str, monkeypatch: pytest.MonkeyPatch) -> tuple[S3Store, S3Store]:
-    """Return two stores of one location. The first store reads by itself, the second store reads through boto3."""
+    """Return two stores of one location.
+
+    The first store reads with Tidemark's own client. The second store reads through boto3.
+    """
     stores = []
     for more in (False, True):
         if more:

@@ -56,7 +56,7 @@ def test_every_call_costs_the_requests_that_it_says(
 
 
 def test_equal_bytes_have_equal_etags_so_that_a_swap_needs_a_nonce(store: ObjectStore) -> None:
-    # The counterpart of the contract's "an ETag may be a hash of the content".
+    # This test covers the sentence "an ETag may be a hash of the content" of the contract.
     first, second = (store.put(key, b"same", IfAbsent()) for key in ("a", "b"))
     assert isinstance(first, Committed)
     assert first == second

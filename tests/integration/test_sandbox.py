@@ -1,4 +1,7 @@
-"""The query processes: the events that end them, their memory and files, and a call that never ends."""
+"""Tests of the query processes.
+
+They cover the events that end them, their memory and files, and a call that never ends.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +49,7 @@ def table(tmp_path: Path) -> Iterator[Table]:
 
 
 def children() -> list[int]:
-    """Return the query processes that this process has."""
+    """Return the current query processes of this process."""
     found = [each for path in Path("/proc/self/task").glob("*/children") for each in path.read_text().split()]
     return [int(each) for each in found if b"sandbox.worker" in Path(f"/proc/{each}/cmdline").read_bytes()]
 
@@ -265,7 +268,7 @@ def test_limits_hold_for_a_scan_that_has_no_filter(table: Table) -> None:
 
 
 def test_a_query_is_answered_from_its_own_version_limits_and_rows(table: Table, tmp_path: Path) -> None:
-    """Sessions are cached for queries over the same files, and are not used for other queries."""
+    """Sessions are cached. Only queries over the same files use a cached session."""
     other = Table.create(str(tmp_path / "other"), SCHEMA)
     other.append([{"a": 100, "s": "other", "l": []}])
     memory = Table.create("memory://kept-sessions", SCHEMA)
@@ -308,7 +311,7 @@ def test_a_kept_process_that_does_not_wake_is_replaced(
     (first,) = children()
     begin, many = Sandbox.begin, ", ".join(["1"] * 9_000)
 
-    def hit(sandbox: Sandbox, query: Query) -> None:  # called after the check that it is ready
+    def hit(sandbox: Sandbox, query: Query) -> None:  # the sandbox calls this after the check that it is ready
         if first in children():
             os.kill(first, signal_number)
         begin(sandbox, query)
@@ -384,7 +387,7 @@ def test_an_answer_that_arrow_cannot_carry_is_refused(table: Table) -> None:
 
 
 def test_what_a_sandbox_says_is_not_done_here(tmp_path: Path) -> None:
-    """A compromised process can send the name of a function as the name of an error."""
+    """A compromised process can return the name of a function instead of the name of an error."""
     written = tmp_path / "written.csv"
     error = result._raised({"class": "sql", "text": f"COPY (SELECT 1) TO '{written}'"})
     assert isinstance(error, RuntimeError)

@@ -1,4 +1,4 @@
-"""Temporary files of a killed process, which contain text of rows, are removed by the next process."""
+"""The temporary files of a killed process contain text of rows. The next process removes these files."""
 
 from __future__ import annotations
 

@@ -194,7 +194,7 @@ def test_rows_given_without_waiting_are_found_once_they_are_durable_also_by_the_
 
 
 def test_pages_of_equal_scores_are_complete(tmp_path: Path) -> None:
-    """The searches use words, values, or both together with an embedding.
+    """The searches use words, values, an embedding, or words together with an embedding.
 
     The rows are in the log, in generations and in the base, with segments and without.
     """

@@ -63,7 +63,7 @@ def put(table: KeyedTable, numbers: range) -> None:
 
 
 def require_exact(table: KeyedTable, head: Snapshot) -> None:
-    """Check that every search of the base returns the same as a newly built index."""
+    """Check that every search of the base returns the same result as a search of a newly built index."""
     rows = table.base_rows(head)
     for index, query, wanted in (
         ("text", "word1", [each["id"] for each in rows if "word1" in str(each["text"])]),

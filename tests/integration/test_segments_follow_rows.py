@@ -1,4 +1,4 @@
-"""Rows that only move are never indexed again, neither by a compaction nor by the next catch-up."""
+"""Neither a compaction nor the next catch-up indexes a row again if the row only moves."""
 
 from __future__ import annotations
 
@@ -48,7 +48,10 @@ VOCABULARY = [f"word{number}" for number in range(2_000)]
 
 
 def filled(splits: int = 3, rows: int = 20, *, config: TableConfig = CONFIG) -> IndexedTable:
-    """Make a table with rows of every tag in one window, in this many splits without segments."""
+    """Make a table with rows of every tag in one window.
+
+    The rows are in the given number of splits without segments.
+    """
     table = IndexedTable(config=config)
     for split in range(splits):
         table.append(

@@ -40,7 +40,8 @@ def test_a_search_asks_a_bounded_number_of_segments_over_a_hundred_appends() -> 
         assert table.store.requests["get"] - before <= 2 * FACTOR + len(head.translations) + len(head.splits)
         assert found.num_rows
         assert found.equals(search(table.store, replace(head, segments={}), query, index="text", limit=1_000))
-    # Merged segments cover the current rows. The index without a segment keeps the last compactions' translations.
+    # Merged segments cover the current rows. An index without a segment still needs the translations of the last
+    # compactions.
     assert len(head.translations) <= 2
     table.require_exact(head)
 

@@ -14,7 +14,7 @@ ROWS = 1_500
 
 @pytest.fixture(scope="module")
 def by_name() -> dict[str, Data]:
-    """Return the data sets, cut to their first rows. All windows but one are complete."""
+    """Return the data sets, cut to their first rows. All windows except one are complete."""
     return {each.name: replace(each, rows=each.rows.slice(0, ROWS)) for each in datasets()}
 
 

@@ -71,7 +71,7 @@ def moved(root: Path, to: Path) -> Path:
 
 
 def in_a_process_of_its_own(job: str, options: RunOptions) -> dict[str, Any]:
-    """Return the report of a job that cannot join a session and has no Java to start a session."""
+    """Return the report of a job that cannot use a running session. The job also has no Java to start a session."""
     command = [sys.executable, "-m", "jobs", job, *to_arguments(options), "--json"]
     environment = {**os.environ, "JAVA_HOME": "/nowhere", "TIDEMARK_SPARK": "auto"}
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -1,4 +1,7 @@
-"""The step `sort` and `tidemark sort` give each due region its own task and lease, and reads stay the same."""
+"""The step `sort` and `tidemark sort` give each region with pending work its own task and lease.
+
+Reads return the same rows.
+"""
 
 from __future__ import annotations
 

@@ -202,7 +202,7 @@ def test_what_conditions_exclude_starts_no_task(session: SparkSession, many: tm.
 def test_each_part_of_a_query_over_one_frame_has_all_of_its_rows_whatever_spark_would_push(
     session: SparkSession, many: tm.Table
 ) -> None:
-    """With pushdown, Spark would reuse a plan with the conditions of one part in all parts and in the next query."""
+    """With pushdown, Spark would use one part's conditions for all parts of the query, and also for the next query."""
     session.conf.set(PUSHDOWN, "true")
     try:
         frame = load(session, many, columns="n")
@@ -442,7 +442,7 @@ def test_a_table_is_copied_by_a_stream_that_is_killed_and_stopped_again_and_agai
 
 
 def wait_for_commits(table: tm.Table, count: int, ended: Callable[[], int | None]) -> None:
-    """Wait until a table has this many more versions, or until its writer has ended."""
+    """Wait until a table has `count` more versions, or until its writer has ended."""
     wanted = table.refresh().version + count
     while table.refresh().version < wanted and ended() is None:
         time.sleep(0.02)

@@ -1,4 +1,4 @@
-"""A split whose column types differ from the table's types, for example after a copy of files or a lost log.
+"""The column types of a split differ from the table's types, for example after a copy of files or a lost log.
 
 No call of Tidemark writes this split, and a read refuses it. DuckDB would cast every row instead.
 """

@@ -42,7 +42,7 @@ SMALL = QueryLimits(seconds=60, memory_bytes=64 * 2**20, spill_bytes=2**30)
 
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Make a table of one split, and a working directory with a canary, also in DuckDB's default spill folder."""
+    """Make a table of one split. The working directory and DuckDB's default spill folder contain a canary."""
     place = tmp_path / "here"
     (place / ".tmp").mkdir(parents=True)
     (place / ".tmp" / "canary.csv").write_text("canary")
@@ -238,7 +238,7 @@ def test_a_query_writes_nothing(table: Table, tmp_path: Path, form: str, options
 
 
 def asked(source: Source, text: str) -> pa.Table:
-    """Return the answer of a query process that receives the text without a check."""
+    """Send a text to a query process without a check, and return the answer."""
     with source.answer(text, SMALL, spill_bytes=SMALL.spill_bytes) as answer:
         return pa.Table.from_batches(answer, answer.schema)
 
@@ -264,7 +264,7 @@ def test_the_session_of_a_query_cannot_write_even_what_was_not_checked(
 
 
 def _requires_the_rights_that_the_process_gives_up(files: tuple[Path, ...], folder: Path) -> None:
-    """Check the control: a session outside a query process can overwrite the file that it may read."""
+    """Check the control. A session outside a query process can read a file and overwrite the same file."""
     copy = folder / "control.parquet"
     copy.write_bytes(files[0].read_bytes())
     with session(files=[copy]) as connection:
@@ -416,7 +416,7 @@ LARGE = (
     [
         f"('{'[' * 60_000}{']' * 60_000}')::JSON::VARIANT is null",  # this ended the process
         f"variant_extract('{'[' * 60_000}', 'a') is null",
-        f"{'nullif(' * 40}a{', 7)' * 40} = 3",  # each level doubles the binding work
+        f"{'nullif(' * 40}a{', 7)' * 40} = 3",  # each level doubles the work of DuckDB's binder
         f"{'fmod(' * 9}a{', 7)' * 9} = 3",
         f"{'split_part(' * 40}s{', s, 1)' * 40} = 's'",
     ],

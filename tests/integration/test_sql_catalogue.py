@@ -1,4 +1,4 @@
-"""The SQL catalog compared with its log, in SQLite and in PostgreSQL, after failures of either."""
+"""The SQL catalog is compared with its log, in SQLite and in PostgreSQL, after failures of the database or the log."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def at(minutes: int) -> dt.datetime:
 def changed(uri: str, **creating: Any) -> Table:
     """Make a table with splits of four schemas.
 
-    `number` was called `n`, and `text` is the second column of that name.
+    The earlier name of `number` was `n`. `text` is the second column with this name.
     """
     table = Table.create(uri, SCHEMA, **creating)
     days = [dt.date(2026, 1, 1), dt.date(2026, 1, 2), None]

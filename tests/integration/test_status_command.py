@@ -76,7 +76,10 @@ def short() -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Make a folder with three declared tables, two of which exist, and make it the working directory."""
+    """Make a folder with three declared tables, and make this folder the working directory.
+
+    Only two of the tables exist.
+    """
     (tmp_path / "tables").mkdir()
     for name, text in (("events", EVENTS + LANDED), ("web-people", PEOPLE), ("later", LATER)):
         (tmp_path / "tables" / f"{name}.yaml").write_text(text)
@@ -469,7 +472,10 @@ def test_a_run_of_a_check_that_never_began_is_over_once_the_check_was_made(
 
 
 def test_of_a_run_that_was_not_started_the_cause_is_told_and_what_comes_next(instance: DagsterInstance) -> None:
-    """If Dagster's queue or code server ends a run, an earlier event contains the cause, and the failure does not."""
+    """If Dagster's queue or code server ends a run, the failure event does not contain the cause.
+
+    An earlier event contains the cause.
+    """
     key = AssetKey(["web", "compacted"])
     assets = [asset(key=key)(lambda: 1)]
     job = Definitions(assets=assets, jobs=[define_asset_job("compact")]).resolve_job_def("compact")

@@ -51,7 +51,7 @@ def nothing_is_left() -> Iterator[None]:
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> Table:
-    """Make a table of many splits, of which a query opens only the first."""
+    """Make a table of many splits. A query opens only the first splits."""
     monkeypatch.setattr(result, "HELD_BYTES", 1)
     made = Table.create(f"memory://{uuid4()}", SCHEMA)
     for split in range(SPLITS):

@@ -1,7 +1,7 @@
 """The whole life of a table on S3, where no object is a local file, in this process and by jobs in Spark tasks.
 
-Each job runs in its own process, as for users. A Spark session of this process and its Python workers could be older
-than the credentials in the environment.
+Each job runs in its own process, as for users. A Spark session of this process and its Python workers could have
+started before the credentials were in the environment.
 """
 
 from __future__ import annotations

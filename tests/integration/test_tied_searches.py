@@ -1,4 +1,7 @@
-"""A search where many rows have the same score as the last result costs little more than reading its results."""
+"""In a search, many rows may have the same score as the last result.
+
+Such a search costs little more than reading its results.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +65,8 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
         assert found.column("name").to_pylist() == names(word)[1:3]
         whole = [each for each in decoded if each == (ROWS, ("name",))]
         assert len(whole) == (SPLITS if word == WORDS[0] else 0)
-        # For each row that is among the best rows of its split, one page of every column.
+        # A row may be among the best rows of its split. For each of these rows, a search decodes one page of every
+        # column.
         assert sum(len(columns) for rows, columns in decoded if rows <= ROWS_PER_PAGE) <= 3 * SPLITS * len(SCHEMA)
         assert all(rows <= ROWS_PER_PAGE or columns == ("name",) for rows, columns in decoded)
     assert table._kept is not None

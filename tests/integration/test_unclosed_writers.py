@@ -18,7 +18,8 @@ REPOSITORY = Path(__file__).parents[2]
 LOST = "3 rows given with durable=False not known to be durable"
 DROPPED = "dropped without close(), and 3 rows"
 
-# Each end happens in a forked process that ends as programs do. A fork is much faster than a new interpreter.
+# Each case runs in a forked process that ends in the same way as a program. A fork is much faster than a new
+# interpreter.
 PROGRAM = """
 import gc, json, multiprocessing, os, sys, warnings
 from storage_core.write.region.records import WriterOptions

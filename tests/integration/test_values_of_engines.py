@@ -41,7 +41,7 @@ HELD = [
     *("array_value(1.5::float, 2)", "map {'a': 1, 'b': null}", "{'a': 1, 'b': {'c': [date '9999-12-31']}}"),
     *("[uuid '12345678-1234-1234-1234-123456789012']", "map {1: 9::decimal(38, 2)}"),
 ]
-"""DuckDB values that tables and answers support. Other tests of a type use its values as members of sets."""
+"""DuckDB values that tables and answers support. Other tests of a type also put its values into sets."""
 
 _BIG = ("170141183460469231731687303715884105727::hugeint", "'-170141183460469231731687303715884105728'::hugeint")
 _ODD = (
@@ -110,7 +110,7 @@ DOORS: Mapping[str, Callable[[str, str], pa.Table]] = {
 
 
 def require_equal(found: pa.Table, expressions: list[str]) -> None:
-    """Fail unless DuckDB finds the columns equal to these values and formats both in the same way."""
+    """Fail unless DuckDB finds that the columns equal these values. DuckDB must also format both in the same way."""
     with duckdb.connect() as connection:
         connection.execute("SET TimeZone = 'UTC'")
         connection.register("found", found)
@@ -138,7 +138,7 @@ def column_of(integers: list[int], type_: pa.DataType) -> pa.Array:
 
 
 def arrow_columns() -> dict[str, pa.Array]:
-    """Return values of all Arrow types by a description.
+    """Return values of all Arrow types. The key of each entry is a description.
 
     A table accepts the values whose description begins with `held`.
     """

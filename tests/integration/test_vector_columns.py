@@ -209,7 +209,7 @@ def test_a_declaration_that_means_no_vectors_is_refused_with_its_line(
     assert "pages.yaml" in str(caught.value)
 
 
-# Rows in both directions.
+# Writes and reads of embedding columns.
 
 
 def test_what_is_appended_is_read_by_every_way_to_read(uri: str) -> None:

@@ -51,7 +51,7 @@ def listening() -> Iterator[int]:
 
 @pytest.fixture
 def server(listening: int) -> WarmServer:
-    """Return the record of a matching server that runs in this process."""
+    """Return the record of a warm server that runs in this process and that a job can use."""
     found = WarmServer(
         process=holder_of("warm Spark", os.getpid()),
         port=listening,

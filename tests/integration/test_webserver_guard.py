@@ -75,7 +75,10 @@ class Served:
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """Serve Dagster's application with the guard, without a code location, with one declared public host."""
+    """Serve Dagster's application with the guard.
+
+    The application has no code location, and one public host is declared.
+    """
     folder = tmp_path_factory.mktemp("webserver")
     with (
         DagsterInstance.local_temp(str(folder)) as instance,

@@ -1,4 +1,7 @@
-"""An import or a command loads each module only when it is needed, checked in a process without timing."""
+"""An import or a command loads a module only when the module is needed.
+
+The test checks this in a process and measures no time.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Deletes and updates in splits of many row groups: the data they read, the engine they use, the rows they change."""
+"""Deletes and updates in splits of many row groups.
+
+The tests cover the data that is read, the engine, and the changed rows.
+"""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> Table:
 
 
 def require_answer(table: Table, text: str, splits: int, tables: dict[str, Any] | None = None) -> None:
-    """Check that the query answers as DuckDB does, and reads this many splits."""
+    """Check that the query returns the same answer as DuckDB and reads the given number of splits."""
     connection = session()
     for name, rows in {"t": ROWS, **(tables or {})}.items():
         connection.from_arrow(rows).create(name)

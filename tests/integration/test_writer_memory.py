@@ -1,4 +1,7 @@
-"""The memory of a region writer whose callers are faster than its store stays below the limits in its options."""
+"""The callers of a region writer are faster than its store.
+
+The memory of the writer stays below the limits in its options.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +40,10 @@ SCHEMA = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.strin
 
 @dataclass(slots=True)
 class Callers:
-    """Threads that each write a number of batches with their own keys, and repeat refused calls."""
+    """Threads that each write batches with their own keys.
+
+    If the writer refuses a call, the thread repeats the call.
+    """
 
     writer: RegionWriter
     too_fast: threading.Event

@@ -1,12 +1,12 @@
 """Test programs: writers that a test kills, and maintenance that runs concurrently.
 
-`python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input. For each number it forks a
-writer, which is much faster than a new interpreter, and prints the writer's process id. Each thread of a writer has its
-own keys and its own journal in the folder. The thread records each operation in the journal before the operation begins
-and after it is acknowledged.
+`python -m tests.integration.threaded_writer write URI FOLDER` reads numbers from its input. For each number the program
+forks a writer and prints the writer's process id. A fork is much faster than a new interpreter. Each thread of a writer
+has its own keys and its own journal in the folder. The thread records each operation in the journal before the
+operation begins and after it is acknowledged.
 
 `… maintain URI FOLDER` merges, sorts, compacts and collects, each in its own thread. The program ends when the folder
-contains a file `stop` and each thread except the sorter has worked at least once. It then prints the number of times
+contains a file `stop`, but not before each thread except the sorter has worked once. It then prints the number of times
 that each thread has worked. The threads use no leases, so that the test also covers interference between two
 maintenance processes.
 """
@@ -46,16 +46,16 @@ CALLS_OF_A_WRITER = 1_000_000
 PAUSE_S = 0.01
 """The longest pause between two calls of a thread.
 
-Calls may be rare, because only the moments of interruption matter.
+Calls may be rare, because the test only needs different points of interruption.
 """
 
 MAINTAINERS_PAUSE_S = 0.05
 
 READS_OF_LATENESS = 4
-"""A collector's clock is late by this multiple of a read's duration, because a busy machine slows all processes."""
+"""The clock of a collector is late by this number of read durations, because a busy machine slows all processes."""
 
 CERTAIN = ("merged", "compacted", "collected")
-"""Steps that always have work, so that a program waiting for them ends."""
+"""Steps that always have work. A program that waits for these steps therefore ends."""
 
 
 def journal_of(folder: str, writer: int, thread: int) -> Path:
@@ -74,7 +74,7 @@ def write(uri: str, folder: str, number: int) -> None:
 
 
 def write_thread(writer: RegionWriter, folder: str, number: int, thread: int) -> None:
-    """Make random calls on the keys of this thread, each between two lines of the journal."""
+    """Make random calls on the keys of this thread. Write a line to the journal before and after each call."""
     random = Random(f"{number}.{thread}")
     journal = os.open(journal_of(folder, number, thread), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for value in range(number * CALLS_OF_A_WRITER, (number + 1) * CALLS_OF_A_WRITER):
@@ -163,7 +163,7 @@ def compacted(table: KeyedTable) -> bool:
 
 
 def collected(table: KeyedTable) -> bool:
-    """Delete expired objects, with a clock that runs behind by a multiple of the duration of a read."""
+    """Delete expired objects with a clock that is late. The delay is a multiple of the duration of a read."""
     clock = SystemClock()
     began_ms = clock.now_ms()
     Table.open(table.store.uri).scan(consistency="latest").to_arrow()

@@ -1,4 +1,6 @@
-"""The job `compact` with a planted fault in the task of the large window: the driver, and the code of its tasks.
+"""The job `compact` with a planted fault in the task of the large window.
+
+The file contains the driver and the code of its tasks.
 
 Each merge has its own task, even a small merge.
 
@@ -57,7 +59,7 @@ def _is_of(large: int, item: Mapping[str, Any]) -> bool:
 
 
 def _attempt(folder: str) -> int:
-    """Return 1 for the first process that calls this function and 2 for the next."""
+    """Return 1 for the first process that calls this function, 2 for the second process, and so on."""
     number = 1
     while True:
         try:
@@ -84,7 +86,10 @@ def _wait_for(file: Path) -> None:
 
 
 def side_by_side(folder: str, large: int, item: Mapping[str, Any]) -> dict[str, Any]:
-    """Let the large window's task wait for a small window's task, which runs on another one-core executor."""
+    """Let the large window's task wait for a small window's task.
+
+    The small task runs on another executor with one core.
+    """
     small = Path(folder) / "small"
     if _is_of(large, item):
         _wait_for(small)

@@ -32,7 +32,7 @@ from tests.support.scale import scaled
 
 @pytest.fixture(autouse=True, scope="module")
 def few() -> Iterator[None]:
-    """Make two segments of a tier enough for a merge."""
+    """Let a merge start with only two segments of a tier."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(segment_merge, "FACTOR", 2)
         yield
@@ -45,7 +45,10 @@ for narrow, wide in WIDER.items():
 
 
 class AppendTables(ChangingTable):
-    """An append table and its model. `stale` are `Table` objects opened earlier, with the columns of that time."""
+    """An append table and its model.
+
+    `stale` contains `Table` objects that were opened earlier, with the columns of that time.
+    """
 
     @initialize(is_local=st.booleans(), is_ordered=st.booleans())
     def create(self, is_local: bool, is_ordered: bool) -> None:  # drawn
@@ -115,7 +118,7 @@ class AppendTables(ChangingTable):
 
     @rule(data=st.data(), times=st.integers(1, 2))
     def plan_an_ingestion(self, data: st.DataObject, times: int) -> None:
-        """Plan to ingest a file with some columns, some in their narrower type.
+        """Plan to ingest a file with some of the columns. Some columns have their narrower type.
 
         If two plans contain the same file, only one of them is committed.
         """

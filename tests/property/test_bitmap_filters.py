@@ -154,7 +154,8 @@ def _literal(value: Any) -> str:
 def _after(uri: str, steps: list[Any]) -> tuple[Table, list[dict[str, Any]]]:
     """Return the table and its rows after these steps.
 
-    A batch is appended. A number deletes the rows whose ID it divides.
+    If a step is a batch, the table appends it. If a step is a number, the table deletes the rows whose ID is a multiple
+    of it.
     """
     table, rows = Table.create(uri, SCHEMA, indexes=INDEXES), list[dict[str, Any]]()
     count = 0

@@ -28,7 +28,10 @@ HORIZON_MS = HOUR_MS
 
 
 class Collection(RuleBasedStateMachine):
-    """Commits, restores, uploads, tags, checkpoints, collections (some killed) and waits, in any order."""
+    """The events are commits, restores, uploads, tags, checkpoints, collections and waits, in any order.
+
+    Some collections are killed.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -25,7 +25,10 @@ EXACT = ("n", "i", "s", "day", "moment", "naive", "b")
 
 
 class Sample:
-    """Random rows in several chunks, and in DuckDB. Not a dataclass, because Hypothesis would print it."""
+    """Random rows in several chunks.
+
+    The same rows are also in DuckDB. Not a dataclass, because Hypothesis would print it.
+    """
 
     def __init__(self) -> None:
         chance = random.Random(20150517)  # repeatable

@@ -1,7 +1,7 @@
 """For any table, and at any time, an expiry removes exactly the rows of expired windows.
 
-Times are at window edges, before 1970, or null. The expected rows follow in plain Python from the definition in
-docs/architecture/compaction.md.
+Times are at window edges, before 1970, or null. The test computes the expected rows in plain Python from the definition
+in docs/architecture/compaction.md.
 """
 
 from __future__ import annotations

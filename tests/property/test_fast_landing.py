@@ -1,4 +1,6 @@
-"""The fast path of landed text gives the rows and rejections of the exact path, and a batch gives those of its files.
+"""The fast path of landed text gives the same rows and rejections as the exact path.
+
+A batch gives the rows and rejections of its files.
 
 The exact path is the same code without `cast_text` and `read_plain`.
 """

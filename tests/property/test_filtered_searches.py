@@ -1,4 +1,7 @@
-"""A search with a filter, columns and an offset returns the rows that filtering, sorting and cutting all rows gives."""
+"""A search may have a filter, columns and an offset.
+
+It returns the same rows as filtering, sorting and cutting all rows.
+"""
 
 from __future__ import annotations
 

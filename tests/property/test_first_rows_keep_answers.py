@@ -44,7 +44,10 @@ LIMIT = st.tuples(st.integers(0, 6), st.integers(0, 4))
 
 
 def made(splits: list[tuple[dict[str, list[Any]], int, bool]], deleted: set[int], uri: str) -> tuple[Table, pa.Table]:
-    """Return a table of these splits, and its rows that are not `deleted`. Some splits have one value per column."""
+    """Return a table of these splits, and the rows of the splits except the `deleted` rows.
+
+    Some splits have one value per column.
+    """
     table, parts = Table.create(uri, SCHEMA), [SCHEMA.empty_table()]
     for number, (columns, rows, is_alike) in enumerate(splits):
         values = {name: (each[:1] * rows if is_alike else each[:rows]) for name, each in columns.items()}

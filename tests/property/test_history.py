@@ -87,7 +87,7 @@ class History:
         ]
 
     def rewrite(self, which: int, added: pa.Table, dropped: int) -> None:
-        """Replace a split by a split without some of its rows and with some other rows, as a merge does."""
+        """Replace a split as a merge does. The new split lacks some of the rows and has some other rows."""
         live = self.live()
         if live:
             split = live[which % len(live)]
@@ -156,7 +156,10 @@ def test_changes_lead_from_one_version_to_another(
 
 
 def _are_minimal(changed: pa.Table) -> None:
-    """Assert that no commit deletes a row and inserts an equal row, and that its deletes come first."""
+    """Assert that no commit deletes a row and inserts an equal row.
+
+    Also assert that the deletes of a commit come first.
+    """
     for version in set(changed.column(COMMIT_VERSION).to_pylist()):
         mine = changed.filter(pc.equal(changed.column(COMMIT_VERSION), version))
         kinds = mine.column(CHANGE_TYPE).to_pylist()

@@ -76,7 +76,10 @@ VALID: Mapping[str, Any] = {
 }
 """A valid value for each parameter name. Parameters that are not listed keep their default."""
 LEFT_OUT = {"declare", "open", "create", "import_from", "clone", "recall"}
-"""Calls that use other locations, or that measure. The first four calls have their own tests below."""
+"""Calls that the test omits, because they use other locations or measure.
+
+The first four calls have their own tests below.
+"""
 METHODS = sorted(
     name
     for name, method in inspect.getmembers(tm.Table, inspect.isfunction)

@@ -35,7 +35,7 @@ from tests.support.scale import scaled
 SCHEMA = pa.schema([("a", pa.int64()), ("s", pa.string()), ("m", pa.map_(pa.string(), pa.string()))])
 PATTERN = r"^(?P<a>\d+) (?P<s>.*)$"
 TYPED = pa.schema([("a", pa.int64()), ("s", pa.string())])
-# Lines per case. A case has many lines, because each case costs the reading of a whole file.
+# Lines per case. A case has many lines, because each case must read a whole file.
 LINES = 40
 
 scalars = st.one_of(
@@ -74,7 +74,10 @@ def read(data: bytes, format_: LandingFormat, schema: pa.Schema = SCHEMA) -> lis
 
 
 def accounts(blocks: list[Parsed]) -> tuple[int, list[RejectedLine]]:
-    """Return the number of rows, and the rejections. Assert that each has file and reason, and that lines differ."""
+    """Return the number of rows, and the rejections.
+
+    Assert that each rejection has a file and a reason, and that no two rejections have the same line.
+    """
     rejected = [line for block in blocks for line in block.rejected]
     assert all(each.file == "f" and each.reason for each in rejected)
     if blocks and blocks[-1].unreadable:
@@ -104,7 +107,7 @@ def test_every_line_of_json_is_one_row_or_one_rejection(written: list[bytes], zi
 
 
 def _is_true(line: bytes) -> bool:
-    """Return True for a line that every parser accepts: an integer that fits, and text."""
+    """Return True for a line that every parser accepts. Such a line contains an integer in range, and text."""
     try:
         found = json.loads(line, object_pairs_hook=list)
     except (ValueError, RecursionError):
@@ -170,7 +173,7 @@ def _log() -> bytes:
 
 
 def _members(data: bytes) -> bytes:
-    """Return two gzip members, one after the other, that decompress to one text."""
+    """Return two consecutive gzip members that together decompress to one text."""
     half = len(data) // 2
     return gzip.compress(data[:half]) + gzip.compress(data[half:])
 

@@ -186,7 +186,7 @@ def damaged_json(chance: random.Random) -> bytes:
 
 
 def bundle(files: Mapping[str, bytes], segment: IndexSegment, forged: Mapping[str, Any]) -> bytes:
-    """Return a bundle with correct checksums and with `forged` in its directory, or in the entry of its first part."""
+    """Return a bundle with correct checksums. Its directory, or the entry of its first part, contains `forged`."""
     parts: list[dict[str, Any]] = []
     offset = len(HEAD)
     for name, data in files.items():

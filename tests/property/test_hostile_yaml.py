@@ -1,4 +1,4 @@
-"""Any text of a declaration is a valid declaration or a typed refusal with file and line, in linear time."""
+"""Any text of a declaration is valid, or a typed error refuses it with file and line. The check takes linear time."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def bomb(levels: int, width: int) -> str:
 
 
 def chain(levels: int) -> str:
-    """Return lists in which each list contains the list before it by an alias.
+    """Return lists, each of which contains the previous list by an alias.
 
     The text is not nested, but the value is deeply nested.
     """
@@ -70,7 +70,7 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """Return the number of function calls of the action: a repeatable substitute for its time."""
+    """Return the number of function calls of the action. This number replaces its run time, and it is repeatable."""
     count = 0
 
     def profile(_frame: object, event: str, _argument: object) -> None:

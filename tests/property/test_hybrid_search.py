@@ -70,7 +70,7 @@ _names = itertools.count()
 
 @dataclass(frozen=True)
 class Asked:
-    """One search, the way its answer is cut into pages, and the windows of its rankings."""
+    """One search, the page size of its answer, and the windows of its rankings."""
 
     vector: Sequence[float]
     fusion: str

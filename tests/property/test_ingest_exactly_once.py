@@ -1,4 +1,7 @@
-"""In any order of windowed runs, whole runs, crashes and races, each landed row is in the table exactly once."""
+"""Runs for windows, complete runs, crashes and races happen in any order.
+
+Each landed row is then in the table exactly once.
+"""
 
 from __future__ import annotations
 

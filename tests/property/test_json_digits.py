@@ -14,7 +14,7 @@ from storage_core.write.ingest.batch import parse_file
 from storage_core.write.ingest.landing import LandedFile, LandingSpec
 from tests.support.scale import scaled
 
-# The source of a line, and the text that it becomes.
+# The source of a line, and the expected text after the line is read.
 Written = tuple[str, str]
 
 NAMES = ["a", "b-", "\xe9", 'x"', "back\\", ":1.10,", "0.10"]

@@ -1,4 +1,7 @@
-"""A random history in envelopes of Debezium, in shuffled files and random runs, gives the rows of a dictionary."""
+"""A random history in envelopes of Debezium gives the rows of a dictionary.
+
+Its files are shuffled, and its runs are random.
+"""
 
 from __future__ import annotations
 
@@ -24,13 +27,16 @@ between_runs = st.sampled_from(["nothing", "sort", "merge"])
 
 @dataclass
 class Dictionary:
-    """The rows of a table by key, and the orders of its unmerged deletes."""
+    """The rows of a table by key, and the order number of each unmerged delete."""
 
     rows: dict[object, Change] = field(default_factory=dict)
     deleted: dict[object, int] = field(default_factory=dict)
 
     def apply(self, changes: Iterable[tuple[str, int, int, Change]]) -> None:
-        """Apply the changes of one run in their order. A change has no effect if the key had a newer one before."""
+        """Apply the changes of one run in their order.
+
+        A change has no effect if an earlier run had a newer change of the key.
+        """
         known = {key: int(str(row["lsn"])) for key, row in self.rows.items()}
         before = {**self.deleted, **known}
         for op, lsn, key, values in sorted(changes, key=lambda each: each[1]):

@@ -43,10 +43,11 @@ def few() -> Iterator[None]:
 
 
 class KeyedTables(ChangingTable):
-    """A keyed table with a live writer, whose columns are `known`.
+    """A keyed table with a live writer. `known` contains the columns of this writer.
 
-    `base` are the rows of the base. `unmerged` are the records since the last full merge, as functions on rows.
-    `may_be` are the rows that each key had since the last full merge. A partial merge shows one of these rows per key.
+    `base` are the rows of the base. `unmerged` contains the records since the last full merge. Each record is a
+    function on rows. `may_be` contains all rows that each key had since the last full merge. After a partial merge, the
+    base shows one of these rows per key.
     """
 
     @initialize(is_local=st.booleans(), has_regions=st.booleans())
@@ -84,7 +85,10 @@ class KeyedTables(ChangingTable):
         return [*self.base.values()]
 
     def noted(self) -> None:
-        """Also read which records were merged: the base must show a row that the key had since the last full merge."""
+        """Also check which records were merged.
+
+        For each key, the base must show a row that the key had since the last full merge.
+        """
         found = self.table.refresh().scan().to_arrow().to_pylist()
         by_name = {each.name: each.id for each in self.model.columns}
         self.base = {row["id"]: {by_name[name]: plain(value) for name, value in row.items()} for row in found}
@@ -235,7 +239,7 @@ def _deleted(key: int, rows: Rows) -> Rows:
 def _patched(row: Row, none: Row, rows: Rows) -> Rows:
     """Return the row of a key after a patch.
 
-    A missing row starts with nulls and with the defaults of present and future columns.
+    If the row was missing, it starts with nulls and with the defaults of present and future columns.
     """
     return {**rows, row[1]: {**rows.get(row[1], none), **row}}
 

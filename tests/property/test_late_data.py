@@ -61,7 +61,7 @@ class Case:
 
     @property
     def late(self) -> list[Row]:
-        """Return the late rows by the plain definition, one row at a time."""
+        """Return the late rows. This function applies the plain definition to one row at a time."""
         bound = (self.arrived_ms - self.acceptance_ms) * 1000
         return [row for row in self.rows if row[0] is not None and row[0] < bound]
 
@@ -81,7 +81,7 @@ class Case:
 
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
-    """Draw arrivals after 1970 and at its start, so that some bounds lie before 1970."""
+    """Draw arrival times after 1970 and at its start. Some bounds for late rows therefore lie before 1970."""
     arrived_ms = draw(st.sampled_from([1, 90_000, 1_431_857_103_517]))
     acceptance_ms = draw(st.sampled_from([0, 1, 60_000, 3_600_000]))
     bound = (arrived_ms - acceptance_ms) * 1000

@@ -34,7 +34,10 @@ GROUPS = 6
 
 
 class Sample:
-    """Random rows, in Arrow and in DuckDB with their positions. Not a dataclass, because Hypothesis would print it."""
+    """Random rows in Arrow.
+
+    The same rows are in DuckDB, with their positions. Not a dataclass, because Hypothesis would print it.
+    """
 
     def __init__(self, rows: pa.Table) -> None:
         self.rows = rows

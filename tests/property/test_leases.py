@@ -50,7 +50,10 @@ class Maintainer:
 
 
 class Leases(RuleBasedStateMachine):
-    """The rules and the model: the tokens `given` so far, and if the lease object with the last token was `lost`."""
+    """The rules and the model.
+
+    `given` contains the tokens so far, and `lost` is True if the lease object with the last token was lost.
+    """
 
     @initialize()
     def create(self) -> None:
@@ -150,7 +153,7 @@ class Leases(RuleBasedStateMachine):
         except Fenced:
             assert lease.token <= highest, "only a token that is spent or overtaken is refused"
         except (CommitConflict, *FAILURES):
-            pass  # ten lost races, or an unknown outcome, which the invariant checks in the log
+            pass  # the commit lost ten races, or its outcome is unknown and the invariant checks the log
         else:
             assert lease.token > highest
             assert dict(done.snapshot.fences)[RESOURCE] == lease.token

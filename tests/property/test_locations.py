@@ -1,4 +1,6 @@
-"""Any text is either exactly one location, whose URI leads to the same location, or is refused with a typed error.
+"""Any text is exactly one location, or is refused with a typed error.
+
+The URI of the location leads to the same location.
 
 A refusal contains neither credentials nor parameters.
 """

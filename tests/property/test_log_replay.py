@@ -40,7 +40,10 @@ SMALL = st.integers(0, 3)
 
 @pytest.fixture(scope="module", autouse=True)
 def columns() -> Iterator[None]:
-    """Store two or more transactions of a state as columns, in objects that are merged often."""
+    """Store the transactions of a state as columns if there are two or more.
+
+    Merge the objects of these columns often.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(checkpoint_writing, "MOST_LINES", 1)
         patch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 2)
@@ -83,7 +86,7 @@ class LogMachine(RuleBasedStateMachine):
         actions += self._progress(progress, version, deleted)
         if not actions:
             return
-        # A commit that records transactions is planned after the last version that pruned transactions.
+        # If a commit records transactions, its plan must be newer than the last version that pruned transactions.
         since = self.returned[-1].fences.get(PRUNING, 0)
         planned = self.returned[max(since, len(self.returned) - 1 - behind)]
         result = self.log.commit(planned, actions, operation="TEST")

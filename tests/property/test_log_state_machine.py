@@ -1,4 +1,6 @@
-"""Commits of two writers, checkpoints, losses, crashes, restores and time travel against a dictionary, in any order.
+"""Commits of two writers, checkpoints, losses, crashes, restores and time travel happen in any order.
+
+A dictionary is the model.
 
 The dictionary predicts which commits land and which conflict. `TIDEMARK_SCALE` increases the number of steps.
 """
@@ -105,7 +107,8 @@ class LogAgainstADictionary(RuleBasedStateMachine):
         self.plans = [created, created]
         self.landed(Model({}), created)
 
-    # Calls of the writers. Each plans on its snapshot, which the other writer may have outdated.
+    # Calls of the writers. Each writer plans on its own snapshot. The other writer may have made this snapshot
+    # outdated.
 
     @rule(writer=WRITER, count=st.integers(1, 3))
     def append(self, writer: int, count: int) -> None:
@@ -178,7 +181,10 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER)
     def merge(self, writer: int) -> None:
-        """Commit the next generation. The commit conflicts if another merge or a restore came in between."""
+        """Commit the next generation.
+
+        The commit conflicts if another merge or a restore has committed since the plan.
+        """
         seen = self.planned_on(writer)
         after = seen.merged
         actions: list[Action] = [MergedGenerations(region=REGION, generation=after + 1)]
@@ -205,7 +211,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(writer=WRITER, at=st.integers(0, 12), side=st.sampled_from(CrashFault))
     def crash(self, writer: int, at: int, side: CrashFault) -> None:
-        """End an appending process at a request. The next process finds the outcome of the append by its commit ID."""
+        """Kill an appending process at a request. The next process finds the outcome of the append by its commit ID."""
         (name,) = self.fresh(1)
         commit_id = SeededIds(self.seed()).uuid()
         store = FaultStore(self.objects)
@@ -262,7 +268,10 @@ class LogAgainstADictionary(RuleBasedStateMachine):
 
     @rule(pick=PICK, part=st.floats(0, 1))
     def travel(self, pick: int, part: float) -> None:
-        """Open a version by its number, and by any time from its own time to the time of the next version."""
+        """Open a version by its number.
+
+        Also open it by a time between its own time and the time of the next version.
+        """
         version = pick % len(self.versions)
         self.check(self.log.snapshot(version=version), version)
         start = self.times[version]
@@ -301,7 +310,10 @@ class LogAgainstADictionary(RuleBasedStateMachine):
     def commit(
         self, writer: int, actions: list[Action], model: Model | None, requirements: tuple[Requirement, ...] = ()
     ) -> None:
-        """Commit work that leads to `model`, or that conflicts if `model` is None. A refused writer refreshes."""
+        """Commit work that leads to `model`.
+
+        If `model` is None, check that the commit conflicts. A refused writer refreshes.
+        """
         if model is None:
             with pytest.raises(CommitConflict):
                 self.log.commit(self.plans[writer], actions, operation="TEST", requirements=requirements)

@@ -1,4 +1,6 @@
-"""For any order of records, flushes, sorts, merges and compactions, the base is the dictionary: one live row per key.
+"""Records, flushes, sorts, merges and compactions happen in any order.
+
+The base is the dictionary, with one live row per key.
 
 Only the base is compared, by reads at `snapshot`, because such reads do not fold duplicates. Keys are composite, with
 texts and decimals. A table has windows over a key column, or no windows. Patches merge one of its maps.

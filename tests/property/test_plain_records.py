@@ -1,4 +1,4 @@
-"""Typing records by column gives the same result as typing them one by one, for any content from a producer."""
+"""Records get the same types and values by column as one by one. The producer may send any content."""
 
 from __future__ import annotations
 
@@ -189,7 +189,10 @@ def _seen(found: pa.Table) -> str:
 
 
 def _same_as_one_by_one(records: pa.Table, key: tuple[str, ...]) -> pa.Table:
-    """Return the plain records. Assert that typing them one by one rejects no record and gives the same values."""
+    """Return the plain records.
+
+    Assert that the conversion of single records rejects no record and gives the same values.
+    """
     plain = plain_records(records, SCHEMA, key, NONZERO)
     given = records.take(pa.array(plain.positions))
     same = one_by_one(given, SCHEMA, key=key, merged_maps=("tags",), nonzero=NONZERO)

@@ -43,7 +43,8 @@ def test_every_window_converges(load: Ingestion) -> None:
         # Mature splits have at least half the target size or half the rows. In addition, there are late splits.
         by_rows = 2 * size // load.split_bytes * load.split_rows // load.settings.run_rows
         assert count <= 2 * size // TARGET + by_rows + 1 + load.settings.most_files
-    # Each byte is rewritten once per generation and once per window for the run, plus at most ten bytes per late byte.
+    # Each byte is rewritten once per generation, and once for the run of its window. In addition, each late byte costs
+    # at most ten rewritten bytes.
     assert done.write_amplification <= 1 + load.settings.generations + 1 / 0.1 + 1
 
 

@@ -1,6 +1,7 @@
 """After upserts, deletes, merges, sorts, compactions and catch-ups in any order, lookups find the rows of a dictionary.
 
-Lookups and merges use the index for every split that it covers, as if requests had no cost and only bytes counted.
+Lookups and merges use the index for every split that it covers. The test sets the cost of requests to zero, so that
+only bytes count.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def row(key: Key, n: int) -> Row:
 
 
 class Judged:
-    """A table, the expected rows, and the total number of splits for which lookups used the index."""
+    """A table, the expected rows, and the number of splits for which lookups used the index, over all lookups."""
 
     def __init__(self) -> None:
         self.table = KeyedTable(MemoryStore(f"key-index-{next(_names)}")).create(SCHEMA, CONFIG)
@@ -137,7 +138,7 @@ class Judged:
         self.late.append((planned, plan.actions(built)))
 
     def commit(self) -> None:
-        """Commit the last executed catch-up, if there is one and nothing conflicts with it."""
+        """Commit the last executed catch-up, if there is one. Ignore a conflict."""
         planned, actions = self.late.pop() if self.late else (self.table.snapshot, [])
         with suppress(CommitConflict):
             if actions:

@@ -44,7 +44,7 @@ from tests.support.scale import scaled
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 HOUR = 3600
 MOMENTS = [EPOCH + dt.timedelta(microseconds=each) for each in (-3_700_000_000, -1, 0, 1, 1_800_000_000, 3_600_000_000)]
-# The type of each column, and values at which orders, roundings and encodings differ.
+# The type of each column. The values are those at which orders, roundings and encodings can differ.
 POOLS: dict[str, tuple[pa.DataType, Sequence[Any]]] = {
     "n": (pa.int64(), [-(2**63), -(2**53) - 1, -3, -1, 0, 1, 2, 2**53, 2**53 + 1, 2**63 - 1]),
     "i": (pa.int32(), [-(2**31), -1, 0, 1, 16777217, 2**31 - 1]),
@@ -225,7 +225,7 @@ def _described(group: pa.Table, number: int) -> Add:
 
 
 def assert_sound(sample: Sample, predicate: Predicate, matching: set[int]) -> None:
-    """Assert that no split, and no manifest of ten splits, with a matching row is pruned."""
+    """Assert that no split with a matching row is pruned. The same must be true for each manifest of ten splits."""
     pruned = prune_table(sample.files, predicate, schema=WIDE, time_column="moment")
     kept = {number for number, keep in enumerate(pruned.keep.to_pylist()) if keep}
     assert matching <= kept

@@ -1,4 +1,4 @@
-"""Column-based pruning prunes the same splits as a plain loop over splits, values and Python numbers."""
+"""Column-based pruning prunes the same splits as a plain Python loop over splits and values."""
 
 from __future__ import annotations
 
@@ -266,7 +266,10 @@ def compare_may_match(bounds: Bounds, comparison: Comparison, value: object) -> 
 
 
 def decoded(text: str | None, kind: pa.DataType) -> Key | None:
-    """Return the key of a bound. Return None if it is missing, not a value of the type, or out of the type's range."""
+    """Return the key of a bound.
+
+    Return None if the bound is missing, is no value of the type, or is out of the type's range.
+    """
     if text is None or pa.types.is_binary(kind):
         return None
     try:

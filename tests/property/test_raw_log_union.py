@@ -1,8 +1,8 @@
-"""Three damaged stores of one raw log: their union contains the acknowledged records, and every loss is reported.
+"""One raw log has three damaged stores. Their union contains the acknowledged records, and a reader reports every loss.
 
-The oracle is a dictionary of the records that each writer had acknowledged. It also contains the chunks that are intact
-on at least one store. From these records and chunks alone, it computes the records that must be read and the losses
-that must be reported.
+The oracle is a dictionary of the acknowledged records of each writer. The oracle also contains the chunks that are
+intact on at least one store. From these records and chunks alone, the oracle computes the records that must be read and
+the losses that must be reported.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ STORES = 3
 
 @dataclass
 class Written:
-    """The knowledge of the producers: the acknowledged values by writer and chunk number."""
+    """The acknowledged values of the producers, by writer and chunk number."""
 
     chunks: dict[str, dict[int, list[int]]] = field(default_factory=dict)
 
@@ -46,7 +46,10 @@ class Written:
         }
 
     def gaps(self, left: set[tuple[str, int]], listed: set[tuple[str, int]]) -> set[Gap]:
-        """Return the gaps that a reader must report: lost sequence numbers with a later listed chunk."""
+        """Return the gaps that a reader must report.
+
+        A gap is a range of lost sequence numbers before a later listed chunk.
+        """
         found: set[Gap] = set()
         for writer, chunks in self.chunks.items():
             sequence = start = 0
@@ -64,7 +67,10 @@ class Written:
 
 
 def _write(random: Random) -> tuple[MemoryStore, Written]:
-    """Return one store with all records that a few writers had acknowledged, sequential or interleaved."""
+    """Return one store with all acknowledged records of a few writers.
+
+    The writers append one after another, or interleaved.
+    """
     store, clock, written, value = MemoryStore("whole"), ManualClock(), Written(), 0
     logs = [
         RawLog([store], clock=clock, ids=SeededIds(random.getrandbits(32)), limits=RawLimits(segment_ms=1_000))
@@ -82,7 +88,7 @@ def _write(random: Random) -> tuple[MemoryStore, Written]:
 
 
 def _harm(store: MemoryStore, random: Random) -> None:
-    """Remove random stretches, tear and swap the rest, and copy folders together under other names."""
+    """Remove random ranges of objects. Damage, copy or swap some of the remaining objects."""
     keys = sorted(info.key for info in store.list(""))
     for _ in range(random.randint(0, 3)):
         start = random.randrange(len(keys))

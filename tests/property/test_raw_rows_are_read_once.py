@@ -2,7 +2,8 @@
 
 Producers append through open writers, lose replies and repeat records with their own IDs. Copies are lost and healed.
 Distributors, merges and collectors end at any request. Other processes write, alter the schema and delete. After each
-step, every table is compared with its content after a full distribution, and with a model of the appended rows.
+step, the test compares every table with two results. They are its content after a full distribution, and a model of the
+appended rows.
 """
 
 from __future__ import annotations

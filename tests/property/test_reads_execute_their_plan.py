@@ -32,7 +32,7 @@ INDEXES = [
 
 
 class Recording(Elsewhere):
-    """A store that records which bytes of which objects are read."""
+    """A store that records all reads, with the bytes and the object of each read."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -51,7 +51,7 @@ class Recording(Elsewhere):
 
 
 def opened(folder: Path) -> tuple[Table, Recording]:
-    """Return the table in a folder, after reads of its log only, and the recorder of its later reads."""
+    """Return the table in a folder, and the recorder of its later reads. Only the log of the table was read before."""
     store = Recording(folder)
     metered = MeteredStore(store)
     log = TransactionLog(metered, clock=SystemClock(), ids=SystemIds())
@@ -70,7 +70,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a table with large splits, one of them without deleted rows and segments, and one small split."""
+    """Return a table with large splits and one small split. One large split has no deleted rows and no segments."""
     found = tmp_path_factory.mktemp("planned") / "t"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(metadata, "ROWS_PER_GROUP", 500)

@@ -1,4 +1,7 @@
-"""Reads of unmerged records return the rows of a dictionary. Of the base, they keep only changed rows in memory."""
+"""Reads of unmerged records return the rows of a dictionary.
+
+These reads keep only the changed rows of the base in memory.
+"""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ class KeyedTableMachine(RuleBasedStateMachine):
             self.store.deliver()
             self.model[key] = {"tailnum": key, **EMPTY, "seats": 55}
         self.writer = self.table.writer()
-        # The sentinel now occupies the key. A later arrival has no effect.
+        # The sentinel now occupies the key. The entry that arrives later has no effect.
         self.store.deliver()
 
     @invariant()

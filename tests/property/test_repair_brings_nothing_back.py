@@ -38,15 +38,19 @@ DAMAGES = st.lists(
     min_size=1,
     max_size=3,
 )
-# Version 0 and one append come first, so that step numbers equal version numbers. This case repeats a reported one:
-# version 19 restores versions 15 to 18 away. A state and more appends follow, up to version 25.
+# Version 0 and one append come first, so that step numbers equal version numbers. This case repeats a reported defect.
+# Version 19 is a restore that removes the changes of versions 15 to 18. A state and more appends follow, up to version
+# 25.
 BEFORE: list[str | int] = [*["append"] * 13, "checkpoint", *["append"] * 4]
 RESTORED: list[str | int] = [*BEFORE, 14, "append", "checkpoint", *["append"] * 5]
 
 
 @dataclass
 class _Table:
-    """A table with one numbered row per split. A numeric step restores that version. `rows` is indexed by version."""
+    """A table with one numbered row per split.
+
+    A step that is a number restores the version with this number. `rows` is indexed by version.
+    """
 
     store: MemoryStore = field(default_factory=lambda: MemoryStore("restores"))
     clock: ManualClock = field(default_factory=lambda: ManualClock(step_ms=1))

@@ -102,7 +102,8 @@ def test_without_some_versions_every_row_is_there_once(steps: list[Step], lost: 
         table.take(step)
     newest = table.log.snapshot().version
     for version in sorted(lost):
-        # The newest file must not be the only lost file, because its loss looks as if it had never existed.
+        # The newest file must not be the only lost file. Without it, the table looks as if this version had never
+        # existed.
         if version >= newest or data.draw(st.booleans(), label=f"damage version {version}, or lose it"):
             table.store.put(version_key(min(version, newest)), b"damaged", Overwrite())
         else:
@@ -118,7 +119,10 @@ def _keyed_histories(draw: st.DrawFn) -> list[tuple[str, list[str]]]:
 
 
 def _keyed(history: list[tuple[str, list[str]]]) -> tuple[KeyedTable, MemoryStore]:
-    """Return a keyed table after this history. Every write is flushed, and seats number the writes."""
+    """Return a keyed table after this history.
+
+    Every write is flushed, and the value of `seats` is the number of the write.
+    """
     store = MemoryStore("keyed")
     config = TableConfig(primary_key=("tailnum",), checkpoint_interval=3)
     table = KeyedTable(store, clock=ManualClock(step_ms=1)).create(PLANES, config)

@@ -54,7 +54,7 @@ def random_group(chance: random.Random, rows: int) -> pa.Table:
 
 
 class Sample:
-    """Footers of files, and all rows in DuckDB with the number of their file and row group.
+    """Footers of files. DuckDB has all rows, each with the number of its file and row group.
 
     Not a dataclass, because Hypothesis would print every field.
     """

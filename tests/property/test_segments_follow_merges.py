@@ -92,7 +92,10 @@ def row(key: int, text: str | None, tag: str | None) -> dict[str, object]:
 
 
 def require_exact(table: KeyedTable, head: Snapshot, kept: Kept) -> None:
-    """Assert that every search matches a scan, of the base and of all durable records. `kept` is the search cache."""
+    """Assert that every search matches a scan.
+
+    Check the base, and check all durable records. `kept` is the search cache.
+    """
     waiting = capture(table.store, head, include_wal=True)
     records = fold.fold(waiting.above(head), ("id",))
     base = pa.Table.from_pylist(table.base_rows(head), schema=head.schema)

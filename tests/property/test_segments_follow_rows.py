@@ -49,7 +49,7 @@ indexes = st.sampled_from([each.name for each in INDEXES])
 
 
 class MovingRows(RuleBasedStateMachine):
-    """Appends, deletes, merges and catch-ups that commit late, restores and collections."""
+    """Appends, deletes, restores and collections, and merges and catch-ups that commit late."""
 
     def __init__(self) -> None:
         super().__init__()

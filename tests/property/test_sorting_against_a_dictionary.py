@@ -1,8 +1,8 @@
 """For any order of records, flushes, sorts, merges, distributions and restores, each read returns the expected rows.
 
-A sort or a merge may sleep between its work and its commit. A merger can therefore merge a part of the sorted records,
-and a restore can revert this merge. The oracle keeps the operations by generation, and applies the unmerged ones over
-the base.
+Other work may happen between the work of a sort or merge and its commit. A merger can therefore merge a part of the
+sorted records, and a restore can revert this merge. The oracle stores the operations by generation. It applies the
+unmerged operations to the base.
 """
 
 from __future__ import annotations
@@ -204,7 +204,10 @@ class Model:
         return self.over(snapshot, captured.above(snapshot))
 
     def look_up(self, snapshot: Snapshot, latest: Rows) -> None:
-        """Assert that `get_many` finds the existing keys and one missing key above the base."""
+        """Assert that `get_many` finds the existing keys, and finds no row for one missing key.
+
+        Only rows above the base count.
+        """
         keys = [*latest, (8, "none")][-2:]
         wanted = pa.table({"b": pa.array([b for b, _ in keys], pa.int64()), "a": [a for _, a in keys]})
         captured = unmerged.capture(self.table.store, snapshot, include_wal=True)

@@ -1,6 +1,6 @@
-"""Splits whose columns differ from the table's columns, in a different order, some with deleted rows.
+"""The columns of a split may differ from the table's columns and have another order. Some splits have deleted rows.
 
-Queries over any number of such kinds return what DuckDB returns for a native table with the same rows.
+Queries over any number of such splits return what DuckDB returns for a native table with the same rows.
 """
 
 from __future__ import annotations
@@ -62,7 +62,10 @@ QUERIES = (
 
 @st.composite
 def splits(draw: st.DrawFn) -> tuple[pa.Table, set[int]]:
-    """Draw the rows of a split, which lacks some columns and has the rest in any order, and its deleted rows."""
+    """Draw the rows of a split, and its deleted rows.
+
+    The split lacks some columns and has the other columns in any order.
+    """
     names = draw(st.sampled_from([list(TYPES), list(TYPES), draw(st.permutations(list(TYPES)))]))
     names = names[: draw(st.integers(1, len(names)))] if draw(st.booleans()) else names
     count = draw(st.integers(1, 6))

@@ -2,8 +2,8 @@
 
 Statements are made from every function of the engine, at every position of a query. Their arguments lead to a canary
 file, a canary in the environment, a split and a listening socket. Other statements are nested queries, common table
-expressions, statements of other kinds, and all of these as serialized text. Most statements are refused before they
-run. The test asserts that no answer contains a canary, no file changes and no connection arrives.
+expressions, and statements of other kinds. All of these also occur as serialized text. Most statements are refused
+before they run. The test asserts that no answer contains a canary, no file changes and no connection arrives.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A full-text query of words, AND, OR, NOT and signs finds the rows that set operations in plain Python find."""
+"""Full-text queries of words, AND, OR, NOT and signs find the same rows as set operations in plain Python."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ DEFINITION = IndexDefinition("text", "fulltext", ("body",))
 
 @dataclass(frozen=True)
 class Expected:
-    """A query and its expected rows. `bound`: it can be part of a larger query without parentheses."""
+    """A query and its expected rows.
+
+    If `bound` is True, the query can be part of a larger query without parentheses.
+    """
 
     text: str
     rows: frozenset[int]

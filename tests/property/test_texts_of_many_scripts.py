@@ -120,7 +120,10 @@ def escaped(text: str) -> str:
 
 
 def prefixes(tokenizer: str, text: str) -> Iterable[str]:
-    """Return prefixes of a text that can be written before a star: plain characters of one word, or ideographs."""
+    """Return prefixes of a text that a query can have before a star.
+
+    They consist of plain characters of one word, or of ideographs.
+    """
     for size in (2, 3, 7, 41, 250):
         prefix = text[:size]
         is_plain = len(prefix) == size and prefix[0].isalnum() and not set(prefix) & {*"<>[]$-_. \t\r\n\u2028、"}

@@ -1,4 +1,4 @@
-"""If many rows tie with the last row of a page, searches return the rows that sorting and cutting all rows gives."""
+"""Many rows may tie with the last row of a page. Searches return the same rows as sorting and cutting all rows."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ORDERS = [
     ("n", "timestamp/V2"),
     ("n", "name|-timestamp/V2"),
 ]
-"""The first column that orders tied rows (after a time column), and the sort schema of the splits."""
+"""The first column that orders tied rows (after a time column). The second value is the sort schema of the splits."""
 INDEXES = [
     {"name": "words", "kind": "fulltext", "columns": ["text"]},
     {"name": "texts", "kind": "bitmap", "columns": ["text"]},

@@ -152,7 +152,7 @@ def coarsely(patch: pytest.MonkeyPatch) -> None:
 def require_complete_pages(
     answer: Callable[[int, int], pa.Table], rows: Iterable[Mapping[str, Any]], limits: list[int]
 ) -> None:
-    """Assert that pages of any sizes together contain each row once, in one order."""
+    """Assert that pages of any sizes together contain each row once. The order must be the same for all page sizes."""
     whole = answer(1_000, 0).to_pylist()
     assert sorted(row["id"] for row in whole) == sorted(row["id"] for row in rows if row["v"] is not None)
     paged: list[dict[str, Any]] = []

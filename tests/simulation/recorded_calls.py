@@ -48,7 +48,10 @@ def letter(key: str) -> str:
 
 
 class Ledger:
-    """The history of all actors, and the stamp up to which each generation of a region covers the writes."""
+    """The history of all actors.
+
+    For each generation of a region, it also has the last stamp whose writes the generation covers.
+    """
 
     def __init__(self) -> None:
         self.history = History()
@@ -96,7 +99,7 @@ class RecordedWriter:
             self._add(begun, ended, ended, {**dict.fromkeys(keys, value), **dict.fromkeys(deleted)})
 
     def gather(self, keys: Sequence[str], between: Callable[[], object]) -> None:
-        """Put the keys without a wait for durability, call `between`, then wait."""
+        """Put the keys without a wait for durability, and call `between`. Then wait until the keys are durable."""
         value = next(self._ledger.values)
         begun = self._history.stamp()
         self._writer.put([{"tailnum": key, "seats": value} for key in keys], durable=False)
@@ -106,7 +109,7 @@ class RecordedWriter:
         self._add(begun, given, self._history.stamp(), dict.fromkeys(keys, value))
 
     def flush(self) -> None:
-        """Flush all records that were acknowledged before into a generation."""
+        """Flush all records that were acknowledged before this call into a generation."""
         covers = self._history.stamp()
         generation = self._writer.flush()
         mark = Mark(level=Level.COMMITTED, region=self.name, covers=covers, ended=self._history.stamp())
@@ -115,7 +118,7 @@ class RecordedWriter:
             self._ledger.flushed.setdefault(self._writer.region_id, {})[generation] = covers
 
     def read(self, table: Table, keys: Sequence[str]) -> None:
-        """Read as this process does: the writer's buffered records over a view of the durable records."""
+        """Read as this process does. The writer's buffered records are applied over a view of the durable records."""
         begun = self._history.stamp()
         view, records = self._writer.over(lambda: _latest(table, keys))
         rows = fold.apply(view, records, table.config.primary_key)
@@ -143,7 +146,10 @@ class RecordedReader:
         self._history, self._table, self._session = ledger.history, table, session
 
     def read(self, level: Level, way: str, keys: Sequence[str]) -> None:
-        """Read at a level: some keys by `get` (only the first) or `get_many`, all rows by `scan` or `sql`."""
+        """Read at a level.
+
+        `get` reads only the first key, `get_many` reads all keys, and `scan` and `sql` read all rows.
+        """
         begun = self._history.stamp()
         if level is Level.SNAPSHOT:
             self._table.refresh()

@@ -1,4 +1,7 @@
-"""The seeds of a simulation: a default number times `TIDEMARK_SCALE`, or only the seed in `TIDEMARK_SEED`."""
+"""The seeds of a simulation.
+
+Their number is a default times `TIDEMARK_SCALE`, or `TIDEMARK_SEED` selects only one seed.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,8 @@ def naming(seed: int) -> Iterator[None]:
 def run_until_met(simulate: Callable[[int], Mapping[str, int]], wanted: Collection[str], *, first: int = 0) -> None:
     """Run seed after seed until all wanted events have happened. A simulation without events would prove nothing.
 
-    `simulate` returns the number of each event for a seed. The seeds that cause an event can change with the random
-    choices. Some seed always causes the event.
+    For a seed, `simulate` returns the number of occurrences of each event. A change of the random choices can change
+    which seeds cause an event. Some seed always causes the event.
     """
     met: Counter[str] = Counter()
     for seed in range(first, first + MOST_SEEDS):

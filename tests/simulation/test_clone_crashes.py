@@ -1,4 +1,7 @@
-"""A clone ends at every request, on either side. Then there is no table or a complete table. A rerun completes it."""
+"""Kill a clone at each of its requests to the source and to the target.
+
+The target then has no table or a complete table. A rerun completes the clone.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ WAYS = pytest.mark.parametrize("deep", [False, True], ids=["shallow", "deep"])
 
 @cache
 def _source() -> MemoryStore:
-    """Return a source with deleted rows, inline and in an object, and with segments."""
+    """Return a source table with index segments, and with deletion vectors inline and in an object."""
     store = MemoryStore("source")
     table = created(store, CONFIG)
     table.append([row(n, f"h{n % 5}", hour=n % 2) for n in range(4_000)])

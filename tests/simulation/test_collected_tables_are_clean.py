@@ -1,4 +1,4 @@
-"""After any history of a table, collections leave nothing that `fsck` warns about, even if collections are killed.
+"""After a collection, `fsck` reports no warning, even if earlier collections were killed.
 
 When all processes have ended and every horizon has passed, no unneeded object is left.
 """
@@ -29,7 +29,7 @@ HORIZONS_MS = (None, None, 0, HOUR_MS // 2, 3 * HOUR_MS)
 
 
 class Life:
-    """A keyed table and the events of its history, one after another."""
+    """A keyed table, and the random operations on it."""
 
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
@@ -123,6 +123,7 @@ def test_after_any_life_a_deep_check_warns_of_nothing_and_in_the_end_nothing_is_
                     life.findings()
             rows = life.table.rows()
             life.quiet()
-            # Version files below the retained versions stay for the second newest checkpoint. Their splits do not stay.
+            # Version files older than the retained versions stay, because the second newest checkpoint needs them. The
+            # splits of these old versions do not stay.
             assert [each for each in life.findings() if each.kind is not Kind.OLDER_SPLIT_MISSING] == []
             assert life.table.rows() == rows

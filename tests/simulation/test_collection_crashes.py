@@ -1,6 +1,8 @@
-"""A collection of regions ends, or meets another process, at every request. No row is lost or comes back.
+"""Kill a collection of regions at each request, or let another process act before that request.
 
-The one collection deletes what the last merge left behind. It also prunes deleted generations from the region's
+No row is lost or comes back.
+
+The collection deletes the generation that the last merge merged. It also prunes deleted generations from the region's
 manifest (docs/architecture/collection.md).
 """
 
@@ -40,7 +42,7 @@ def _process(store: ObjectStore, seed: int) -> KeyedTable:
 
 
 def _collect(table: KeyedTable) -> None:
-    # Days later: every commit so far is older than the retention, no matter which process made it.
+    # This clock is days ahead, so every commit of any process is older than the retention.
     collect(table.store, table.log, clock=ManualClock(START_MS + 10**9, step_ms=1))
 
 
@@ -51,7 +53,10 @@ def _merge(table: KeyedTable) -> None:
 
 @cache
 def start() -> MemoryStore:
-    """Return a region with two deleted but listed generations, one merged, two waiting, and unflushed records."""
+    """Return a region with five generations and unflushed records.
+
+    Generations 1 and 2 are deleted but still in the manifest, 3 is merged, and 4 and 5 wait for a merge.
+    """
     store = MemoryStore("planes")
     table = _process(store, 1).create(config=CONFIG)
     with table.writer() as writer:
@@ -93,7 +98,7 @@ def trace() -> tuple[str, ...]:
 
 
 class Judged:
-    """Checks each state of a table once. Requests that only read leave the same state."""
+    """Checks each distinct state of a table once. A request that only reads does not change the state."""
 
     def __init__(self) -> None:
         self.states: set[tuple[frozenset[str], int]] = set()
@@ -180,7 +185,7 @@ def test_whatever_somebody_else_does_at_any_request_of_a_collection_no_row_is_lo
         store.at(number, lambda objects=objects: act(objects))  # type: ignore[misc]
         try:
             _collect(_process(store, 2))
-        except CommitConflict:  # without a horizon, the other process takes what this one is about to read
+        except CommitConflict:  # without a horizon, the other process deletes objects that this one will read
             conflicts += 1
         judge(objects)
     assert (conflicts > 0) == (act is _other_collects), "only another collector is in the way"

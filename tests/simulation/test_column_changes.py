@@ -1,6 +1,7 @@
-"""A column change ends at every request, or other processes change columns at every request of a statement.
+"""Kill a column change at each of its requests, or change columns at each request of a statement.
 
-A change is complete or absent. The schema is committed as a whole, and no row depends on the progress of the change.
+A column change is applied completely or not at all. The schema is committed as a whole, and no row depends on the
+progress of the change.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""A compactor ends at every request of a compaction, before and after it takes effect. No row ever changes.
+"""Kill a compactor at each request of a compaction, before or after the request takes effect. No row ever changes.
 
-The put of the version decides. Before it, there are only files that no version names. No reader uses these files, the
-next compaction writes its own files, and the collector deletes them. Another process may delete rows of the inputs
-during the compaction.
+The put of the version file commits the compaction. Before this put, no version refers to the files of the compaction.
+No reader uses these files, the next compaction writes its own files, and the collector deletes them. Another process
+may delete rows of the inputs during the compaction.
 """
 
 from __future__ import annotations
@@ -53,7 +53,10 @@ Numbers = frozenset[int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """A compaction of two windows with `rows` rows each. `deleted` rows are deleted before the run, `later` rows in it.
+    """A compaction of two windows with `rows` rows each.
+
+    `deleted` selects the rows that are deleted before the compaction. `later` selects the rows that are deleted during
+    the compaction.
 
     The compaction reads `inputs` splits, writes `outputs` splits, and writes `vectors` deletion vectors as objects.
     """
@@ -77,7 +80,10 @@ def _few(n: int) -> bool:
 
 
 def _many(n: int) -> bool:
-    """Return True for scattered rows that need a vector object but leave every output below the high delete ratio."""
+    """Return True for scattered rows.
+
+    Their deletion needs a vector object but keeps every output below the high delete ratio.
+    """
     return n * n % 1_009 < 300
 
 
@@ -125,7 +131,7 @@ def start(name: str) -> MemoryStore:
 
 
 def numbers(store: ObjectStore) -> Numbers:
-    """Return the numbers of all rows. Assert that each occurs once and with its original values."""
+    """Return the numbers of all rows. Assert that each row occurs once and has its original values."""
     rows = _process(store, 1_000).base_rows()
     assert all(row == _row(int(str(row["n"])), int(str(row["n"])) % 2) for row in rows)
     found = frozenset(int(str(row["n"])) for row in rows)
@@ -146,7 +152,10 @@ def compact(name: str, store: FaultStore, objects: MemoryStore) -> bool:
 
 @cache
 def trace(name: str) -> tuple[str, ...]:
-    """Return the key of each put of a run without interference. Other requests have an empty key."""
+    """Return one text per request of an undisturbed run.
+
+    The text is the key of a put, or empty for any other request.
+    """
     objects = copy_of(start(name))
     store = FaultStore(objects)
     assert compact(name, store, objects)
@@ -174,7 +183,7 @@ def _compactions(store: ObjectStore) -> int:
 
 
 def _named(snapshot: Snapshot) -> set[str]:
-    """Return the objects of the base that the newest version names."""
+    """Return the keys of the base objects to which the newest version refers."""
     vectors = {add.deleted_rows.path for add in snapshot.splits.values() if add.deleted_rows is not None}
     return {*snapshot.splits, *(path for path in vectors if path is not None)}
 
@@ -187,7 +196,7 @@ def _files(store: ObjectStore) -> set[str]:
 def test_a_compactor_may_end_at_any_request(name: str) -> None:
     decisive = max(number for number, key in enumerate(trace(name)) if _kinds([key]) == [KeyKind.VERSION])
     left: list[tuple[MemoryStore, bool]] = []
-    # A state before a later put, or after a request that only reads, is the state after the put before it.
+    # Only a put changes the state, so the run ends before the first put and after each put.
     first, *_ = puts = [number for number, key in enumerate(trace(name)) if key]
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         objects = copy_of(start(name))
@@ -199,7 +208,8 @@ def test_a_compactor_may_end_at_any_request(name: str) -> None:
         assert _compactions(objects) == committed
         left.append((objects, committed))
     case = CASES[name]
-    # The states include the last split without the delete, and the version.
+    # If rows are deleted during the compaction, one more state has the last split but not the delete. The last state
+    # has the version.
     different = 1 + case.outputs + case.vectors + 1 + (case.later is not None)
     assert len(left) == different, "nothing, each split, each vector, and the version"
     for objects, committed in at_both_ends(left, lambda each: each[0]):

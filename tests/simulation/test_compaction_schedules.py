@@ -1,8 +1,10 @@
-"""Long compactions that run concurrently with writers, merges, deletes and each other. Any may end at any request.
+"""Long compactions that run concurrently with writers, merges, deletes and each other.
 
-The simulation is one thread with a seed for the order of events. A compaction begins, other processes act, and the
-compaction commits much later or never. After every event, the table must match a dictionary. A compaction may only be
-refused if another one committed first, or if nothing of its splits is left.
+Any of these processes may end at any request.
+
+The simulation uses one thread. A seed determines the order of events. A compaction begins, other processes act, and the
+compaction commits much later or never. After every event, the table must match a dictionary. A compaction may conflict
+only if another compaction rewrote its inputs first, or if no input split is live any more.
 """
 
 from __future__ import annotations
@@ -41,12 +43,12 @@ CONFIG = TableConfig(
     gc_horizon_ms=0,
 )
 FEW_ROWS = CompactionSettings(run_rows=50)
-"""In a table with more rows (here every second table), compactions are merges in parts."""
+"""Settings under which a compaction of many rows merges in parts. Every second table uses these settings."""
 
 
 @dataclass(frozen=True, slots=True)
 class Running:
-    """A compaction that has written its splits and committed nothing yet, and the store of its process."""
+    """A compaction that has written its splits but is not committed yet. `store` is the store of its process."""
 
     table: KeyedTable
     store: FaultStore
@@ -94,7 +96,7 @@ class World:
         self.end()
 
     def write(self) -> None:
-        """Write new rows, replacements (sometimes of the whole last batch) and deletes, as one generation."""
+        """Write one generation with new rows, replaced rows (sometimes the whole last batch) and deletes."""
         known = sorted(map(str, self.base.keys() | self.waiting.keys()))
         with self.table.writer() as writer:
             fresh = [f"n{self.random.randrange(10**6):06}" for _ in range(self.random.choice([1, 5, 60]))]
@@ -122,7 +124,7 @@ class World:
             self.waiting = {}
 
     def delete(self) -> None:
-        """Delete rows of the base that no process is about to write, as a statement would."""
+        """Delete random rows of the base, as a statement does. Skip rows that have unmerged changes."""
         known = sorted(map(str, self.base.keys() - self.waiting.keys()))
         deleted = set(self.random.sample(known, min(len(known), self.random.choice([1, 10, 50]))))
         if deleted:
@@ -179,7 +181,7 @@ class World:
         assert len(rows) == len(self.base)
 
     def end(self) -> None:
-        """Assert that nothing waits or is damaged, nothing is left to compact, and only live files are left."""
+        """Merge, compact and collect everything. Assert that the rows are correct and that `fsck` finds no damage."""
         while self.waiting:
             self.merge()
         while self.table.compact() is not None:

@@ -1,8 +1,10 @@
-"""Readers at every level. Before any of their requests, other processes write, flush, merge, sort, compact or end.
+"""Test readers at every consistency level.
+
+Between their requests, other processes write, flush, merge, sort, compact or end.
 
 One thread plays all processes: two writers with one region each, two maintainers, and two readers. Their clocks are
 twenty minutes apart. Stores lose replies, refuse requests, and end processes. A model checks the recorded history of
-all calls and results (`tests.support.consistency`). A seed replays exactly (see `seeds`).
+all calls and results (`tests.support.consistency`). The same seed replays the same run exactly (see `seeds`).
 """
 
 from __future__ import annotations
@@ -71,7 +73,10 @@ class World:
         ]
 
     def run(self) -> None:
-        """Run all processes, then settle everything, read it once more, and check the history."""
+        """Run all processes.
+
+        Then apply the delayed puts, flush, merge, read all keys once more, and check the history.
+        """
         for _ in range(MOVES):
             self.somebody().move()
             if self.random.random() < 0.05:
@@ -90,7 +95,7 @@ class World:
         check(self.ledger.history, letter)
 
     def somebody(self, but: Process | None = None) -> Process:
-        """Return a random process, rarely a maintainer, so that unmerged records exist."""
+        """Return a random process. Maintainers are chosen rarely, so that unmerged records exist."""
         often = [each for each in self.processes[:-2] for _ in range(3)]
         return self.random.choice([each for each in (*often, *self.processes[-2:]) if each is not but])
 
@@ -99,7 +104,7 @@ class World:
         if self.inside or threading.current_thread() is not threading.main_thread():
             return  # regions are read in parallel, and an action in such a thread would not replay
         if any(each.name.startswith("tidemark-prefetch") for each in threading.enumerate()):
-            return  # a prefetch runs, which may or may not find the commit of an action
+            return  # a concurrent prefetch may or may not see the commit of an action
         if self.random.random() < INTERLEAVED:
             self.inside = True
             try:
@@ -108,7 +113,7 @@ class World:
                 self.inside = False
 
     def clean(self) -> None:
-        """Collect all unneeded objects while no process works and no put is delayed, as the horizon guarantees."""
+        """Collect all unneeded objects. As the horizon guarantees, no process works and no put is delayed."""
         for store in self.stores:
             store.deliver()
         table = KeyedTable(self.objects, SeededIds(self.random.getrandbits(32)))
@@ -121,7 +126,7 @@ class World:
 
 
 class Process:
-    """A process that sometimes ends and starts again without memory."""
+    """A process that sometimes crashes. A new process without its memory then replaces it."""
 
     def __init__(self, world: World, *acts: Callable[[Process], None], minutes: int = 0) -> None:
         self.world, self.random, self._acts = world, world.random, acts
@@ -129,7 +134,7 @@ class Process:
         self._begin()
 
     def move(self) -> None:
-        """Make one random action. The process may end in it."""
+        """Make one random action. The process may crash during the action."""
         if self.random.random() < CRASHES:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
         try:
@@ -204,7 +209,7 @@ def maintaining(world: World, minutes: int) -> Process:
 
 
 def reading(world: World, session: str) -> Process:
-    """Return a process that reads some keys or all rows, in the ways that need no session of DuckDB."""
+    """Return a process that reads some or all keys with methods that need no DuckDB session."""
 
     def read(process: Process) -> None:
         level = world.random.choice([Level.SNAPSHOT, Level.COMMITTED, Level.LATEST])
@@ -216,7 +221,7 @@ def reading(world: World, session: str) -> Process:
 
 
 def simulate(seed: int, minutes_apart: int = 10) -> World:
-    """Run one seed. A failure contains the seed."""
+    """Run one seed. The message of a failure contains the seed."""
     world = World(seed, minutes_apart)
     with naming(seed):
         world.run()

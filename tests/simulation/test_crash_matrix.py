@@ -1,7 +1,7 @@
-"""One process ends at every request of every operation, before and after the request takes effect. Others continue.
+"""Kill a process at each request of each operation, before or after the request takes effect. Others continue.
 
-One put decides an operation. Once it took effect, the operation is committed and every reader sees it. Before, no
-reader does. `OPERATIONS` is the table of operations. A new operation is one more entry.
+One put commits an operation. After this put took effect, every reader sees the operation. Before it, no reader sees the
+operation. `OPERATIONS` contains all operations. A new operation needs one more entry there.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Run = Callable[[TransactionLog], object]
 class Operation:
     """An operation of one process on a table. The operations in `before` ran earlier.
 
-    `decides` is the key whose put makes the operation visible. It is None for derived objects that change nothing for
-    readers. `result` is a key that exists when the operation is complete.
+    `decides` is the key whose put makes the operation visible. `decides` is None for an operation that writes only
+    derived objects, because readers see no change. `result` is a key that exists when the operation is complete.
     """
 
     name: str
@@ -62,7 +62,7 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A request of an operation, and the side of the request on which the process ends."""
+    """The number of the request at which the process ends, and whether that request took effect."""
 
     number: int
     side: CrashFault
@@ -242,7 +242,7 @@ def test_a_process_may_end_at_any_request_and_others_go_on(operation: Operation)
 
 
 def table(operation: Operation) -> MemoryStore:
-    """Return a table with a dozen existing splits in two versions, on which `before` has happened."""
+    """Return a table with twelve splits from two commits, after the operations in `before`."""
     store = MemoryStore("table", clock=ManualClock())
     log = log_on(store, seed=1)
     log.create(metadata(TableConfig(checkpoint_interval=9, indexes=(INDEX,))))
@@ -255,7 +255,10 @@ def table(operation: Operation) -> MemoryStore:
 
 
 def reference(operation: Operation, start: MemoryStore) -> tuple[Seen, Seen, list[str]]:
-    """Return the view before and after an operation without interference, and the key of the put of each request."""
+    """Run the operation undisturbed.
+
+    Return the view before and after the operation, and the key of each put. Other requests have an empty key.
+    """
     store = FaultStore(copy_of(start))
     before = seen(start)
     operation.run(log_on(store, seed=2))
@@ -281,7 +284,7 @@ def crashed(operation: Operation, start: MemoryStore, point: Point) -> MemorySto
 
 
 def readers_see(store: MemoryStore, expected: Seen) -> None:
-    """Assert that a reader sees `expected` in every way to open the table, and that it matches the version files."""
+    """Assert that every way to open the table returns `expected`, and that `expected` matches the version files."""
     assert seen(store) == expected
     oracle, log = LogOracle(store), log_on(store, seed=3)
     oracle.check_versions()

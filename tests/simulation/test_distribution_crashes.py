@@ -1,4 +1,7 @@
-"""A distributor ends at every request to a table, or loses every reply. In the end, each row is in the table once."""
+"""Kill a distributor at each request to a table, or lose the reply to that request.
+
+In the end, each row is in the table once.
+"""
 
 from __future__ import annotations
 

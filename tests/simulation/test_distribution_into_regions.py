@@ -1,4 +1,4 @@
-"""Distribution into several regions: a distributor ends anywhere between the regions, and each row is in once."""
+"""Kill a distributor at any point between several regions. Each row is still distributed exactly once."""
 
 from __future__ import annotations
 
@@ -201,7 +201,7 @@ def test_a_region_that_is_lost_to_another_writer_stops_no_region_behind_it() -> 
 
 
 def half_distributed() -> dict[str, ObjectStore]:
-    """Return stores in which one region has its rows and the distributor ended."""
+    """Return the stores after a crash of the distributor between two regions. One region already has its rows."""
     start = given()
     for number in range(1_000):
         stores = copies(start)
@@ -240,7 +240,7 @@ def test_a_spec_whose_end_was_begun_fails_the_table_and_loses_nothing() -> None:
 
 @dataclass
 class _Watching:
-    """Tasks that run a check before they divide."""
+    """Tasks that run a check before each `divide`."""
 
     tasks: Tasks
     look: Callable[[], object]

@@ -1,8 +1,8 @@
 """A month of producers that add, drop, rename and retype fields, send broken lines, and send files again.
 
-Under each declared rule, every line is in the table or in quarantine, every value is stored or counted, each anomaly
-appears in the status, and one alert reports it within two runs. A retry under a mended declaration adds all lines that
-are valid JSON and have an id.
+Under each declared rule, every line is in the table or in quarantine, and every value is stored or counted. The status
+shows each anomaly, and one alert reports the anomaly within two runs. A retry after a correction of the declaration
+adds all lines that are valid JSON and have an id.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Producer:
 
 @dataclass
 class Month:
-    """The month of a table, with the lines that were sent, by id."""
+    """A table during the month. `sent` contains each sent line by id."""
 
     project: Project
     random: random.Random
@@ -113,7 +113,7 @@ class Month:
         assert len(self.project.rejected_texts()) == rejected.total() + self.broken
 
     def unknown_values(self) -> Counter[str]:
-        """Return the number of values of fields that are not columns, in the rows of the table, by field."""
+        """For each field that is not a column, count its values in the lines that are in the table."""
         landed = {row["id"] for row in self.rows()}
         lines = [line for id_, line in self.sent.items() if id_ in landed]
         return Counter(name for line in lines for name in line if name not in KNOWN)
@@ -161,7 +161,7 @@ def _simulate(folder: Path, rule: str, seed: int) -> None:
 
 
 def _anomalies(report: JobReport, found: Looked) -> set[str]:
-    """Return the kinds of alerts that the run needs. The status already shows the anomalies."""
+    """Return the kinds of alerts that the run must cause. Assert that the status already shows the anomalies."""
     assert found.status is not None
     metrics = report.metrics
     drifts = metrics.columns_added + metrics.columns_widened + metrics.fields_ignored + metrics.fields_kept
@@ -186,7 +186,10 @@ def _check_values(month: Month, rule: str) -> None:
 
 
 def _mend(month: Month) -> None:
-    """Declare columns that take every value, and retry the quarantine. Only broken lines and wrong types stay."""
+    """Declare columns wide enough for every value, and retry the quarantine.
+
+    Only broken lines and values of wrong types stay in quarantine.
+    """
     project = month.project
     known = Table.open(project.uri).schema
     wide = [
@@ -207,7 +210,7 @@ def _name(column: Any) -> str:
 
 
 def _misfits(value: object, type_: str) -> bool:
-    """Return whether no widening makes the value fit a column of this type."""
+    """Return True if the value does not fit a column of this type, even after widening."""
     if type_ in ("int32", "int64"):
         return not isinstance(value, int) or isinstance(value, bool)
     if type_ == "double":

@@ -1,8 +1,10 @@
-"""Windows expire in one commit. An expiry is killed or meets another process at any request. No retained row changes.
+"""Windows expire in one commit.
 
-If a compaction commits first, the expiry plans again and removes the outputs of the compaction. If the compaction comes
-second, it conflicts and brings nothing back. Rows that arrive late for an expired window are accepted, and expire with
-the next run.
+At each request of an expiry, kill the expiry or let another process act. No retained row changes.
+
+If a compaction commits first, the expiry plans again and removes the outputs of the compaction. If the compaction
+commits second, the compaction conflicts and restores no expired row. Rows that arrive late for an expired window are
+accepted, and expire with the next run.
 """
 
 from __future__ import annotations
@@ -166,7 +168,7 @@ def _compacts(store: ObjectStore) -> None:
 
 
 def _deletes(store: ObjectStore) -> None:
-    """Delete the one row of every split that is 10 seconds into its window."""
+    """Delete the row of each split whose only row is 10 seconds after the start of its window."""
     table = _process(store, 7)
     adds = [add for add in table.snapshot.splits.values() if read_split(store, add)["id"].to_pylist()[0] >= 10]
     marked = [replace(add, deletionVector=inline([0])) for add in adds]
@@ -192,7 +194,10 @@ def _operations(store: ObjectStore) -> list[str]:
 
 
 def _met(act: Callable[[ObjectStore], None]) -> Iterator[tuple[MemoryStore, bool]]:
-    """Yield a store after an expiry that another process met at one request, and whether that process was first."""
+    """Let another process act at each request of an expiry.
+
+    Yield each resulting store, and whether that process committed first.
+    """
     for number in range(requests()):
         left = copy_of(start())
         store = FaultStore(left)
@@ -223,7 +228,7 @@ def test_a_compaction_that_comes_second_conflicts_and_brings_nothing_back() -> N
     with pytest.raises(CommitConflict, match="no longer live"):
         slow.log.commit(planned, actions, operation="COMPACT")
     assert _rows(store) == _kept(_rows(start()))
-    _compacts(store)  # planned again, it finds what is left
+    _compacts(store)  # a new plan contains only the windows that are left
     assert _rows(store) == _kept(_rows(start()))
 
 
@@ -264,7 +269,7 @@ def test_a_table_that_changes_under_every_attempt_is_left_alone_with_a_conflict(
     store = copy_of(start())
 
     class Busy(ManualClock):
-        """A clock that commits at the start of each attempt, when the job has read the newest version."""
+        """A clock that commits a delete for another process in each attempt, after the job read the newest version."""
 
         job: JobRun[Expire] | None = None
 
@@ -303,7 +308,7 @@ def test_the_files_go_when_no_retained_version_names_them_and_not_before() -> No
 
     def collected(after_ms: int) -> set[str]:
         clock.now += after_ms
-        for _ in range(2):  # the first run notes, the second run deletes
+        for _ in range(2):  # the first run records the files, the second run deletes them
             clock.now += 1
             collect(store, table.log, clock=clock)
         return {key for key in old if not exists(store, key)}

@@ -1,4 +1,6 @@
-"""An erasure ends at any request and runs again. Others commit at any of its requests, or it commits at any of theirs.
+"""Kill an erasure at each of its requests, and run it again.
+
+Also commit another operation at each request of the erasure, and the erasure at each request of another operation.
 
 In every order, the person is out of the table, all other persons are in it, and the report is correct.
 """
@@ -62,7 +64,10 @@ def _forget(made: Forgetful, store: FaultStore | None = None) -> object:
 
 
 def _require_forgotten(made: Forgetful, others: set[int]) -> None:
-    """Fail unless exactly these other persons exist, and nothing of the person is left after all retention periods."""
+    """Assert that exactly the persons `others` exist.
+
+    After all retention periods, no data of the erased person may be left.
+    """
     assert made.numbers() == sorted(others)
     made.report()
     for _ in range(6):
@@ -80,7 +85,7 @@ def _require_forgotten(made: Forgetful, others: set[int]) -> None:
 @pytest.mark.parametrize("kind", ["append", "keyed"])
 def test_it_may_end_at_any_request_and_be_run_again(kind: str) -> None:
     left: list[Forgetful] = []
-    # A state before a later put, or after a request that only reads, is the state after the put before it.
+    # Only a put changes the state, so the run ends before the first put and after each put.
     first, *_ = puts = _puts(kind)
     for number, side in [(first, CrashFault.BEFORE), *((each, CrashFault.AFTER) for each in puts)]:
         made = _copy(kind)
@@ -147,21 +152,21 @@ PERSON = {100, 110}
 
 @pytest.mark.parametrize(("theirs", "kind"), [(name, kind) for name in OTHERS for kind in KINDS[name]])
 def test_others_commit_at_any_of_its_requests(theirs: str, kind: str) -> None:
-    """A row of the conflict table: the erasure is planned again, and both commit."""
+    """Test a row of the conflict table. The erasure plans again, and both operations commit."""
     for number in _deciding(kind):
         made = _copy(kind)
         meanwhile = _At(number, lambda made=made: OTHERS[theirs](made))  # type: ignore[misc]
         _forget(made, FaultStore(made.table_store, watch=meanwhile))
         assert meanwhile.acted
         others = (made.others - GONE.get(theirs, set())) | CAME.get(theirs, set())
-        back = PERSON if theirs == "restore" else set()  # the restored version has the person
+        back = PERSON if theirs == "restore" else set()  # the restored version contains the erased person
         assert {*made.numbers()} - back == others
         require_true(made.opened().forget_report(WHERE), made.places())
         require_sound(made.table_store)
 
 
-# ok: the other operation commits. abort: the other operation commits nothing if the erasure came in between, and is
-# planned again. A commit of an index is aborted only if all rows that it indexed were rewritten.
+# ok: the other operation commits. abort: if the erasure committed in between, the other operation commits nothing and
+# plans again. A commit of an index is aborted only if all rows that it indexed were rewritten.
 OK = ("append", "delete", "forget", "update", "overwrite", "upsert", "restore")
 ABORT = ("compact", "index", "merge", "expire")
 COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
@@ -169,7 +174,7 @@ COLUMN = dict.fromkeys(OK, "ok") | dict.fromkeys(ABORT, "abort")
 
 @pytest.mark.parametrize("mine", COLUMN)
 def test_it_commits_at_any_request_of_others(mine: str) -> None:
-    """A column of the conflict table."""
+    """Test a column of the conflict table."""
     kind, aborted = KINDS[mine][0], 0
     for number in _deciding(kind, mine):
         made = _copy(kind)
@@ -187,7 +192,7 @@ def test_it_commits_at_any_request_of_others(mine: str) -> None:
 
 
 class _At:
-    """A watch that acts once, before the request of this number."""
+    """A `watch` hook that runs an action once, before the request with this number."""
 
     def __init__(self, number: int, act: Callable[[], object]) -> None:
         self._left, self._act = number, act
@@ -202,18 +207,21 @@ class _At:
 
 
 def _through(made: Forgetful, store: FaultStore) -> Forgetful:
-    """Return the same table, with every request through another store."""
+    """Return the same table, but send every request through another store."""
     return Forgetful(made.config, store, [], made.clock, seed=90)  # type: ignore[arg-type]
 
 
 def _deciding(kind: str, name: str = "") -> list[int]:
-    """Return the numbers of the puts that change the table. An action between two acts like one before the second."""
+    """Return the numbers of the puts that change the table.
+
+    An action between two of these puts has the same effect as an action right before the second put.
+    """
     return [number for number, key in _puts(kind, name).items() if decides(key) or scaled(1) > 1]
 
 
 @cache
 def _puts(kind: str, name: str = "") -> Mapping[int, str]:
-    """Return the keys of the puts, by request number: of the erasure, or of the named operation."""
+    """Return the keys of the puts of the named operation (by default the erasure), by request number."""
     made = _copy(kind)
     store = FaultStore(made.table_store)
     beside = _through(made, store)

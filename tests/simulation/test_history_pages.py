@@ -1,7 +1,9 @@
-"""Histories read in pages at random times during other work. The pages must be the records of one read, and must end.
+"""Read histories in pages while other work changes the table.
 
-The oracle is a dictionary of the written rows. A history is compared with a single page of all records, read when the
-history began. That page is compared with the dictionary.
+The pages must end, and together they must equal one read of the whole history.
+
+The oracle is a dictionary of the written rows. The pages of a history are compared with one page of all records that
+was read at the start of the history. That page is compared with the dictionary.
 """
 
 from __future__ import annotations
@@ -104,7 +106,7 @@ class Keyed:
 
 
 class Appended:
-    """An append table with splits of a few rows, one commit each."""
+    """An append table. Each write commits a few rows."""
 
     def __init__(self) -> None:
         self.table = make(config())
@@ -131,7 +133,7 @@ class Appended:
 
 @dataclass(slots=True)
 class Reader:
-    """Reads one history after another, a page at a time, and checks each at its end."""
+    """Reads histories one after another, page by page. It checks each history at its end."""
 
     world: World
     random: Random

@@ -1,4 +1,7 @@
-"""An import ends at every request, before and after it takes effect. After a rerun, every row is in the table once."""
+"""Kill an import at each of its requests, before or after the request takes effect.
+
+After a rerun, every row is in the table once.
+"""
 
 from __future__ import annotations
 

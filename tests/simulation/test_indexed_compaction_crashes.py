@@ -1,6 +1,7 @@
-"""A compaction, catch-up or merge of segments ends at any request, before and after it takes effect.
+"""Kill a compaction, catch-up or segment merge at each request, before or after the request takes effect.
 
-Every search then matches a scan, the next run does the rest, and the collector removes unreferenced files.
+After each kill, every search matches a scan. The next run completes the work, and the collector removes unreferenced
+files.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ Run = Callable[[IndexedTable], object]
 
 @pytest.fixture(autouse=True)
 def few(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Merge two segments of a tier already."""
+    """Let a tier merge as soon as it has two segments."""
     monkeypatch.setattr(segment_merge, "FACTOR", 2)
 
 
@@ -50,7 +51,11 @@ RUNS: Mapping[str, Run] = {
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Return three splits: one is not indexed, one has deleted rows. The splits are compacted if that went before."""
+    """Return a table of three splits.
+
+    One split is not indexed, and one has deleted rows. For a run that follows a compaction, the splits are already
+    compacted.
+    """
     store = MemoryStore("indexed")
     config = replace(CONFIG, indexes=(*CONFIG.indexes, NEAR), version_retention_ms=0, gc_horizon_ms=0)
     if name == "compaction in parts":
@@ -88,7 +93,7 @@ def _judge(left: ObjectStore) -> None:
         compact(table)
         assert all(now >= marks[each] for each, now in watermarks(table.snapshot).items())
         table.require_exact(table.snapshot)
-    for _ in range(4):  # merges make larger segments, which merge later and then need no translations
+    for _ in range(4):  # merged segments merge again later, and then need no translations
         table.catch_up()
     assert all(catch_up.plan(table.snapshot, each).empty for each in marks)
     table.require_exact(table.snapshot)

@@ -1,6 +1,7 @@
-"""A flush or merge of an indexed keyed table ends at any request, before and after it takes effect.
+"""Kill a flush or merge of an indexed keyed table at each request, before or after the request takes effect.
 
-Every search then matches a scan, the next run does the rest, and the collector removes unreferenced files.
+After each kill, every search matches a scan. The next run completes the work, and the collector removes unreferenced
+files.
 """
 
 from __future__ import annotations
@@ -71,7 +72,10 @@ RUNS: Mapping[str, Callable[[KeyedTable], object]] = {"flush": flush, "merge": m
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Return a merged generation, an unmerged one, and a log that changes rows of both, flushed before a merge."""
+    """Return a table with a merged generation, an unmerged generation, and a log that changes rows of both.
+
+    For a merge, the log is flushed.
+    """
     store = MemoryStore("indexed")
     table = table_in(store, 1).create(SCHEMA, CONFIG)
     with table.writer(WriterOptions(segment_rows=1)) as writer:

@@ -1,6 +1,7 @@
-"""A merge, compaction or catch-up of a table with a primary-key index ends at any request, before and after its effect.
+"""Kill a merge, compaction or catch-up of a table with a primary-key index before or after each request.
 
-Every lookup then matches the base, the next run does the rest, and the collector removes unreferenced files.
+After each kill, every lookup matches the base. The next run completes the work, and the collector removes unreferenced
+files.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ RUNS: Mapping[str, Callable[[KeyedTable], None]] = {"merge": merge, "compaction"
 
 @cache
 def start(name: str) -> MemoryStore:
-    """Return splits, all but one covered by the index, and a generation that changes their rows."""
+    """Return a table with a generation that changes rows of its splits. The index covers all splits except one."""
     store = MemoryStore("keyed")
     table = KeyedTable(store, ids=SeededIds(1)).create(PLANES, CONFIG)
     with table.writer(WriterOptions(segment_rows=1)) as writer:

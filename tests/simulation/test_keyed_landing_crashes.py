@@ -1,4 +1,4 @@
-"""A run that lands files in a keyed table ends at any request, and the next run leaves each record applied once.
+"""Kill an ingest into a keyed table at each request. After the next run, each record is applied once.
 
 A record that is applied a second time would overwrite the row that a writer put in between.
 """
@@ -31,7 +31,7 @@ SPECS = pytest.mark.parametrize("order", [None, "lsn"], ids=["in order of files"
 
 
 def given(root: Path, order: str | None) -> KeyedLanding:
-    """Return a table with three regions that has landed rows, and whose next files have puts, a delete and a patch."""
+    """Return a table with three regions and landed rows. Its next files contain puts, a delete and a patch."""
     landing = make_landing(root, replace(KEYED, region_specs=THREE_REGIONS), op="_op", order_by=order)
     landing.land("0", *({"id": key, "name": "old", "lsn": 0} for key in KEYS))
     landing.ingest()
@@ -81,7 +81,7 @@ def test_a_run_may_end_at_any_request(tmp_path: Path, order: str | None) -> None
 
 
 def having(landing: KeyedLanding) -> set[int]:
-    """Return the keys of the regions that have the files of the round."""
+    """Return the row keys whose regions already contain the files of the killed run."""
     snapshot = landing.log.snapshot()
     rows = pa.table({"id": pa.array(KEYS, pa.int64())})
     routed = route(snapshot.table_id, snapshot.config.region_specs[-1], rows)
@@ -134,7 +134,7 @@ def test_files_that_land_after_the_crash_do_not_hide_the_files_before_it(tmp_pat
 
 @pytest.mark.parametrize("more", [False, True], ids=["one run", "one run and a run of a later file"])
 def test_two_runs_that_race_apply_each_record_once(tmp_path: Path, *, more: bool) -> None:
-    """Another run, and perhaps a run of a later file, runs completely at each request of the first run.
+    """At each request of the first run, another run executes completely. With `more`, a run of a later file follows.
 
     The run of the later file removes the names of the earlier files from the regions.
     """

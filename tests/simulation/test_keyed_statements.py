@@ -1,6 +1,7 @@
 """Delete and update of a keyed table change the rows that match now, despite a live writer, a merge or a crash.
 
-A row that was written during the statement is matched by its new values. A row that is put later comes back.
+If a row is written during the statement, the statement matches its new values. A deleted row exists again if it is put
+later.
 """
 
 from __future__ import annotations
@@ -136,7 +137,10 @@ def test_a_statement_that_matches_nothing_claims_nothing() -> None:
 @pytest.mark.parametrize("regions", [False, True])
 @pytest.mark.parametrize("name", STATEMENTS)
 def test_a_live_writer_goes_on_and_is_never_judged_by_what_it_replaced(name: str, regions: bool) -> None:
-    """At any request of the statement, the writer puts rows, which come before or after the statement."""
+    """A writer puts rows at each request of the statement.
+
+    These rows count as written before or after the statement.
+    """
     act, model = STATEMENTS[name]
     instant = 0
     for instant in draws.instants(f"{name}, {regions}"):

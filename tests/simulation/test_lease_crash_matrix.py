@@ -1,8 +1,8 @@
-"""A maintainer ends at every request of its lease calls and commits, before and after the request takes effect.
+"""Kill a maintainer at each request of its lease calls and commits, before or after the request takes effect.
 
-The lease calls are acquire, take over, renew, look, release and break. In every case, the next maintainer gets the
-resource with a higher token after the lease has run out, and its commit lands. The work of the dead maintainer is in
-the log exactly if its version file exists.
+The lease calls are acquire, take over, renew, look (check that the lease is held), release and break. After the lease
+expires, the next maintainer always gets the resource with a higher token, and its commit succeeds. The work of the dead
+maintainer is in the log exactly if its version file exists.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Step = Callable[[TransactionLog, Lease], object]
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """The call that ends in the middle: `run` under an existing lease, or the acquisition itself."""
+    """The call during which the process ends. It is `run` under an existing lease, or the acquisition itself."""
 
     name: str
     run: Step | None
@@ -87,7 +87,10 @@ def test_a_maintainer_may_end_at_any_request_and_the_next_one_goes_on(case: Case
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """A dead process: its requests from `first` on, and its lease, if it got one."""
+    """A dead process.
+
+    `first` is the index in `trace` of the first request of the case. `lease` is its lease, if it got one.
+    """
 
     trace: list[str]
     first: int
@@ -127,7 +130,7 @@ def the_next_one_goes_on(objects: MemoryStore, before: Ended) -> None:
     assert head.version == (2 if landed else 1)
     deleted = [removal(path.rpartition("/")[2].removesuffix(".parquet")) for path in head.splits]
     log.commit(head, [*deleted, split("next"), lease.fence], operation="M", requirements=[lease.requirement])
-    if before.lease is not None:  # as if it were paused and not dead
+    if before.lease is not None:  # it commits late, as if it had only been paused
         with pytest.raises(Fenced):
             commits(log_on(objects, seed=9), before.lease, "late")
     lease.release()

@@ -1,8 +1,8 @@
 """Several writers commit to one log over faulty stores, and the log must match the results that the writers got.
 
 The stores lose replies, refuse or delay requests, return wrong listings, and end processes. One thread plays all
-writers. Before any request of one writer, the seed may let another writer do a whole piece of work, or let a delayed
-put arrive. A seed replays exactly:
+writers. Before any request of a writer, the seed may run another writer for one piece of work, or apply a delayed put.
+The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -105,7 +105,10 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(slots=True)
 class World:
-    """A table, its writers, and their results: the version of each acknowledged commit, the IDs of refused commits."""
+    """A table, its writers, and the results that they got.
+
+    `acknowledged` maps each commit ID to its version and work, and `refused` contains the IDs of refused commits.
+    """
 
     seed: int
     random: Random = field(init=False)
@@ -155,7 +158,7 @@ class World:
     def between_requests(self) -> None:
         """Let other processes act before a request goes through."""
         if threading.current_thread() is not threading.main_thread():
-            return  # one of several parallel reads, whose order does not follow the seed
+            return  # the seed does not determine the order of parallel reads
         if self.moves < MOVES and self.random.random() < INTERLEAVED:
             self.let_somebody_work()
         if self.random.random() < INTERLEAVED:
@@ -182,7 +185,7 @@ class World:
         return planner(self.random, f"w{self.names}", snapshot)
 
     def write_splits(self, work: Work) -> None:
-        """Write the files, which comes before the commit."""
+        """Write the split files of the work. A writer does this before the commit."""
         for action in work.actions:
             if isinstance(action, Add):
                 self.objects.put(action.path, b"rows", Overwrite())
@@ -207,7 +210,7 @@ class World:
         self.hinted = version
 
     def check(self) -> None:
-        """Check the log against the results of the writers, and every way of opening it against its version files."""
+        """Compare the log with the results of the writers, and every way to open the log with its version files."""
         self.oracle.check_versions()
         pending = {work.commit_id: work for writer in self.writers for work in writer.pending}
         for version in self.oracle.read()[1:]:
@@ -229,14 +232,17 @@ class World:
             assert log.find_commit(commit_id) == self.acknowledged[commit_id][0]
 
     def check_restored(self, version: int, work: Work) -> None:
-        """Assert that a version has the content that the restore named."""
+        """Assert that the restored version has the content of the version that the restore selected."""
         versions = self.oracle.read()
         assert rows_of(versions[version].state) == rows_of(versions[work.planned.version].state)
         assert versions[version].state["table"]["metadata"] == versions[work.planned.version].state["table"]["metadata"]
 
 
 class Writer:
-    """A process that commits, reads and checkpoints. After a crash, the next process settles the commits in doubt."""
+    """A process that commits, reads and checkpoints.
+
+    After a crash, the next process resolves the commits with unknown outcome.
+    """
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -265,14 +271,14 @@ class Writer:
             self.do()
         except Crash:
             self.start()
-            # A table that the dead process opened reads through its dead store.
+            # A snapshot that the dead process opened would still read through the dead store.
             self.snapshot = TransactionLog(self.world.objects).snapshot()
         finally:
             self.store.clear_script()
             self.busy = False
 
     def do(self) -> None:
-        """Settle a commit in doubt, or do new work."""
+        """Resolve a commit with unknown outcome, or do new work."""
         if self.pending and self.random.random() < 0.7:
             self.resolve(self.random.choice(self.pending))
             return
@@ -280,7 +286,7 @@ class Writer:
         self.random.choices(chores, (12, 4, 2, 2, 1, 0.5))[0]()
 
     def commit(self) -> None:
-        """Commit work that was planned on a snapshot that may be old."""
+        """Commit work. The snapshot on which the work was planned may be old."""
         if self.random.random() < 0.5:
             self.open()
         work = self.reading(lambda: self.world.plan(self.snapshot))
@@ -343,7 +349,7 @@ class Writer:
             self.attempt(Work(kind=RESTORE, planned=target, actions=(), commit_id=commit_id))
 
     def committed(self, work: Work, result: CommitResult) -> None:
-        """Record a success: the version exists, or, for repeated transactions, all of them are recorded."""
+        """Record a success. Either the version exists, or all its repeated transactions are already recorded."""
         version = self.world.oracle.find(result.commit_id)
         if version is None:
             assert result.already_committed, "acknowledged, but not there"
@@ -363,7 +369,10 @@ class Writer:
         self.check_seen(result.snapshot)
 
     def check_refusal(self, work: Work, error: TidemarkError) -> None:
-        """Assert that a conflict is correct: something that the work relies on is removed, or ten races were lost."""
+        """Assert that a conflict is correct.
+
+        Either an object that the work needs was removed, or the commit lost ten races.
+        """
         if "attempts to commit lost" not in str(error) and work.kind in {"APPEND", "COMPACT", "REMOVE", "DELETE"}:
             assert work.is_outdated(self.world.oracle.read()[-1].state), f"a false conflict: {error}"
 
@@ -376,7 +385,7 @@ class Writer:
         self.pending = [each for each in self.pending if each.commit_id != commit_id]
 
     def resolve(self, work: Work) -> None:
-        """Find the outcome of a commit in doubt. If it is nowhere, commit it again under the same ID."""
+        """Find the outcome of a commit. If no version contains the commit, commit it again under the same ID."""
         known = work.commit_id
         assert known is not None
         found = self.reading(lambda: self.log.find_commit(known) or NOWHERE)
@@ -411,7 +420,7 @@ class Writer:
         return snapshot
 
     def check_seen(self, snapshot: Snapshot) -> None:
-        """Assert that a snapshot is correct as far as it can be read. Its splits are read when they are used."""
+        """Assert that the readable part of a snapshot is correct. Its splits are read only when they are used."""
         assert snapshot.timestamp == self.world.oracle.read()[snapshot.version].timestamp
         if self.random.random() > LOOKED_AT:
             return
@@ -429,7 +438,7 @@ class Writer:
             return None
 
     def checkpoint(self) -> None:
-        """Write the state of a version that may be old."""
+        """Checkpoint the snapshot of the writer, which may be old."""
         try:
             self.log.checkpoint(self.snapshot)
         except (Unavailable, CommitUnknown):
@@ -443,7 +452,7 @@ class Writer:
 
 
 def simulate(seed: int) -> World:
-    """Run one seed. A failure contains the seed."""
+    """Run one seed. The message of a failure contains the seed."""
     world = World(seed)
     with naming(seed):
         world.run()
@@ -489,5 +498,5 @@ def rows_of(state: State) -> dict[str, int]:
 
 
 def history(store: FaultStore) -> list[tuple[str, str, int, str]]:
-    """Return the outcome of each request, without the order of parallel reads."""
+    """Return the requests with their outcomes, sorted, because the order of parallel reads varies."""
     return sorted((each.request.kind, each.request.key, each.request.repeat, each.step or "") for each in store.trace)

@@ -1,7 +1,8 @@
-"""A merger ends at every request of a merge, before and after it takes effect. The rows are merged exactly once.
+"""Kill a merger at each request of a merge, before or after the request takes effect. The rows are merged exactly once.
 
-The put of the version decides. Before it, readers see the old base, and after it the merged base. A later process finds
-one of the two, never a part, and never two live rows of a key. The result is that of a merge without interference.
+The put of the version file commits the merge. Readers see the old base before this put, and the merged base after it. A
+later process finds either the old base or the merged base. It never finds a partial merge or two live rows of one key.
+The result is the same as without the kill.
 """
 
 from __future__ import annotations
@@ -33,7 +34,10 @@ def _plane(name: str, seats: int) -> Row:
 
 @cache
 def start() -> MemoryStore:
-    """Return a base of three splits and two generations that put, patch and delete rows, and empty one split."""
+    """Return a base of three splits, and two generations that put, patch and delete rows.
+
+    The generations delete all rows of one split.
+    """
     store = MemoryStore("planes")
     table = KeyedTable(store).create()
     with table.writer() as writer:
@@ -69,7 +73,10 @@ def _base(store: ObjectStore) -> Rows:
 
 @cache
 def reference() -> tuple[Rows, Rows, tuple[str, ...]]:
-    """Return the base before and after a merge without interference, and the key of the put of each request."""
+    """Run a merge undisturbed.
+
+    Return the base before and after the merge, and the key of each put. Other requests have an empty key.
+    """
     store = FaultStore(copy_of(start()))
     before = _base(start())
     assert _process(store, 2).merge() is not None

@@ -1,4 +1,4 @@
-"""A publication of a mirror ends at every request, or meets another one or the collector.
+"""Kill a publication of a mirror at each request, or run another publication or the collector at that request.
 
 The mirror stays correct.
 """
@@ -63,7 +63,10 @@ def _config(mirrors: Mirrors) -> TableConfig:
 
 @cache
 def _start(mirrors: Mirrors, name: str = "copy") -> MemoryStore:
-    """Return a published table that changed later. A mirror belongs to one location, so copies keep this name."""
+    """Return a published table that changed later.
+
+    A mirror belongs to one location, so copies of the store keep its name.
+    """
     store = MemoryStore(name)
     table = created(store, _config(mirrors))
     table.append([row(n, f"h{n % 3}", hour=n % 2) for n in range(60)])
@@ -83,14 +86,14 @@ def _publish(mirrors: Mirrors, store: ObjectStore, seed: int = 7) -> object:
 
 
 def _instants(mirrors: Mirrors) -> range:
-    """Return some request numbers of a publication, all of them with SCALE."""
+    """Return some request numbers of a publication. With a large `SCALE`, return all of them."""
     requests = FaultStore(copy_of(_start(mirrors)))
     _publish(mirrors, requests)
     return range(0, len(requests.trace), max(1, 4 // scaled(1)))
 
 
 def _require_sound(mirrors: Mirrors, store: ObjectStore) -> None:
-    """Assert that the mirror shows each version once, and exactly its existing files."""
+    """Assert that the mirror shows each version once, with exactly its files, and that these files exist."""
     table, versions = opened(store, 998), mirrors.versions(store)
     assert versions == sorted({*versions}) != []
     for each in versions:
@@ -251,7 +254,7 @@ def test_old_metadata_goes_and_a_lost_hint_costs_a_listing() -> None:
 
 
 def _published_each_hour(mirrors: Mirrors, hours: int) -> Dated:
-    """Return a table with an append and a publication per hour, collected some hours later."""
+    """Return a table with one append and one publication per hour. The collector ran some hours later."""
     store = Dated()
     created(store, _config(mirrors))
     for number in range(hours):

@@ -1,7 +1,7 @@
 """Two collections of one table overlap, and the older one is paused for any time. Each succeeds or conflicts.
 
-A paused collection may have lost its lease long ago. Another collection may have removed what it read first. This is
-not damage, and advice to run `fsck` would be wrong (`undisturbed`).
+A paused collection may have lost its lease long ago. Another collection may have removed objects that the paused
+collection had read. Such a missing object is not damage, so the advice to run `fsck` would be wrong (`undisturbed`).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ HORIZON_MS = 60_000
 TAG = "kept"
 LONGEST_BURST = 60
 AHEAD_MS = 2 * START_MS
-"""A constant time after all clocks of the processes, for all objects, so that equal runs leave equal bytes."""
+"""The constant time of all objects, later than all process clocks. Equal runs therefore leave equal bytes."""
 
 
 def _plane(name: str, seats: int) -> Row:
@@ -50,7 +50,7 @@ def _process(store: ObjectStore, seed: int, clock: ManualClock | None = None) ->
 
 
 def _collect(store: ObjectStore, seed: int, clock: ManualClock | None = None) -> None:
-    # Days later: every commit so far is older than the retention, no matter which process made it.
+    # This clock is days ahead, so every commit of any process is older than the retention.
     table = _process(store, seed, clock or ManualClock(START_MS + 10**9, step_ms=1))
     collect(store, table.log, clock=table.clock)
 
@@ -93,7 +93,7 @@ def start(horizon_ms: int) -> MemoryStore:
 
 
 def _rows(seats: int) -> dict[object, Row]:
-    """Return the rows of the table after `a` and `b` last got this many seats."""
+    """Return the expected rows after the last write gave `a` and `b` this number of seats."""
     return {name: _plane(name, n) for name, n in {"a": seats, "b": seats, "c": 7, "d": 7, "tail": 8}.items()}
 
 
@@ -101,7 +101,7 @@ TAGGED = [_plane("a", 1), _plane("b", 1)]
 
 
 class Judge:
-    """Checks each distinct table that a run leaves: no needed object was deleted."""
+    """Checks each distinct table after a run. No needed object may be missing."""
 
     def __init__(self) -> None:
         self.seen: set[frozenset[str]] = set()
@@ -121,7 +121,7 @@ class Judge:
 
 
 class Outcomes:
-    """Counts the outcomes of collections. Any other error fails the test."""
+    """Counts the collections that succeed and the collections that conflict. Any other error fails the test."""
 
     def __init__(self) -> None:
         self.well = self.conflicts = 0
@@ -149,9 +149,9 @@ def _goes_on_and_collects(store: ObjectStore) -> int:
 
 
 def _goes_on_and_collects_later(store: ObjectStore) -> int:
-    """Collect later. By its clock, the paused collection retains a version whose generations are deleted.
+    """Collect later. By its own clock, the paused collection still retains a version whose generations are deleted.
 
-    The version was superseded after that time.
+    The version was superseded after the time of that clock.
     """
     for seats in (11, 12):
         _go_on(store, seats, ManualClock(START_MS + 2 * 10**9, step_ms=1))
@@ -167,7 +167,7 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
     act: Callable[[ObjectStore], int],
 ) -> None:
     judge, outcomes, seats = Judge(), Outcomes(), [2]
-    again = repeatable(act)  # a collection reads for long before it changes anything
+    again = repeatable(act)  # a collection makes many reads before its first change
     step = 2 if scaled(1) == 1 else 1
     for instant in count(PAUSES.index(act) % step, step):
         objects = copy_of(start(0), clock=ManualClock(AHEAD_MS))
@@ -182,9 +182,11 @@ def test_a_collection_that_is_paused_at_any_request_ends_well_or_with_a_conflict
 
 
 class EachLook:
-    """A `watch` of a collection. After each read of the waiting generations, it merges and collects them.
+    """A `watch` of a collection.
 
-    It then adds other waiting generations, so that no look at the table shows the effect of the look before.
+    After each read of the waiting generations, the hook merges and collects these generations.
+
+    The hook then adds new waiting generations, so that it can disturb the next read in the same way.
     """
 
     def __init__(self, store: MemoryStore) -> None:
@@ -218,9 +220,9 @@ def test_a_collection_whose_every_look_is_disturbed_ends_with_a_conflict() -> No
 
 
 class Turns:
-    """Gives the requests of several processes turns in bursts, as a seed decides.
+    """Lets several processes make requests in turn. A seed decides the order and the number of requests per turn.
 
-    A process that has used up its burst waits at its next request, so only one process runs at a time.
+    A process whose turn has ended waits at its next request, so only one process runs at a time.
     """
 
     def __init__(self, seed: int, names: Sequence[str]) -> None:
@@ -255,14 +257,14 @@ class Turns:
 
 
 def _overlap(seed: int) -> Outcomes:
-    """Let two collectors and all other processes take turns at one table."""
+    """Run two collectors and a process that writes and merges, in turns, on one table."""
     clock = ManualClock(step_ms=1)
     objects, outcomes = copy_of(start(HORIZON_MS), clock=clock), Outcomes()
 
     def go_on(store: ObjectStore) -> None:
         for seats in (11, 12, 13):
             _go_on(store, seats, clock)
-            clock.sleep_ms(2 * HORIZON_MS)  # no upload of this process waits for its commit now
+            clock.sleep_ms(2 * HORIZON_MS)  # this process has no uncommitted upload now
 
     def collect_often(store: ObjectStore) -> None:
         for again in range(4):

@@ -1,4 +1,7 @@
-"""A raw-log collector ends at every request, or loses every reply. No row is lost, and no expired chunk is left."""
+"""Kill a raw-log collector at each request, or lose the reply to that request.
+
+No row is lost, and no expired chunk is left.
+"""
 
 from __future__ import annotations
 
@@ -40,14 +43,17 @@ def _board(stores: dict[str, ObjectStore], seed: int = 1) -> Board:
 
 
 def _copies() -> dict[str, MemoryStore]:
-    """Return copies with the same age, in stores with one clock, which a collection moves."""
+    """Return copies of the stores. All copies have the same age, and share one clock that a collection moves."""
     found = start()
     CLOCK.now = START_MS
     return {name: copy_of(found[name], name, CLOCK) for name in NAMES}
 
 
 def judge(stores: dict[str, MemoryStore]) -> None:
-    """Assert that undistributed rows exist, a new table meets no gap, and another run completes the work."""
+    """Assert that undistributed rows still exist, and that a new table finds no gap.
+
+    Then assert that another run completes the work.
+    """
     history = union([stores["one"], stores["two"]])
     assert (history.missing, [ref.number for ref in history.chunks if ref.number > _reached(stores, ref.writer)]) == (
         [],

@@ -58,7 +58,10 @@ class Told:
     refused: set[int] = field(default_factory=set)
 
     def check(self, history: History) -> None:
-        """Compare with the readers' values: each at most once, in order, and none that was surely not written."""
+        """Compare these results with the values of readers.
+
+        Each value occurs at most once, in order, and no refused value occurs.
+        """
         found = values(history)
         assert len(set(found)) == len(found)
         assert [value for value in found if value not in self.unknown] == self.acknowledged
@@ -99,7 +102,7 @@ def append(log: RawLog, first: int, count: int, told: Told) -> bool:
     return True
 
 
-# A process that ends at every request.
+# Kill a process at each request.
 
 
 def _life(stores: list[FaultStore], clock: ManualClock, told: Told, *, seed: int, first: int) -> None:
@@ -136,7 +139,7 @@ def test_whatever_request_a_writer_ends_at_what_was_acknowledged_is_there_once(
     stores[at].at(number, fault)
     clock, told = ManualClock(), Told()
     _life(stores, clock, told, seed=1, first=0)
-    # A dead optional store stops no writer. A dead mandatory store ends the writer during one call.
+    # A failed optional store does not stop a writer. A failed mandatory store ends the writer during one call.
     assert len(told.unknown) == (0 if at == 2 else 2)
     clock.now += 1
     _life([FaultStore(each) for each in inner], clock, told, seed=2, first=100)

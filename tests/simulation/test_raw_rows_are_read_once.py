@@ -27,7 +27,7 @@ from tests.support.raw_reads import RAW, READS, TABLES, Answer, RawReads, by_his
 
 @cache
 def start() -> RawReads:
-    """Return stores with distributed and merged rows, a newer waiting row of the same key, and repeated IDs."""
+    """Return stores with distributed and merged rows, newer rows of the same keys, and repeated IDs."""
     reads = RawReads.create()
     _append(reads, 1, [1, 2, 3, 4], "first row", at=START_MS)
     reads.board().distribute(Terms(closed_after_ms=0))
@@ -105,7 +105,10 @@ def distribute_and_collect(own: RawReads, name: str) -> None:
 
 
 def break_off_write_and_merge(own: RawReads, name: str) -> None:
-    """End when the regions have the rows but the log does not record it. Then add a newer row, and merge everything."""
+    """Crash after the regions have the rows, but before the log records the distribution.
+
+    Then add newer rows, and merge everything.
+    """
     ending = FaultStore(own.stores[name])
     for _ in range(2):
         ending.on_put("_transaction_log/", CrashFault.BEFORE)
@@ -120,8 +123,8 @@ def break_off_write_and_merge(own: RawReads, name: str) -> None:
 ACTS = (distribute, distribute_and_merge, distribute_and_collect, break_off_write_and_merge)
 USUAL = ("by_scan", "by_keys", "by_history")
 OTHERS = sorted(READS.keys() - {*USUAL})
-# The table of several regions has each action with each usual read. For the other tables, each action and each read is
-# in at least one case.
+# The table of several regions is tested with each pair of an action and a usual read. For the other tables, each action
+# and each read occurs in at least one case.
 CASES = [
     *product(["parts"], ACTS, USUAL),
     *product(["users"], ACTS, ["by_scan"]),
@@ -163,7 +166,7 @@ def _after(act: Callable[[RawReads, str], None], name: str) -> Answer:
 
 
 def _becomes(reads: RawReads, done: RawReads) -> None:
-    """Copy the objects of the other stores into each store."""
+    """Make each store of `reads` equal to the store of the same name in `done`."""
     for name, store in reads.stores.items():
         before, after = contents(store), contents(done.stores[name])
         store.delete(sorted(before.keys() - after.keys()))

@@ -1,8 +1,10 @@
-"""A sorter ends, or meets another process, at every request of a sort. Acknowledged rows exist exactly once.
+"""Kill a sorter at each request of a sort, or let another process act before that request.
 
-The put of the region's manifest decides. Before it, there are only files that nothing references. After it, the sorted
-generation replaces its inputs. A writer, distributor, merger, sorter or collector that continues finds one of the two
-states.
+Acknowledged rows exist exactly once.
+
+The put of the region's manifest commits the sort. Before this put, no object refers to the new files. After it, the
+sorted generation replaces its inputs. Every process that continues (writer, distributor, merger, sorter or collector)
+finds one of these two states.
 """
 
 from __future__ import annotations
@@ -77,7 +79,10 @@ def _sort(table: KeyedTable) -> bool:
 
 @cache
 def trace() -> tuple[str, ...]:
-    """Return the key of the put of each request of a sort without interference."""
+    """Return one text per request of an undisturbed sort.
+
+    The text is the key of a put, or empty for any other request.
+    """
     store = FaultStore(copy_of(start()))
     assert _sort(_process(store, 2))
     return tuple(each.request.key if each.request.kind == "put" else "" for each in store.trace)

@@ -1,7 +1,9 @@
-"""A statement ends at every request, before and after it takes effect. The statement is done completely or not at all.
+"""Kill a statement at each of its requests, before or after the request takes effect.
 
-The same is true if the store does not report the outcome of the commit. A repeated statement is done once if it must be
-done once.
+The statement is done completely or not at all.
+
+The same is true if the store does not report the outcome of the commit. A statement that must be applied once is
+applied once, even if it is repeated.
 """
 
 from __future__ import annotations
@@ -41,7 +43,7 @@ WORK: Mapping[str, Callable[[Table], object]] = {
 
 @cache
 def _start() -> MemoryStore:
-    """Return a table of two hours with a split each, one of which has deleted rows."""
+    """Return a table with one split for each of two hours. One split has deleted rows."""
     store = MemoryStore("statements")
     table = created(store, replace(CONFIG, gc_horizon_ms=0, version_retention_ms=0))
     table.append([row(n, f"h{n % 5}", hour=n % 2) for n in range(ROWS)])

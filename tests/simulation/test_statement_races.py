@@ -1,7 +1,7 @@
-"""Another process commits at any request of a statement, or a statement commits at any request of another change.
+"""Let another process commit at each request of a statement, or the statement at each request of the other process.
 
-The first commit comes first. The table is the result of the commits in the order of the log. The conflict table of
-statements lists all pairs, and every cell is a test.
+The result must equal the effect of the commits in the order of the log. The conflict table of statements contains all
+pairs, and each cell is one test.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def _expire(table: Table) -> None:
 
 
 def _restore(table: Table) -> None:
-    """Restore the first rows, before any were deleted."""
+    """Restore version 1, which has the first rows, before any delete."""
     restore(table.log, table.log.snapshot(version=1))
 
 
@@ -137,8 +137,8 @@ OTHERS: Mapping[str, tuple[str, Act, Model]] = {
     "ingest": ("INGEST", _ingest, lambda rows: [*rows, *LANDED]),
 }
 
-# ok: both commit, in either order, or mine is planned again. abort: mine commits nothing if theirs came
-# in between. If two processes ingest one file, the second finds it done.
+# ok: both commit, in either order, and mine may plan again. abort: if theirs committed in between, mine commits
+# nothing. If two processes ingest one file, the second process finds nothing to do.
 TABLE = """
 mine \\ theirs  | delete | delete an hour | update | overwrite | upsert | append | compact | index | expire | restore | upkeep | sort schema | columns | window | rewindow | ingest
 delete         | ok     | ok             | ok     | ok        | ok     | ok     | ok      | ok    | ok     | ok      | ok     | ok          | ok      | ok     | ok       | ok
@@ -160,7 +160,10 @@ ingest         | ok     | ok             | ok     | ok        | ok     | ok     
 
 @cache
 def _repeatable(name: str) -> Callable[[ObjectStore], None]:
-    """Return the other action, computed once for the same objects. Most requests of a statement only read."""
+    """Return the other action.
+
+    Its effect is computed once for equal objects, because most requests of a statement only read.
+    """
 
     def act(store: ObjectStore) -> None:
         OTHERS[name][1](opened(store, 5))
@@ -183,7 +186,10 @@ def _rows_at_start() -> list[list[Row]]:
 
 @cache
 def _start(*, has_new_windows: bool) -> MemoryStore:
-    """Return two hours of two splits each, with deleted and indexed rows, and shorter windows if requested."""
+    """Return a table of two hours with two splits each, deleted rows and indexed rows.
+
+    With `has_new_windows`, new windows are shorter.
+    """
     store = MemoryStore("statements")
     config: TableConfig = replace(CONFIG, retention_ms=RETENTION_MS)
     table = created(store, config)
@@ -198,9 +204,9 @@ def _start(*, has_new_windows: bool) -> MemoryStore:
 
 
 def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str]) -> None:
-    """Fail unless the table is the result of its commits on the rows at the start, in their order.
+    """Apply the commits in log order to the rows at the start, and assert that the table has the resulting rows.
 
-    Two commits of the same operation may come in either order. They do the same, or the rows do not show the order.
+    Two commits of the same operation may be in any order, because both orders give the same rows.
     """
     rows: Sequence[Row] = [each for part in _rows_at_start() for each in part if each["n"] not in (8, 9)]
     models: dict[str, list[Model]] = {}
@@ -210,7 +216,7 @@ def _require_expected(store: ObjectStore, since: Snapshot, order: Sequence[str])
     history = [entry for entry in opened(store, 50).history() if entry.version > since.version]
     for entry in reversed(history):
         known = models[entry.operation]
-        # A compaction may commit several times. It plans again for settings that changed during the run.
+        # A compaction may commit several times. It plans again if the settings changed during the run.
         rows = (known[0] if entry.operation == "COMPACT" else known.pop(0))(rows)
     names = opened(store, 51).schema.names
     assert rows_of(store) == kept([{name: each.get(name) for name in names} for each in rows])

@@ -1,4 +1,7 @@
-"""A distributor of records with IDs ends at every request, or loses every reply. In the end, each ID is one record."""
+"""Kill a distributor of records with IDs at each request, or lose the reply to that request.
+
+In the end, each ID is one record.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,10 @@ def _append(stores: dict[str, MemoryStore], numbers: list[int], *, seed: int, at
 
 @cache
 def start() -> dict[str, MemoryStore]:
-    """Return IDs of two writers in two stores, some in both. A first round distributed some of them."""
+    """Return two raw stores with records of several writers.
+
+    Some records are in both stores. A first round distributed some of the records.
+    """
     stores = {name: MemoryStore(name) for name in NAMES}
     _board(dict(stores), 1).create(users="n")
     _append(stores, [1, 2], seed=1, at=START_MS + 20, places=["one", "two"])

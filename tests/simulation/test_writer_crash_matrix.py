@@ -1,8 +1,8 @@
-"""A writer process ends at every request of its claim, appends and flushes, before and after the request takes effect.
+"""Kill a writer at each request of its claim, appends and flushes, before or after the request takes effect.
 
-The oracle is a dictionary that contains the calls that returned. The call during which the process ended exists
-completely or not at all, and that does not change later. Another writer then continues, flushes and merges. No row
-exists twice, no row is invented, and no older value replaces a newer one.
+The expected rows are a dictionary with the effects of all calls that returned. The call during which the process ended
+takes effect completely or not at all. This outcome does not change later. Another writer then continues, flushes and
+merges. No row exists twice, no row is invented, and no older value replaces a newer one.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ NEVER_BY_ITSELF = 10**12
 
 @dataclass(slots=True)
 class Process:
-    """A process that writes, and its results. `sure` has acknowledged calls, `perhaps` also has the running call."""
+    """A process that writes, and its results.
+
+    `sure` contains the rows after the acknowledged calls. `perhaps` also includes the effect of the running call.
+    """
 
     table: KeyedTable
     sure: Rows
@@ -87,7 +90,7 @@ class Process:
             self.sure = self.perhaps
 
     def end(self) -> None:
-        """End all threads of the process, and collect the error about the rows that were never written."""
+        """End all threads of the process, and ignore the errors about rows that were never written."""
         for end in (self.writer.close, self.writer.sync) if self.writer is not None else ():
             with suppress(Crash, Exception):
                 end()
@@ -112,7 +115,7 @@ def first_day(process: Process) -> None:
 
 
 def takeover(process: Process) -> None:
-    """Replay the records of another writer, write over them, and flush both."""
+    """Take over the region of another writer, change some of its records, and flush the records of both writers."""
     process.claim()
     process.put("a", "tail", seats=10)
     process.delete("merged")
@@ -121,7 +124,10 @@ def takeover(process: Process) -> None:
 
 
 def in_passing(process: Process) -> None:
-    """Write rows without a wait for durability, in one entry with others, and flush them by the automatic flush."""
+    """Write rows without waiting for durability.
+
+    Several calls share an entry, and the automatic flush flushes the rows.
+    """
     process.claim(WriterOptions(linger_ms=NEVER_BY_ITSELF, flush_rows=3))
     process.put("a", seats=1, durable=False)
     process.put("a", "b", seats=2, durable=False)
@@ -136,7 +142,7 @@ def nothing_before(_: KeyedTable) -> Rows:
 
 
 def a_life_before(table: KeyedTable) -> Rows:
-    """Return rows of a merged generation, a flushed one, and an entry that is in no generation."""
+    """Write a merged generation, a flushed generation, and an unflushed WAL entry. Return the rows."""
     with table.writer() as writer:
         for name in ("merged", "flushed", "tail"):
             writer.put([{"tailnum": name, "seats": 7}, {"tailnum": "a", "seats": 7}])
@@ -175,7 +181,10 @@ def test_a_writer_may_end_at_any_request_and_what_it_acknowledged_is_there_once(
 def run_until_crash(
     script: Callable[[Process], None], start: ObjectStore, known: Rows, point: tuple[int, CrashFault] | None
 ) -> tuple[MemoryStore, int, Process]:
-    """Run the script on a copy until the process ends. Return the objects left, the requests, and the known results."""
+    """Run the script on a copy until the process ends.
+
+    Return the remaining objects, the number of requests, and the process with its results.
+    """
     left = copy_of(start)
     store = FaultStore(left)
     process = Process(KeyedTable(store, ids=SeededIds(2)), known, known)

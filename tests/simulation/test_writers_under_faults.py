@@ -3,10 +3,11 @@
 The stores lose replies, refuse or delay requests, and end processes. A merger takes the region from a writer that it
 considers dead. A writer that is alive continues under its own epoch.
 
-One thread plays all processes. Before any request of one process, the seed may let another process do a whole piece of
-work, or let a delayed put arrive. The clocks differ by ten minutes. The oracle is a set of dictionaries: the possible
-contents of the table after the acknowledged calls, with or without the calls of unknown outcome. A claim settles these
-calls permanently. A call under a lost epoch is never acknowledged and never visible. A seed replays exactly:
+One thread plays all processes. Before any request of a process, the seed may run another process for one piece of work,
+or apply a delayed put. The clocks differ by ten minutes. The expected result is a set of possible table contents. Each
+of them includes all acknowledged calls, and all, some or none of the calls of unknown outcome. A claim decides
+permanently which of these calls took effect. A call under a lost epoch is never acknowledged and never visible. The
+same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -78,7 +79,7 @@ def _quiet(caplog: pytest.LogCaptureFixture) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Possible:
-    """A possible content of the table, and the calls of unknown outcome that it counts as written."""
+    """A possible content of the table. `written` contains the numbers of the calls that this content includes."""
 
     known: frozenset[tuple[str, Plane]]
     written: frozenset[int]
@@ -94,7 +95,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.random = Random(seed)
         self.objects = MemoryStore("planes", clock=ManualClock(step_ms=1))
-        # Every region counts as idle at once, so a merger usually fences a writer that is alive.
+        # Every region counts as idle immediately, so a merger usually fences a writer that is alive.
         config = TableConfig(primary_key=("tailnum",), idle_after_ms=0)
         table = KeyedTable(self.objects, ids=SeededIds(seed)).create(config=config)
         self.region = region_of(table.snapshot.table_id)
@@ -143,7 +144,7 @@ class World:
         return frozenset((str(name), (each["seats"], each["model"])) for name, each in found.items())  # type: ignore[misc]
 
     def begin(self, change: Change, epoch: int) -> int:
-        """Record that a call may take effect from now on, unless another writer has taken its epoch before."""
+        """Record that a call may take effect from now on, unless its epoch is already lost."""
         self.calls += 1
         manifest = read_latest(self.objects, self.region)
         if epoch == self.epoch or (manifest is not None and manifest.idle_epoch == epoch):
@@ -163,17 +164,17 @@ class World:
         self.tell("refused")
 
     def claimed(self, epoch: int) -> None:
-        """Record a claim, which settles all calls in doubt: the visible content is the actual content."""
+        """Record a claim. It decides all calls of unknown outcome, so only the visible content remains possible."""
         self.tell("claimed")
         if epoch < self.epoch:
-            return  # another claim came between this claim and its return
+            return  # another claim succeeded before this claim returned
         self.epoch = epoch
         seen = self.read()
         self.possible = {each for each in self.possible if each.known == seen}
         assert self.possible, "a claim does not see what was acknowledged, or sees more"
 
     def claimed_again(self, epoch: int) -> None:
-        """Record that a writer may have reclaimed the region from a merge during a call."""
+        """Record a higher epoch, if the writer reclaimed the region from a merger during a call."""
         if epoch > self.epoch:
             self.tell("claimed again")
             self.epoch = epoch
@@ -206,7 +207,7 @@ class Process:
         self.table = KeyedTable(self.store, ids=SeededIds(self.random.getrandbits(32)), clock=self.clock)
 
     def move(self) -> None:
-        """Do one piece of work. The process may end in it."""
+        """Do one piece of work. The process may crash during this work."""
         if self.random.random() < CRASHES:
             self.store.at(len(self.store.trace) + self.random.randrange(8), self.random.choice(list(CrashFault)))
         writes = [self.put, self.put, self.patch, self.delete, self.reset]
@@ -281,12 +282,15 @@ class Process:
             self.world.claimed_again(self.writer.epoch)
 
     def drop_writer(self, chance: float) -> None:
-        """Drop the failed writer, with this probability. If it is used again, it raises the same error."""
+        """Drop the failed writer with the probability `chance`.
+
+        If the writer is used again, it raises the same error.
+        """
         if self.random.random() < chance:
             self.writer = None
 
     def flush_idle(self) -> None:
-        """Flush records that a writer left, or has not flushed yet."""
+        """Flush the records of a dead writer, or of a writer that has not flushed them yet."""
         with suppress(Unavailable, CommitUnknown):
             if self.table.flush_idle():
                 self.world.tell("flushed")
@@ -299,7 +303,7 @@ class Process:
 
 
 def simulate(seed: int) -> World:
-    """Run one seed. A failure contains the seed."""
+    """Run one seed. The message of a failure contains the seed."""
     world = World(seed)
     with naming(seed):
         world.run()

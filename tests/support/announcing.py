@@ -1,4 +1,4 @@
-"""A landing location on the S3 server of the tests, whose files an SQS queue of the same server announces."""
+"""A landing location on the S3 server of the tests. An SQS queue of the same server announces its files."""
 
 from __future__ import annotations
 
@@ -39,7 +39,10 @@ def queue_client(server: S3Server, region: str = REGION) -> Any:
 
 
 def s3_event(bucket: str, key: str, *, name: str = "ObjectCreated:Put", **about: object) -> dict[str, Any]:
-    """Return the message that S3 sends for a new object. `about` has its size and ETag, if they are known."""
+    """Return the message that S3 sends for a new object.
+
+    `about` contains the size and ETag of the object, if they are known.
+    """
     found = {"key": quote_plus(key, safe="/"), **about, "sequencer": "0055AED6DCD90281E5"}
     record = {"eventSource": "aws:s3", "eventName": name, "s3": {"bucket": {"name": bucket}, "object": found}}
     return {"Records": [record]}
@@ -49,7 +52,7 @@ def s3_event(bucket: str, key: str, *, name: str = "ObjectCreated:Put", **about:
 class AnnouncedPlace:
     """A table, its landing location and its queue.
 
-    Each file has one row, whose id is given. Files are announced only by `announce`.
+    Each file has one row with a given id. Only `announce` announces files.
     """
 
     server: S3Server

@@ -1,4 +1,4 @@
-"""Batches of one landed file each, so that a window with rows of several files gets several splits to compact."""
+"""Put each landed file in its own batch, so that a window with rows of several files gets several splits."""
 
 from __future__ import annotations
 

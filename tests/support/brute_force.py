@@ -11,7 +11,7 @@ Row = Mapping[str, Any]
 
 
 def distance(metric: str, query: Sequence[float], vector: Sequence[float]) -> float:
-    """Return the distance in 64-bit arithmetic between the 32-bit values of both embeddings."""
+    """Return the distance between two embeddings of 32-bit values, computed in 64-bit arithmetic."""
     asked, given = (np.asarray(each, np.float32).astype(np.float64) for each in (query, vector))
     match metric:
         case "l2":

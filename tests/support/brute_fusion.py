@@ -13,7 +13,7 @@ Ranked = list[tuple[float, Row]]
 
 
 def by_prefixes(rows: Iterable[Row], prefixes: Sequence[str], *, column: str, order: Callable[[Row], Any]) -> Ranked:
-    """Rank rows by the number of prefixes that match one of their words, such as the prefixes of `eb* tid*`."""
+    """Rank rows by the number of prefixes (as in `eb* tid*`) that match a word of the row."""
     scored = [
         (float(sum(any(word.startswith(each) for word in (row[column] or "").split()) for each in prefixes)), row)
         for row in rows
@@ -38,7 +38,10 @@ def fused(
     window: int,
     growth: int,
 ) -> list[dict[str, Any]]:
-    """Return all rows of the rankings in the form of a search result, from windows that grow. `id` identifies a row."""
+    """Return all rows of the rankings as a search returns them.
+
+    The search window grows until it contains all rows. `id` identifies a row.
+    """
     answer: dict[int, dict[str, Any]] = {}
     while True:
         cut = {name: ranking[:window] for name, ranking in rankings.items()}

@@ -1,4 +1,4 @@
-"""The queries of a catalog, answered by three sides: the log, a catalog of the log, and a dictionary."""
+"""The queries of a catalog. Three implementations answer them: the log, a catalog of the log, and a dictionary."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class Side(Protocol):
 
 @dataclass(frozen=True)
 class OfTheLog:
-    """The answers of the code that plans reads, compactions and expiry."""
+    """Answers the queries with the code that plans reads, compactions and expiry."""
 
     log: TransactionLog
 
@@ -115,7 +115,7 @@ class OfTheLog:
 
 @dataclass(frozen=True)
 class OfACatalogue:
-    """The answers of a catalog, read in pages of a few rows."""
+    """Answers the queries from a catalog, in pages of a few rows."""
 
     catalog: Catalog
     uri: str
@@ -166,7 +166,7 @@ class OfACatalogue:
 
 @dataclass
 class ByHand:
-    """The answers of a dictionary to which all actions of all versions were applied."""
+    """Answers the queries from a dictionary to which all actions of all versions were applied."""
 
     log: TransactionLog
     splits: dict[str, Add] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class ByHand:
     version: int = -1
 
     def caught_up(self) -> ByHand:
-        """Apply the versions that exist by now, and return the dictionary."""
+        """Apply all new versions, and return this object."""
         while (actions := read_version(self.log.store, self.version + 1)) is not None:
             before = dict(self.splits)
             for action in actions:

@@ -33,7 +33,7 @@ Kept = tuple[object, ...]
 
 
 def row(n: int, host: str | None = "h", *, hour: int = 0, x: float | None = None) -> Row:
-    """Return a row whose time is a second in one of the hours after `START`."""
+    """Return a row whose time is `hour` hours and `n % 3600` seconds after `START`."""
     return {"at": START + dt.timedelta(hours=hour, seconds=n % 3600), "host": host, "n": n, "x": x}
 
 

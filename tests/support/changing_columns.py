@@ -59,7 +59,7 @@ class Column:
     required: bool = False
 
     def value(self, row: Row) -> Any:
-        """Return the value of the column for a row. The row maps column IDs to values as of its write."""
+        """Return the value of the column for a row. The row maps column IDs to the values at the time of its write."""
         found = row.get(self.id, self.default)
         return found if found is None else shown(found, self.type)
 
@@ -96,7 +96,9 @@ class Model:
         self.dropped[column.id] = column
 
     def restore(self, columns: Sequence[Column], *, is_keyed: bool) -> None:
-        """Restore the columns of an older version. A column keeps its widest type since then, even if it was dropped.
+        """Restore the columns of an older version.
+
+        Each column keeps the widest type that it had since that version, even if it was dropped.
 
         A required column that was dropped in the meantime becomes optional if records may have been written without it.
         """
@@ -111,7 +113,7 @@ def _as_wide(column: Column, now: Column) -> Column:
 
 
 def shown(value: Any, type_: str) -> Any:
-    """Return the form in which a column of this type returns a value of this or of a narrower type."""
+    """Return a value as a column of this type returns it. The value has this type or a narrower type."""
     if type_.startswith("timestamp") and not isinstance(value, dt.datetime):
         zone = dt.UTC if type_ == "timestamp" else None
         return dt.datetime(value.year, value.month, value.day, tzinfo=zone)
@@ -119,7 +121,7 @@ def shown(value: Any, type_: str) -> Any:
 
 
 def values(column: Column) -> st.SearchStrategy[Any]:
-    """Return values of a column. Each 32-bit float has an exact 64-bit value."""
+    """Return values of a column. Each float is the same number in 32 and in 64 bits."""
     known = [each for each in VALUES[column.type] if each != 0.1]
     found = st.sampled_from([*known, *([BEYOND[column.type]] if column.type in BEYOND else [])])
     return found if column.required else st.none() | found
@@ -151,7 +153,7 @@ def matching(rows: pa.Table, condition: str) -> list[int]:
 
 
 def conditions(columns: Sequence[Column]) -> st.SearchStrategy[str]:
-    """Return conditions over columns whose order is known."""
+    """Return conditions on columns whose values have an order."""
     leaves = st.sampled_from([each for each in columns if each.type != "place"]).flatmap(_leaves)
     return st.recursive(
         leaves,

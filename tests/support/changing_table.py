@@ -1,4 +1,4 @@
-"""The base of the state machines for append tables and keyed tables. Each step changes a table and a plain model.
+"""The base class of the state machines for append tables and keyed tables. Each step changes a table and a plain model.
 
 The steps change columns, restore, tag, collect and read versions, and write and compact states. The model keeps the
 rows of each readable version by column ID (`tests.support.changing_columns`).
@@ -202,7 +202,7 @@ class ChangingTable(RuleBasedStateMachine):
         assert read(self.table.scan(consistency="latest").to_arrow()) == listed(self.rows_now(), self.model.columns)
 
     def retained(self) -> list[int]:
-        """Return the versions that are still within the retention after they were superseded."""
+        """Return the newest version, and the versions that were superseded within the retention period."""
         versions = sorted(self.times)
         ends = [*(self.times[version] for version in versions[1:]), self.clock.now]
         oldest = self.clock.now - RETENTION_MS

@@ -1,9 +1,9 @@
-"""A checker of recorded histories: may a reader see this result while other threads write, flush and merge?
+"""A checker of recorded histories. It decides if a reader may see a result while other threads write, flush and merge.
 
-Each actor records its calls with stamps of one logical order. A lower stamp was always taken earlier than a higher
-stamp. `check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes.
-The prefix contains all writes that the level promises, and all writes that the session has already seen. A gap, a
-duplicate, an invented row, a stale value or an older value has no such prefix.
+Each actor records its calls with stamps of one logical clock. A lower stamp is always earlier than a higher stamp.
+`check` then requires an explanation for each read: in each region, the read must equal a prefix of the writes. The
+prefix contains all writes that the level promises, and all writes that the session has already seen. No prefix explains
+a gap, a duplicate, an invented row, a stale value or an older value.
 """
 
 from __future__ import annotations
@@ -82,8 +82,8 @@ class History:
 def check(history: History, region_of: Callable[[str], str]) -> None:
     """Raise `AssertionError` if a read has no explanation. The error contains this read.
 
-    `region_of` returns the region of a key. The same choice of unknown outcomes must explain all reads. Each write with
-    an unknown outcome doubles the work for its region.
+    `region_of` returns the region of a key. One choice of the unknown outcomes must explain all reads. Each unknown
+    outcome doubles the number of choices for its region.
     """
     for read in history.reads:
         names = [key for key, _ in read.found]
@@ -127,7 +127,10 @@ def _of_region(read: Read, region: str, region_of: Callable[[str], str]) -> _Par
 
 
 def _unexplained(writes: Sequence[Write], marks: Sequence[Mark], parts: Sequence[_Part]) -> str | None:
-    """Return the first unexplained read. Each read gets the shortest prefix, which constrains the other reads least."""
+    """Return the first unexplained read.
+
+    Each read gets the shortest matching prefix, because it constrains the other reads least.
+    """
     states = _states(writes)
     floors: dict[tuple[str, Level], int] = {}
     for part in parts:

@@ -39,16 +39,16 @@ def decides(key: str) -> bool:
 
 
 def left_by_crashes(start: ObjectStore, run: Callable[[ObjectStore], object]) -> list[MemoryStore]:
-    """Return the distinct states of the store if a run on a copy ends before or after any of its requests."""
+    """Run on a copy of the store. Return its distinct states before and after each request, as a crash leaves them."""
     return [left["copy"] for left in left_in_stores({"copy": start}, lambda stores: run(stores["copy"]))]
 
 
 def left_in_stores(
     start: Mapping[str, ObjectStore], run: Callable[[dict[str, ObjectStore]], object]
 ) -> list[dict[str, MemoryStore]]:
-    """Return the distinct states of several named stores if a run on copies of them ends at any of its requests.
+    """Run on copies of several named stores. Return their distinct states before and after each request.
 
-    The effects of the requests of a dead process remain. The function therefore executes the run once, and copies all
+    A crash leaves the effects of all earlier requests. The function therefore executes the run once, and copies all
     stores before each request and at the end. Each key of a delete counts as a request. Two objects are the same if
     their keys and ETags are equal. The ETag counts the puts of a store.
     """
@@ -78,9 +78,10 @@ def left_in_stores(
 
 
 def at_both_ends(left: Iterable[T], store_of: Callable[[T], ObjectStore]) -> list[T]:
-    """Return the first and the last state after each decision, in the order of the run.
+    """Return the first and the last state after each decisive put, in the order of the run.
 
-    These states contain the fewest and the most other objects. With a larger `SCALE`, return all states.
+    These two states contain the fewest and the most of the objects that decide nothing. With a larger `SCALE`, return
+    all states.
     """
     alike: dict[frozenset[str], list[T]] = {}
     for each in left:

@@ -33,6 +33,6 @@ def collect_at(store: Dated, now_ms: int, seed: int, horizon_ms: int | None = No
 
 
 def collect_twice(store: Dated, now_ms: int) -> None:
-    """Collect twice, an hour apart. The second run deletes the numbered objects that the first run saw."""
+    """Collect twice, two hours apart. The second run deletes the numbered objects that the first run recorded."""
     for seed, late_ms in ((50, 0), (51, 2 * HOUR_MS)):
         collect_at(store, now_ms + late_ms, seed, horizon_ms=0)

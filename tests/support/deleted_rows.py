@@ -1,4 +1,4 @@
-"""Functions that delete rows of live splits by deletion vectors, as a merge does, for tests of readers of splits."""
+"""Functions that delete rows of live splits with deletion vectors, as a merge does. Tests of split readers use them."""
 
 from __future__ import annotations
 

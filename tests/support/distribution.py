@@ -1,4 +1,7 @@
-"""A raw log and the tables that it feeds, without Spark. The tasks run in this process, from their JSON."""
+"""A raw log and the tables that it feeds, without Spark.
+
+The tasks run in this process, after a round trip through JSON.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ from tests.support.keyed_table import KeyedTable
 Step = Literal["divide", "fill"]
 
 LATER_MS = START_MS + 10**9
-"""By this time, every segment of a raw log that was written at `START_MS` is closed."""
+"""A time at which every raw-log segment that was written at `START_MS` is closed."""
 
 EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.string())])
 
@@ -34,7 +37,7 @@ EVENTS = pa.schema([pa.field("n", pa.int64(), nullable=False), ("text", pa.strin
 class InlineTasks:
     """Runs work items in this process.
 
-    `stores` are the stores of the raw log, `tables` the stores of the tables by URI.
+    `stores` contains the stores of the raw log. `tables` contains the stores of the tables by URI.
     """
 
     stores: Sequence[ObjectStore]
@@ -68,7 +71,7 @@ class InlineTasks:
 
 @dataclass(slots=True)
 class TasksMeanwhile:
-    """Tasks that run another action once, before one kind of task."""
+    """Tasks that run another action once, before the first `divide` or the first `fill`."""
 
     tasks: Tasks
     happens: Callable[[], object]
@@ -76,12 +79,12 @@ class TasksMeanwhile:
     _happened: bool = field(default=False, init=False)
 
     def divide(self, works: Sequence[DivideWork]) -> list[DivideResult]:
-        """Run the action first if it is due before `divide`."""
+        """Run the action if it must run before `divide`. Then divide."""
         self._once("divide")
         return self.tasks.divide(works)
 
     def fill(self, works: Sequence[FillWork]) -> list[FillResult]:
-        """Run the action first if it is due before `fill`."""
+        """Run the action if it must run before `fill`. Then fill."""
         self._once("fill")
         return self.tasks.fill(works)
 
@@ -106,7 +109,10 @@ class Board:
     raw_clock: ManualClock = field(default_factory=ManualClock)
 
     def create(self, **given: str | TableConfig | None) -> Board:
-        """Create every table with schema `EVENTS`, as an append table, with the given key, or with the given config."""
+        """Create every table with schema `EVENTS`.
+
+        `given` contains the key or config of a table. Other tables are append tables.
+        """
         for name, store in self.tables.items():
             found = given.get(name)
             config = found if isinstance(found, TableConfig) else TableConfig(primary_key=(found,) if found else ())

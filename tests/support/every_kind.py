@@ -64,7 +64,7 @@ def every_kind(config: TableConfig = CONFIG) -> EveryKind:
     store = MemoryStore("every-kind", clock=clock)
     table = KeyedTable(store, clock=clock).create(SCHEMA, config)
     head = table.snapshot
-    for start in (0, 20):  # enough splits that a state stores them in a separate object
+    for start in (0, 20):  # enough transactions that a state stores them in a separate object
         landed = [Txn(appId=f"landed:{each}", version=each, lastUpdated=each) for each in range(start, start + 20)]
         head = table.log.commit(head, landed, operation="INGEST").snapshot
     pruned: list[Action] = [RemoveTxn(appId="landed:0"), pruning(head)]
@@ -142,7 +142,10 @@ def changed_columns() -> EveryKind:
 
 
 def with_regions_by_hand() -> EveryKind:
-    """Return a table of every kind with two manual regions: one is merged, the other has a generation and a log."""
+    """Return a table of every kind with two manual regions.
+
+    One region is merged, and the other has a generation and a log.
+    """
     found = every_kind()
     table = open_copy(found.store, found.clock).alter({"regions_by_hand": True})
     for name, each in (("merged", "hand-0"), ("import-2026", "hand-1")):
@@ -182,7 +185,7 @@ def questions(older: int) -> Mapping[str, Ask]:
 
 
 def answers(store: ObjectStore, clock: ManualClock, older: int) -> dict[str, Answer]:
-    """Return every answer, or the typed error that a query raised. Any other exception is raised."""
+    """Return every answer, or the typed error that a query raised. Raise any other exception."""
     found: dict[str, Answer] = {}
     for name, ask in questions(older).items():
         try:
@@ -208,7 +211,10 @@ def published() -> EveryKind:
 
 
 def _write(table: KeyedTable, name: str) -> None:
-    """Write two WAL entries and a flush: an insert of three rows, and a change of one row that every batch changes."""
+    """Write two WAL entries and flush them.
+
+    The first entry inserts three rows. The second changes a row that every batch changes.
+    """
     with table.writer(WriterOptions(segment_rows=1)) as writer:
         writer.put([{"id": f"{name}-{each}", "status": each, "text": name} for each in range(3)])
         writer.put([{"id": "shared", "status": 1, "text": name}])

@@ -1,4 +1,7 @@
-"""Search for a value in all objects of stores, in every form and codec. A table that has the value in every part."""
+"""Search for a value in all objects of stores, in every form and codec.
+
+The module also contains a table that has the value in every part.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +259,7 @@ DATA = frozenset({"split", "raw_chunk", "quarantine"})
 
 
 def require_true(report: ForgetReport, places: set[tuple[str, str]]) -> None:
-    """Fail if the report misses an object that contains the person, or lists a data object that does not."""
+    """Fail if the report misses an object that contains the person, or contains a data object without the person."""
     named = {(each.store, each.key) for each in report.held}
     assert places <= named, sorted(places - named)
     wrong = {(each.store, each.key) for each in report.held if each.kind in DATA} - places

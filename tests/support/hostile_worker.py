@@ -1,6 +1,9 @@
-"""Hostile cases in a separate process. If a case kills the process or never ends, the test fails and names the case.
+"""Run hostile cases in a separate process.
 
-A test module calls `survives`. Run as a program, the module calls `work`, which checks the cases one after another.
+If a case kills the process or never ends, the test fails and reports the case.
+
+A test module calls `survives`. If the module runs as a program, it calls `work`, which checks the cases one after
+another.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ def survives(module: str, count: int) -> int:
     """Assert that a process checks this many cases without a fault, and return the number of refused cases.
 
     The cases come from the seed `TIDEMARK_SEED`. Without it, the seed depends on `TIDEMARK_SCALE`, so that a longer run
-    tries different cases. If a case never ends, pytest's timeout ends it with the test, and a note names the case.
+    tries different cases. If a case never ends, the timeout of pytest ends the test and the case. A note of the error
+    contains the case.
     """
     seed = int(os.environ.get("TIDEMARK_SEED", SEED * scaled(1)))
     command = [sys.executable, "-m", module, str(seed), str(count)]

@@ -1,4 +1,7 @@
-"""A small indexed table whose rows move. Each step runs as in a job. Every search can be compared with a scan."""
+"""A small indexed table.
+
+Merges move its rows to other splits. Each step runs as in a job. Every search can be compared with a scan.
+"""
 
 from __future__ import annotations
 
@@ -124,7 +127,10 @@ class IndexedTable:
         return delete_places(self.log, places)
 
     def merge(self, inputs: Sequence[Sequence[str]], *, target_bytes: int | None = None) -> Moving:
-        """Execute merges of these live splits, each within one window, into splits of about `target_bytes`."""
+        """Merge these groups of live splits, without a commit.
+
+        Each group is in one window, and outputs have about `target_bytes`.
+        """
         snapshot = self.snapshot
         config = snapshot.config
         order = recorded_order(config.sort_schema or "", config, snapshot.schema)

@@ -31,7 +31,7 @@ def numbers_of(values: Sequence[int], type_: pa.DataType) -> pa.Array:
 
 
 BAD = text_of([b"a", b"m\xff", b"z"])
-"""Three texts. The second is not valid UTF-8."""
+"""Three texts. The second text is not valid UTF-8."""
 
 _FINE = pa.array(["a", "b", "c"])
 _COUNTS = pa.map_(pa.string(), pa.int64())

@@ -1,4 +1,4 @@
-"""Keyed tables with and without an index of the primary key, whose splits are read by ranges."""
+"""Keyed tables with and without an index of the primary key. Their splits are read by ranges."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Found = list[dict[str, object] | None]
 
 @dataclass(slots=True)
 class RealTime(KeyedTable):
-    """Maintenance of a table that was created with `Table`, while its writers write."""
+    """A helper that maintains a table created with `Table` while its writers write."""
 
     ids: Ids = field(default_factory=SystemIds)
     clock: SystemClock = field(default_factory=SystemClock)  # type: ignore[assignment]

@@ -87,7 +87,7 @@ class KeyedLanding:
         os.utime(path, (self.landed, self.landed))
 
     def declare(self, **changes: object) -> None:
-        """Change the landing location, as a person corrects the declaration."""
+        """Change the landing location, like a user who corrects the declaration."""
         self.spec = replace(self.spec, **changes)  # type: ignore[arg-type]
         log = self.log
         head = log.snapshot()

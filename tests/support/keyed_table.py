@@ -1,4 +1,7 @@
-"""A keyed table driven through its log, region writer and merger, and read row by row, for tests of all three."""
+"""A keyed table for tests of its log, region writer and merger.
+
+Tests use these three parts directly and read row by row.
+"""
 
 from __future__ import annotations
 
@@ -89,7 +92,10 @@ class KeyedTable:
         return commit_merges(self.log, snapshot, [work], [result])
 
     def merge(self) -> CommitResult | None:
-        """Plan, execute and commit the due merges of all regions in one commit. Return None if no merge is due."""
+        """Plan and execute the necessary merges of all regions, and commit them together.
+
+        Return None if no merge is necessary.
+        """
         snapshot = self.snapshot
         works = merge.plan(self.store, snapshot)
         if not works:
@@ -97,7 +103,10 @@ class KeyedTable:
         return commit_merges(self.log, snapshot, works, [self.execute(work) for work in works])
 
     def flush_idle(self) -> int:
-        """Flush the records of silent writers. Return the number of regions with records. Raise for a damaged log."""
+        """Flush the records of silent writers.
+
+        Return the number of regions with records. Raise an error if the log is damaged.
+        """
         snapshot = self.snapshot
         found = idle.merge_due(self.store, snapshot).idle
         for error in idle.flush_idle(self.store, snapshot, found, clock=self.clock, ids=self.ids):
@@ -119,7 +128,7 @@ class KeyedTable:
         return self.log.commit(snapshot, adds, operation="APPEND").snapshot
 
     def compact(self, meanwhile: Callable[[], object] = list) -> CommitResult | None:
-        """Plan, execute and commit the due compactions. Return None if no compaction is due.
+        """Plan, execute and commit the necessary compactions. Return None if no compaction is necessary.
 
         `meanwhile` runs when all files are written and nothing is committed yet.
         """
@@ -170,7 +179,7 @@ class KeyedTable:
 def commit_merges(
     log: TransactionLog, snapshot: Snapshot, works: Sequence[MergeWork], results: Sequence[MergeResult]
 ) -> CommitResult:
-    """Commit executed merges that were planned on `snapshot` in one commit, as the step does."""
+    """Commit executed merges in one commit, as the merge step does. The merges were planned on `snapshot`."""
     actions = merge.actions_of(log.store, results, ids=log.ids, now_ms=log.clock.now_ms())
     requirements = [each for work in works for each in work.requirements]
     with naming_works(*works):

@@ -29,7 +29,10 @@ class Levels:
         self._empty: Row = dict.fromkeys(schema.names)
 
     def take(self, step: tuple[Any, ...]) -> None:
-        """Flush, merge, catch up indexes, or write a row: (operation, key value or tuple of key values, fields)."""
+        """Execute one step: flush, merge, catch up indexes, or write a row.
+
+        A write is (operation, key value or tuple, fields).
+        """
         match step:
             case ("flush",):
                 self.writer.flush()

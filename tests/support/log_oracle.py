@@ -41,7 +41,7 @@ State = dict[str, dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class ToldVersion:
-    """One version as in its file, and the state of the table after it."""
+    """One version as its file describes it, and the state of the table after this version."""
 
     version: int
     commit_id: str
@@ -99,7 +99,7 @@ class LogOracle:
             assert TransactionLog(copy, clock=log.clock, ids=log.ids).snapshot() == head, "it matters how it is opened"
 
     def check_travel(self, log: TransactionLog, version: int) -> None:
-        """Assert that a version opens by its number and by its time, up to the millisecond before the next version."""
+        """Assert that a version opens by number, by time, and by the last millisecond before the next version."""
         expected = log.snapshot(version=version)
         self.check_snapshot(expected)
         versions = self.read()

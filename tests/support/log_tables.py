@@ -82,7 +82,7 @@ def removal(name: str) -> Remove:
 def translation(name: str, inputs: Mapping[str, int], output: str) -> Translation:
     """Return a translation that maps all rows of the splits in `inputs` to one split.
 
-    `inputs` has their numbers of rows.
+    `inputs` maps each input split to its number of rows.
     """
     return Translation(
         path=f"_indices/_translations/{name}.map",

@@ -53,7 +53,10 @@ class Work:
         )
 
     def check(self, actions: Sequence[Action]) -> None:
-        """Assert that a version has the work and the needed protocol, and keeps no segment without a live split."""
+        """Assert that a version contains exactly the actions of the work.
+
+        A protocol action may be added, and a segment may be missing.
+        """
         found = [action for action in actions if not isinstance(action, Protocol)]
         requested = [action for action in self.actions if not isinstance(action, IndexSegment)]
         assert [action for action in found if not isinstance(action, IndexSegment)] == requested
@@ -134,7 +137,7 @@ def drop_segment(random: Random, _name: str, snapshot: Snapshot) -> Work | None:
 
 
 def skip(random: Random, name: str, snapshot: Snapshot) -> Work | None:
-    """Skip a split in a step for a while."""
+    """Record that a step skips a split for a while."""
     if not snapshot.splits:
         return None
     path = random.choice(sorted(snapshot.splits))

@@ -26,7 +26,7 @@ SPLIT_BYTES = 10_000_000
 def snapshot_of_many(
     splits: int, windows: int, *, partitions: int = 0, configuration: Mapping[str, str] | None = None
 ) -> Snapshot:
-    """Return a snapshot of the events table with this many splits, spread over the windows, one commit per round.
+    """Return a snapshot of the events table with many splits. Each commit adds one split to each window.
 
     `partitions` is the number of values of `service` in each window. Each split has the statistics, row keys and
     expressions of a real split.
@@ -51,7 +51,10 @@ def table_of_many(root: Path, *, splits: int, windows: int) -> TransactionLog:
 
 
 def with_splits(head: Snapshot, *tables: pa.Table) -> Snapshot:
-    """Return the snapshot with the splits of these tables live, as if its state had a manifest for each table."""
+    """Return the snapshot with the splits of these tables as live splits.
+
+    Its state seems to have one manifest per table.
+    """
     parts = tuple(Part.of(manifest_info("", files, head), files) for files in tables)
     live = sum(len(files) for files in tables)
     return replace(head, splits=LiveFiles(ListedFiles(0, parts, frozenset(), live, 0)))
@@ -87,7 +90,7 @@ def _files(splits: int, windows: int) -> pa.Table:
 
 
 def _partitioned(files: pa.Table, windows: int, partitions: int) -> pa.Table:
-    """Assign the splits of a window to one partition after another."""
+    """Assign the splits of each window to the partitions in turn."""
     number = pc.utf8_lpad(pc.cast(pa.array(np.arange(len(files)) // windows % partitions), pa.string()), 6, "0")
     folder = pc.binary_join_element_wise("service=", number, "")
     columns = {

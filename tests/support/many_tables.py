@@ -15,7 +15,7 @@ sort_schema: status|timestamp/V2
 
 
 def declare_tables(root: Path, count: int) -> Path:
-    """Write this many declarations, whose partitions begin on different days, and return their folder."""
+    """Write declarations whose partitions begin on different days. Return their folder."""
     folder = root / "tables"
     folder.mkdir(parents=True, exist_ok=True)
     for number in range(count):

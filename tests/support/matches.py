@@ -32,7 +32,10 @@ def facets(rows: Rows, column: str) -> list[dict[str, Any]]:
 
 
 def marked(text: str | None, words: Sequence[str]) -> str | None:
-    """Return a short text, without special characters, with these words marked. Return None if it has no such word."""
+    """Return a short text without special characters, with these words marked.
+
+    Return None if the text has none of the words.
+    """
     found = re.sub(r"\w+", lambda each: f"<b>{each[0]}</b>" if each[0] in words else each[0], text or "")
     return found if "<b>" in found else None
 

@@ -14,7 +14,7 @@ T = TypeVar("T")
 class Meanwhile:
     """A `watch` hook of a `FaultStore` that runs an action once, before request number `instant` (from 0).
 
-    Reads of manifests are not counted. Other threads make them while the reading thread may hold a lock that the action
+    Reads of manifests do not count. Other threads read manifests, while the main reader may hold a lock that the action
     needs.
     """
 
@@ -34,15 +34,17 @@ class Meanwhile:
 
     @property
     def acted(self) -> bool:
-        """Return True if the operation made that many requests."""
+        """Return True if the operation reached the chosen request."""
         return self._act is None
 
 
 def repeatable(act: Callable[[ObjectStore], T]) -> Callable[[ObjectStore], T]:
-    """Return an action that is executed once per content of a store. Its effect is copied to stores with this content.
+    """Return an action that runs once for each content of a store.
 
-    The effect of the action must depend on the objects only. The repetition copies what the action left in the first
-    store. Objects that the action rewrote are rewritten here, too.
+    For another store with the same content, its effect is copied.
+
+    The effect of the action must depend only on the objects. A repetition removes and writes the same objects as the
+    action did in the first store.
     """
     known: dict[frozenset[tuple[str, bytes]], tuple[T, dict[str, bytes], list[str]]] = {}
 

@@ -27,7 +27,10 @@ def plan(
 
 
 def in_parts(store: ObjectStore, task: CompactionTask, *, ids: Ids) -> list[CompactionTask]:
-    """Return the tasks of a merge: the task itself, or its parts if it is too large. Each was sent as JSON."""
+    """Return the tasks of a merge: the task itself, or its parts if it is too large.
+
+    Each task made a round trip through JSON.
+    """
     found = [task]
     if is_too_large(task):
         found = divide(

@@ -34,7 +34,7 @@ class Mirrors(Protocol):
         """Hash by identity, so that results for this object can be cached."""
 
     def change(self, table: Table) -> None:
-        """Change a table in the ways that the format can show, up to the newest version."""
+        """Change a table in ways that the format can show. The format can also show the resulting newest version."""
 
     def delete(self, table: Table, condition: str) -> None:
         """Delete rows in a way that the format can show."""
@@ -46,7 +46,7 @@ class Mirrors(Protocol):
         """Return the newest published version, of any writer."""
 
     def require_shown(self, store: ObjectStore, snapshot: Snapshot, number: int | None = None) -> None:
-        """Fail unless the mirror shows the existing files of this version, as the newest or as `number`."""
+        """Assert that the mirror shows this version, as its newest version or as `number`, and that its files exist."""
 
     def kept(self, store: ObjectStore, since_ms: int, now_ms: int) -> Iterator[set[str]]:
         """Yield the files of the newest shown version, and of the versions shown since `since_ms`."""
@@ -103,7 +103,7 @@ class DeltaMirrors:
 
 
 class IcebergMirrors:
-    """Iceberg metadata. No version with deleted rows is shown, so these rows are compacted away."""
+    """Iceberg metadata. The mirror shows no version with deleted rows, so compactions remove these rows."""
 
     format: PublishFormat = "iceberg"
     publish = Publish(iceberg=True)
@@ -143,7 +143,7 @@ class IcebergMirrors:
             at, superseded_ms = at - 1, metadata.shown.published_at_ms or 0
 
     def metadata(self, store: ObjectStore) -> IcebergMetadata:
-        """Return the newest metadata file, which exists."""
+        """Return the newest metadata file, and assert that it exists."""
         found = newest_metadata(store)
         assert found is not None
         return found.metadata

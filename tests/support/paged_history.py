@@ -29,7 +29,7 @@ def page_of(
 
 
 def pages_of(log: TransactionLog, token: str | None = None, *, page_bytes: int = WHOLE) -> Iterator[HistoryPage]:
-    """Yield this page and all later pages. Each is requested with the token of the page before."""
+    """Yield this page and all later pages. Each page is requested with the token of the previous page."""
     while True:
         page = page_of(log, token, page_bytes=page_bytes)
         yield page

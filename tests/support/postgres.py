@@ -109,7 +109,9 @@ def _hurry(uri: str) -> None:
 
 
 def _initialize(server: PostgresServer, folder: Path) -> None:
-    """Create the data folder on a machine where only root can read the user list. `initdb` looks up its own user name.
+    """Create the data folder on a machine where only root can read the user list.
+
+    This is necessary because `initdb` looks up its own user name.
 
     The process gets a copy of the user list in place of the real file. Other processes do not see the copy.
     """

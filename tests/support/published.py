@@ -112,7 +112,7 @@ def made(table: Table, first: int, rows: int = 30, *, more: Mapping[str, object]
 
 
 def shown_versions(uri: str | Path) -> list[int]:
-    """Return, for each Delta version, the version of the table that it shows."""
+    """Return the table version that each Delta version shows."""
     found: list[int] = []
     while (file := Path(uri) / delta_commit_key(len(found))).exists():
         shown = mirrors.decode_delta(file.read_bytes(), len(found), file.name).shown

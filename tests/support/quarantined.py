@@ -67,7 +67,7 @@ class Bench:
         return self
 
     def widen(self, config: TableConfig = CONFIG) -> None:
-        """Add the column `city`, as a person mends the declaration."""
+        """Add the column `city`, like a user who corrects the declaration."""
         log = self.log
         head = log.snapshot()
         metadata = replace(head.metadata, schemaString=to_schema_string(WIDER), configuration=config.to_configuration())

@@ -1,6 +1,6 @@
 """Options of a short-lived JVM for tests: without late optimizations, and with preloaded classes of Spark.
 
-Together they save more than half of the processor time. `make java-archive` writes the classes to an archive.
+Together, these options save more than half of the processor time. `make java-archive` writes the classes to an archive.
 """
 
 from __future__ import annotations
@@ -22,5 +22,8 @@ def options(messages: Path = java.MESSAGES) -> str:
 
 
 def environment() -> dict[str, str]:
-    """Return the environment in which Spark uses a short-lived JVM, also for the JVM that builds the command."""
+    """Return an environment in which Spark uses a short-lived JVM.
+
+    The JVM that builds the command line is also short-lived.
+    """
     return java.submitting(options())

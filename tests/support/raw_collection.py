@@ -18,7 +18,10 @@ LONG_AFTER = START_MS + 400 * DAY_MS
 
 
 def produce(board: Board, *numbers: int, table: str = "events", seed: int = 1, ids: bool = False) -> list[str]:
-    """Append a record per number as one writer, each in its own segment. Return the IDs of the records."""
+    """Append one record per number with one writer.
+
+    Each record is in its own segment. Return the IDs of the records.
+    """
     clock = ManualClock()
     places = [RawStore(each) for each in board.stores]
     found: list[str] = []
@@ -49,7 +52,10 @@ def offsets_of(board: Board) -> ByTable:
 def collector(
     board: Board, *, now_ms: int = LONG_AFTER, horizon_ms: int = 0, retention_ms: int = DAY_MS, seed: int = 9
 ) -> RawLogCollector:
-    """Return a collector of the board's raw log. Its time, and the time of the stores, is long after all writes."""
+    """Return a collector of the board's raw log.
+
+    The time of the collector and of the stores is long after all writes.
+    """
     board.raw_clock.now = max(now_ms, board.raw_clock.now)
     return RawLogCollector(
         source=Source(name="events", stores=tuple(each.uri for each in board.stores), tables=tuple(board.tables)),

@@ -113,7 +113,7 @@ class RawReads:
 
 
 def rows_of(rows: object) -> Answer:
-    """Return rows as a count per text."""
+    """Return the number of rows for each row text."""
     assert hasattr(rows, "__iter__")
     return Counter(repr(sorted(row.items())) for row in rows)
 
@@ -146,7 +146,7 @@ def by_search(table: Table) -> Answer:
 
 
 def by_history(table: Table, page_bytes: int = 2**30) -> Answer:
-    """Fold the history, page by page."""
+    """Read the history page by page, and fold its records into rows."""
     records: list[pa.Table] = []
     token: str | None = None
     while True:
@@ -169,7 +169,7 @@ def records_of(table: Table) -> Answer:
 
 
 def by_small_pages(table: Table) -> Answer:
-    """Fold the history in pages of one or two records."""
+    """Read the history in pages of one or two records, and fold the records into rows."""
     return by_history(table, 100)
 
 

@@ -14,7 +14,10 @@ from typing import Any
 
 
 class Web(ThreadingHTTPServer):
-    """Web server that answers every POST with `status`. `taken` are the objects, `authorizations` their headers."""
+    """Web server that answers every POST with `status`.
+
+    `taken` contains the received objects. `authorizations` contains their `Authorization` headers.
+    """
 
     def __init__(
         self, status: int = 204, headers: tuple[tuple[str, str], ...] = (), tls: ssl.SSLContext | None = None
@@ -47,7 +50,7 @@ class _Post(BaseHTTPRequestHandler):
 
 
 class Mail(socketserver.ThreadingTCPServer):
-    """Mail server with enough SMTP to accept a message. `taken` are the messages as received.
+    """Mail server with enough SMTP to accept a message. `taken` contains the messages as received.
 
     With `tls`, the connection is encrypted from the start. With `offers_starttls`, it is encrypted after the command
     STARTTLS. `logins` are the logins of clients.

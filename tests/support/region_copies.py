@@ -1,4 +1,4 @@
-"""Changes of the copies of generations in a region's manifest, committed as a new manifest, as another release may."""
+"""Change the copies of generations in a region's manifest, and commit a new manifest, as another release may do."""
 
 from __future__ import annotations
 

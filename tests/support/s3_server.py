@@ -2,8 +2,8 @@
 
 The server is moto's, over HTTP on a free loopback port. This module adds two guarantees of S3 that moto 5.2 lacks:
 
-- Requests run one at a time. Moto compares, stores and then attaches metadata in three steps, and threads can run in
-  between. In 1 of 20 races of 32 creates, two creates won.
+- Requests run one at a time. Moto compares, stores and attaches metadata in three steps, and other threads can run
+  between these steps. In 1 of 20 races of 32 concurrent creates, two creates succeeded.
 - The completion of a multipart upload checks `If-Match`, which moto ignores.
 
     with S3Server() as server:
@@ -40,7 +40,7 @@ _END_OF_HEAD = b"\r\n\r\n"
 
 
 class HttpFault(StrEnum):
-    """A fault that happens to a request on its way to the server. `Answer` is the other kind of fault."""
+    """A fault of the connection between client and server. `Answer` is the other kind of fault."""
 
     REPLY_LOST = "applied, the connection closed without an answer"
     REQUEST_LOST = "never applied, the connection closed without an answer"
@@ -102,7 +102,9 @@ class _Script:
 
 
 class Front:
-    """Scripted steps before and after the server, by kind of request and part of the target, one step per request.
+    """The scripted faults of the server.
+
+    A script selects requests by their kind and a part of their target. Each step is for one request.
 
     A request without a step passes. `seen` contains every received request, also the dropped requests.
     """
@@ -115,7 +117,10 @@ class Front:
         self._stop: tuple[int, bool] | None = None
 
     def stop_after(self, number: int, *, applied: bool = False) -> None:
-        """Refuse every request after this number of further requests. Apply the first refused one if `applied`."""
+        """Refuse every request after this number of further requests.
+
+        With `applied`, the first refused request still takes effect.
+        """
         with self._lock:
             self._stop = (len(self._seen) + number, applied)
 
@@ -153,7 +158,7 @@ class Front:
         return self._ignored
 
     def next_step(self, seen: Seen) -> Step | None:
-        """Record the request. Return the oldest step that matches it, and use it up."""
+        """Record the request. Return the oldest matching step, and remove it."""
         with self._lock:
             self._seen.append(seen)
             if self._stop is not None and len(self._seen) > self._stop[0]:
@@ -261,8 +266,11 @@ class _Server:
             return _message(status, headers.items(), body)
 
     def _run(self, request: MotoRequestHandler, method: str) -> tuple[str, Headers, bytes]:
-        """Return the application's reply. A HEAD gets the headers of its range, without a copy of the whole object."""
-        # Werkzeug runs an application with a wait of 10 ms per request for more input.
+        """Return the application's reply.
+
+        A HEAD returns the headers of the range, without a copy of the whole object.
+        """
+        # When Werkzeug runs an application, it waits 10 ms per request for more input.
         environ = {**request.make_environ(), "REQUEST_METHOD": method}
         chunks, status, headers = run_wsgi_app(self.app, environ, buffered=True)
         return status, headers, b"".join(chunks)
@@ -280,7 +288,7 @@ class _Server:
 
 
 def _bytes_of(path: str, content_range: str) -> bytes:
-    """Return the bytes of an object in a range, given as in a reply: `bytes 0-9/100`."""
+    """Return the bytes of a range of an object. The range has the form of a reply: `bytes 0-9/100`."""
     _, bucket, key = unquote(urlsplit(path).path).split("/", 2)
     first, last = content_range.removeprefix("bytes ").partition("/")[0].split("-")
     held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].get_object(bucket, key)
@@ -295,7 +303,7 @@ def _handler(server: _Server) -> type[MotoRequestHandler]:
         disable_nagle_algorithm = True  # otherwise the reply after a `100 Continue` waits 40 ms for its acknowledgement
 
         def run_wsgi(self) -> None:
-            """Serve one request. Read the request in full first, and send nothing while other requests wait."""
+            """Serve one request. Read the whole request first. Send the reply when other requests can already run."""
             connection = self.rfile
             self.rfile = io.BytesIO(connection.read(int(self.headers.get("Content-Length") or 0)))
             reply = server.reply(self)

@@ -14,7 +14,7 @@ _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 
 
 def keys_of_one_hash(count: int) -> pa.Table:
-    """Return this many different keys of the columns `a` and `b` that have one hash."""
+    """Return this many different keys of the columns `a` and `b`. All keys have the same hash."""
     first = np.arange(count, dtype=np.int64)
     begun = key_hashes(pa.table({"a": first}), ["a"]) + _GOLDEN  # the hash of `b` is combined with this
     wanted = begun ^ begun[0]  # the hash of `b` must equal this, except for the hash of the first key

@@ -11,7 +11,7 @@ def scale() -> float:
 
 
 SMALL = 30
-"""A scale below 1 does not change counts up to this value, such as numbers of days or kills in the setup of a test."""
+"""A scale below 1 does not reduce counts up to this value. Examples are the number of days or kills in a test setup."""
 
 
 def scaled(default: int) -> int:

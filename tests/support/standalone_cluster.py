@@ -83,7 +83,9 @@ class _Events:
 
 
 class StandaloneCluster:
-    """A master and its workers as processes on the loopback. A context manager that ends them all.
+    """A master and its workers as processes on the loopback.
+
+    It is also a context manager that ends all these processes.
 
     All files are below `folder`. `environment` is additional environment (credentials) of the workers and their tasks.
     """
@@ -180,7 +182,7 @@ class StandaloneCluster:
 
     @property
     def _messages(self) -> Path:
-        """The log settings of the cluster's processes. Callers find in the log when a process is ready."""
+        """The log settings of the cluster's processes. The log shows when a process is ready."""
         return self._folder / "log4j2.properties"
 
     @property
@@ -193,7 +195,7 @@ class StandaloneCluster:
         return path
 
     def tasks(self, ending: str = "Success") -> dict[str, int]:
-        """Return the number of tasks that ended this way, by executor (application and number of the executor).
+        """Return the number of tasks with this ending, by executor (application and number of the executor).
 
         Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes the
         event log a little later than it replies. The call therefore waits for the end of every job whose start is in
@@ -202,7 +204,7 @@ class StandaloneCluster:
         return dict(self._whole_events().endings[ending])
 
     def begun_tasks(self) -> dict[str, int]:
-        """Return the number of tasks that began, with any ending, by executor as in `tasks`."""
+        """Return the number of started tasks with any ending, by executor as in `tasks`."""
         return dict(self._whole_events().beginnings)
 
     def _whole_events(self) -> _Events:
@@ -269,7 +271,10 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _of_this_machine() -> dict[str, str]:
-    """Return the environment that Spark's scripts need, without variables that would lead tasks to a checkout."""
+    """Return the environment variables that Spark's scripts need.
+
+    Variables that would lead tasks to a checkout are excluded.
+    """
     kept = {name: os.environ[name] for name in ("PATH", "HOME", "LANG", "JAVA_HOME", "TMPDIR") if name in os.environ}
     return {**kept, "SPARK_HOME": str(spark_home()), "SPARK_LOCAL_IP": "127.0.0.1"}
 

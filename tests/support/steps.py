@@ -1,4 +1,4 @@
-"""The amount of work, measured in steps instead of seconds: executed lines of Python, and calls, also of C code."""
+"""Measure work in steps instead of seconds. A step is an executed line of Python, or a call of Python or C code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Steps:
-    """Counts each line of Python that runs while it is active, each call, and the calls of single functions."""
+    """Counts the executed lines of Python, all calls, and the calls of each function while it is active."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -27,12 +27,12 @@ class Steps:
         self.count += event == "c_call"
 
     def made(self, record: type) -> int:
-        """Return the number of instances of a class that were made."""
+        """Return the number of created instances of a class."""
         return self.calls.get(record.__init__.__code__, 0)  # type: ignore[misc]  # of the class itself
 
 
 def steps_of(work: Callable[[], object]) -> Steps:
-    """Return the steps of the work in its second run."""
+    """Run the work twice, and return the steps of the second run."""
     work()  # The first run includes work that is done only once per snapshot, such as parsing settings.
     steps, before = Steps(), sys.gettrace()
     sys.settrace(steps.trace)

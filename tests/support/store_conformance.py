@@ -5,8 +5,8 @@
         def store(self) -> ObjectStore:
             return MyStore(...)
 
-Each test gets a new, empty store. Listings are compared as sets, because a store need not keep an order. Swapped bodies
-differ, because an ETag may be a hash of the content.
+Each test gets a new, empty store. Listings are compared as sets, because a store need not keep an order. A body and its
+replacement differ, because an ETag may be a hash of the content.
 """
 
 from __future__ import annotations
@@ -273,7 +273,7 @@ class StoreConformance:
 
 
 class WriteNumberConformance:
-    """Tests for stores whose ETags number the writes: equal bytes get a new ETag.
+    """Tests for stores whose ETags number the writes. Each write gets a new ETag, even with equal bytes.
 
     The contract does not require this.
     """
@@ -298,7 +298,9 @@ def _keys(store: ObjectStore, prefix: str, start_after: str | None = None) -> se
 
 
 def _race_of_puts(pool: ThreadPoolExecutor, store: ObjectStore, key: str, mode: PutMode) -> str:
-    """Run all puts at once. Assert that one put commits, the others conflict, and the object is the winner's body.
+    """Run all puts at once.
+
+    Assert that one put commits, that the others conflict, and that the object has the winner's body.
 
     Returns:
         The ETag of the winner.

@@ -1,4 +1,7 @@
-"""Functions in which a child process uses a writer. Every start method of `multiprocessing` finds them by name."""
+"""Functions in which a child process uses a writer.
+
+Every start method of `multiprocessing` can find these functions by name.
+"""
 
 from __future__ import annotations
 

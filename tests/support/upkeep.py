@@ -25,7 +25,7 @@ ANY = SortingTerms(generations=0)
 
 @dataclass(frozen=True, slots=True)
 class FixedClock:
-    """A clock that stands still. A wait uses the clock of the machine."""
+    """A clock with a fixed time. Only its sleeps use the clock of the machine."""
 
     at_ms: int
 
@@ -66,12 +66,12 @@ def sort(table: Table, terms: SortingTerms = ANY) -> int:
 
 
 def compact(table: Table) -> int:
-    """Run the due compactions, and return the number of splits written."""
+    """Run the necessary compactions, and return the number of splits written."""
     return run("compact", table).metrics.splits_out
 
 
 def rewindow(table: Table) -> int:
-    """Rewrite rows in windows of former durations, and return the number of splits written."""
+    """Rewrite the rows of windows with a former duration, and return the number of splits written."""
     return run("compact", table, mode=Mode.REWINDOW).metrics.splits_out
 
 

@@ -1,11 +1,12 @@
-"""The number of sequential round trips of a read, in which one request waits for another.
+"""Count the sequential round trips of a read. In sequential round trips, one request waits for another.
 
 Clocks cannot measure this. On a busy machine, or in a fast store, one of two concurrent requests may end before the
 other begins. This module therefore tracks which thread waits for which other thread.
 
-The round trip of a request is one higher than the highest round trip of all requests for which its thread had waited
-before. A thread waits for its own requests, for the earlier requests of the thread that submitted its work, and for the
-requests behind a result that it took. Concurrent requests of other threads do not count.
+The round trip number of a request is one higher than the highest number of all requests for which its thread had
+waited. A thread waits for its own requests, and for the earlier requests of the thread that submitted its work. If a
+thread takes a result, it also waits for the requests behind this result. Concurrent requests of other threads do not
+count.
 """
 
 from __future__ import annotations

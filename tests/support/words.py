@@ -12,7 +12,10 @@ _IDEOGRAPHS = ("CJK", "HIRAGANA", "KATAKANA", "HANGUL", "BOPOMOFO")
 
 
 def words(tokenizer: str, text: str) -> list[str]:
-    """Return the words of a text: whole values, or runs of letters and digits with their combining marks."""
+    """Return the words of a text.
+
+    A word is the whole value, or a sequence of letters and digits with their combining marks.
+    """
     match tokenizer:
         case "raw":
             return [text]
@@ -36,7 +39,7 @@ def contains(tokenizer: str, text: str, wanted: str) -> bool:
 def begins(tokenizer: str, text: str, prefix: str) -> bool:
     """Return True if a text has a word with this prefix.
 
-    The prefix is in one word, or in a run of one-character words.
+    The prefix may be part of one word, or a sequence of one-character words.
     """
     if tokenizer.startswith("ngram") or len(words(tokenizer, f"{prefix}x")) > len(words(tokenizer, prefix)):
         return contains(tokenizer, text, prefix)
@@ -73,5 +76,8 @@ def _runs(text: str, *, apart: bool) -> Iterator[str]:
 
 
 def _lowered(text: str) -> str:
-    """Return a text in lower case letter by letter, as in the index. A sigma has only one lower-case form."""
+    """Convert each letter of a text to lower case separately, as the index does.
+
+    All sigmas become the same lower-case letter.
+    """
     return "".join(each.lower() for each in text).replace("ς", "σ")

@@ -99,14 +99,14 @@ class Events:
         self.log.commit(self.head, adds, operation="WRITE")
 
     def merged(self, inputs: Sequence[Add]) -> pa.Table:
-        """Return the rows of the inputs as a correct merge orders them."""
+        """Return the rows of the inputs in the order of a correct merge."""
         rows = pa.concat_tables([read_split(self.store, add) for add in inputs])
         return sorted_rows(rows, self.context)
 
     def output(
         self, rows: pa.Table, inputs: Sequence[Add], where: SplitContext | None = None, window: int | None = 0
     ) -> Add:
-        """Write one split of any rows that claims to replace the inputs."""
+        """Write one split with any rows. Its metadata claims that the split replaces the inputs."""
         replaces = {each.path: each.numRecords or 0 for each in inputs}
         lineage = Lineage(operation="compact", operation_id="made-by-hand", replaces=replaces)
         return self.write(rows, where=where, window=window, lineage=lineage)

@@ -1,9 +1,9 @@
 """Test program: a process reads while the machine lacks file descriptors, address space or disk space.
 
 `python -m tests.unit.poor_machine CONDITION STEPS` prints one line per step and query: `answered`, or the error. STEPS
-are numbers with commas. `LEAST:MOST:WITHIN reads` tries each read at LEAST and MOST. Then it bisects until the first
-step with an answer is known within WITHIN. Each try has its own fresh process, and the output contains the cause if the
-process dies. With `checkpointed` that process has a checkpoint to read first.
+are numbers separated by commas. `LEAST:MOST:WITHIN reads` tries each read with the steps LEAST and MOST. It then
+bisects to find the first step with an answer, to an accuracy of WITHIN. Each try has its own fresh process, and the
+output contains the cause if the process dies. With `checkpointed`, that process must first read a checkpoint.
 """
 
 from __future__ import annotations
@@ -55,7 +55,10 @@ ANSWER = [1, 3]
 
 
 def half_indexed(store: ObjectStore) -> Snapshot:
-    """Make a table of two splits where both indexes cover only the first. Each search indexes the second."""
+    """Make a table of two splits where both indexes cover only the first.
+
+    Each search must index the second split itself.
+    """
     ids = SeededIds(7)
     log = TransactionLog(store, clock=SystemClock(), ids=ids)
     config = TableConfig(indexes=INDEXES)

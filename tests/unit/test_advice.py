@@ -36,7 +36,7 @@ SOURCES = [path for folder in ("storage_core", "jobs", "assets", "pipelines") fo
 OWN = "copy a backup of live/ into any of them"
 ADVICES = (SEE_CORRUPT, OWN, "restore the object", "break it", "Land the whole file again")
 
-# Handlers of these classes may hold a `Corrupt`.
+# Handlers of these classes may handle a `Corrupt`.
 CAUGHT = {"Corrupt", "TidemarkError", "DAMAGE", "UNREADABLE", "LASTING"}
 
 
@@ -141,7 +141,7 @@ def _advises(text: str) -> bool:
 
 
 def _whole_texts(tree: ast.Module) -> Iterator[int]:
-    """Return the lines where a handler that may hold a `Corrupt` puts `str(error)` into a longer text."""
+    """Return the lines of handlers that may handle a `Corrupt` and put `str(error)` into a longer text."""
     for node in ast.walk(tree):
         if isinstance(node, ast.ExceptHandler) and node.type is not None:
             names = {each.id for each in ast.walk(node.type) if isinstance(each, ast.Name)}

@@ -1,4 +1,4 @@
-"""Foreign Arrow streams: too deeply nested, or small ones with a claim to become large."""
+"""Foreign Arrow streams that are nested too deeply, or that are small but claim a large content."""
 
 from __future__ import annotations
 

@@ -72,7 +72,7 @@ def test_a_moment_of_another_zone_is_the_same_moment(table: SampleTable) -> None
 
 
 def test_every_millisecond_counts_as_itself(table: SampleTable) -> None:
-    """Seconds as a float would put some of the times a millisecond earlier."""
+    """If times were seconds as a float, some of them would be a millisecond earlier."""
     at_commit = instant(START_MS + HOUR_MS)
     assert version_at(table, at_commit) == 1
     assert version_at(table, at_commit - dt.timedelta(microseconds=1)) == 0
@@ -165,7 +165,7 @@ AHEAD = "Version 1 has the time 2030-03-17T17:46:40.001.00:00, which the clock o
 
 
 def under_a_wrong_clock() -> SampleTable:
-    """Make a table under a clock of 2030, and write to it under a correct clock."""
+    """Create a table while the clock is in 2030, and write to the table with a correct clock."""
     clock = ManualClock(WRONG_MS)
     table = SampleTable(MemoryStore("of-the-future", clock=clock), clock, TableConfig(checkpoint_interval=0))
     clock.now = START_MS

@@ -63,7 +63,7 @@ def numbers(table: tm.Table, definition: Partitions, *keys: str, columns: Column
 
 def test_a_day_of_a_time_zone_is_as_long_as_it_is_there(table: tm.Table) -> None:
     assert numbers(table, DAYS, "2026-03-29") == [*range(48, 72)]
-    # From 23:00 to 22:00 in UTC, because summer time begins.
+    # In UTC, the day is from 23:00 to 22:00, because summer time begins.
     assert numbers(table, VIENNA, "2026-03-29") == [*range(47, 70)]
 
 

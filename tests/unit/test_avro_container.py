@@ -167,7 +167,7 @@ _NONE = long_bytes(0) + long_bytes(len(RECORD)) + RECORD + SYNC
 def test_a_block_that_holds_other_than_the_records_it_claims_is_refused(
     read: Callable[[bytes, str], object], body: bytes
 ) -> None:
-    """DataFusion read without end when bytes were left over."""
+    """DataFusion never stopped reading if a block had bytes left over."""
     with pytest.raises(Corrupt, match=r"^f: "):
         read(_header("null") + body, "f")
 

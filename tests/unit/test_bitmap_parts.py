@@ -71,7 +71,10 @@ def expected(query: str) -> list[int]:
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make a small tail read, so that the first fetch gets directory and values of both columns, but no bitmap."""
+    """Make the tail read small.
+
+    The first fetch then gets the directory and the values of both columns, but no bitmap.
+    """
     monkeypatch.setattr(bitmap_parts, "TAIL_BYTES", 2**16)
 
 

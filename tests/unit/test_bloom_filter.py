@@ -1,4 +1,4 @@
-"""Bloom filters only skip: no false negatives, few false positives, and a size by the number of keys (lesson 24)."""
+"""Bloom filters have no false negatives, few false positives, and a size by the number of keys (lesson 24)."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def test_texts_of_several_mebibytes_hash_as_each_does_alone() -> None:
 
 
 def test_hashing_one_long_key_takes_no_memory_in_proportion() -> None:
-    """The memory was about forty times the key's bytes: 700 MB for a key of 17 MB."""
+    """Hashing once needed about forty times the memory of the key: 700 MB for a key of 17 MB."""
     rows = pa.table({"k": ["a", "k" * (8 * 2**20), "b"]})
     tracemalloc.start()
     try:

@@ -1,4 +1,4 @@
-"""The choice of the maintenance sensor: the most urgent work first, and never more than the budgets allow."""
+"""The maintenance sensor chooses the most urgent work first, and never more than the budgets allow."""
 
 from __future__ import annotations
 
@@ -173,7 +173,10 @@ class Simulated:
         return choose(found, self.of_all, spent=self.spent(now_ms), now_ms=now_ms, since_ms=self.since_ms)
 
     def begin(self, choice: Choice, now_ms: int, minutes: int) -> None:
-        """Start the chosen runs: each reads its granted bytes as the job selects them, and lasts this many minutes."""
+        """Start the chosen runs.
+
+        Each run reads its granted bytes as the job selects them, and lasts this many minutes.
+        """
         from storage_core.compact.debt import within
 
         for each in choice.chosen:
@@ -223,7 +226,7 @@ def test_a_week_without_upkeep_heals_within_the_budgets_at_every_moment_while_ro
 
 
 def _assert_urgent_first(choice: Choice, spent: Mapping[str, int], own: Mapping[str, int]) -> None:
-    """Check that every deferred table did not fit after the more urgent tables."""
+    """Check that each deferred table did not fit into the budget left by the more urgent tables."""
     for deferred in choice.deferred:
         name = deferred.wanted.declaration.name
         before = [each for each in choice.chosen if each.rank < deferred.wanted.rank]

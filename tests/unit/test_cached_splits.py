@@ -127,7 +127,7 @@ def test_a_split_that_is_read_whole_is_kept_whole(store: MeteredStore, place: Pa
         split = lambda: found.append(open_split(store, add, footers=Footers(cache(place))).read())  # noqa: B023, E731
         assert gets(store, split) == expected
         assert found[0].equals(rows_of(1))
-    assert gets(store, lambda: read(store, add, cache(place))) == 0  # its parts are at their positions
+    assert gets(store, lambda: read(store, add, cache(place))) == 0  # the cached whole split contains the parts
 
 
 def test_whoever_has_no_footers_reads_the_store(store: MeteredStore, place: Path) -> None:
@@ -349,7 +349,10 @@ def test_of_what_nobody_says_how_long_it_is_a_longer_entry_is_no_other(
 def test_what_is_not_named_by_its_content_is_not_kept(
     store: MeteredStore, place: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """States and version files have no stored checksum, so they are not cached. Neither is a damaged manifest."""
+    """States and version files have no stored checksum, so they are not cached.
+
+    A damaged manifest is not cached either.
+    """
     asked = of_manifest(store, 1)
     (info,) = decode_state(store.get(state_key(1)).data, "").manifests
     sound = store.get(LOG_PREFIX + info.path)

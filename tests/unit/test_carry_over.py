@@ -188,7 +188,7 @@ def test_without_the_versions_since_the_plan_a_missing_input_is_a_conflict() -> 
 
 
 def _with_head(table: KeyedTable, meanwhile: Callable[[], object]) -> None:
-    """Compact, and let the log search its head as after the collection of the planned version."""
+    """Compact. Delete the planned version file during the compaction, so that the log must search its head."""
     planned = version_key(table.snapshot.version)
 
     def act() -> None:

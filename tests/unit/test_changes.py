@@ -186,7 +186,7 @@ def test_a_collected_split_says_from_where_on_there_are_changes(table: Events) -
 
 
 def test_a_vector_of_no_rows_hides_none(table: Events) -> None:
-    """A restore that takes a deletion back leaves a deletion vector without rows."""
+    """If a restore reverts a deletion, the deletion vector remains, but without rows."""
     table.append({"at": 1, "host": "a"})
     snapshot = table.log.snapshot()
     add = next(iter(snapshot.splits.values()))

@@ -70,7 +70,7 @@ def test_the_memory_of_a_merge_is_a_page_per_column_and_input_and_three_row_grou
     monkeypatch.setattr(metadata, "ROWS_PER_GROUP", GROUP_ROWS)
     monkeypatch.setattr(kernel, "ROWS_PER_GROUP", GROUP_ROWS)
     monkeypatch.setattr(kernel, "_BATCHES_BYTES", 0)
-    column = INPUTS * ROWS * VALUE_BYTES  # one sort column of all inputs, twice, while the order is computed
+    column = INPUTS * ROWS * VALUE_BYTES  # the sort column of all inputs is in memory twice while the order is computed
     for width in (8, 60):
         decoders = INPUTS * width * DECODER_BYTES
         groups = 3 * GROUP_ROWS * width * VALUE_BYTES

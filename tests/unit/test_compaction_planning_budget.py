@@ -1,7 +1,7 @@
 """Planning uses columns: its cost grows with the number of planned merges, not with the number of splits.
 
-The tests count steps, never seconds: executed lines of Python, called functions including C functions, and created
-records.
+The tests count steps, never seconds. Steps are executed lines of Python, calls of functions (also C functions), and
+created records.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ INPUTS = 10_000
 
 
 def _per_split(snapshot_of: Callable[[int], Snapshot], work: Callable[[Snapshot], object]) -> float:
-    """Return the number of extra steps per additional split. A loop over splits takes at least one."""
+    """Return the number of extra steps per additional split. A loop over splits takes at least one step per split."""
     few, many = (steps_of(partial(work, snapshot_of(count))).count for count in (SPLITS // 2, SPLITS))
     return (many - few) / (SPLITS // 2)
 
@@ -42,7 +42,7 @@ def _debts(snapshot: Snapshot, mode: Mode) -> list[WindowDebt]:
 @pytest.mark.parametrize("windows", [1, 400])
 @pytest.mark.parametrize("mode", list(Mode))
 def test_debt_takes_no_step_per_split(windows: int, mode: Mode) -> None:
-    # A dozen splits make a merge, for which a loop takes a few steps.
+    # A merge takes a dozen splits, and a loop over merges takes a few steps for each merge.
     assert _per_split(lambda count: snapshot_of_many(count, windows), partial(_debts, mode=mode)) < 1 / 2
     many = snapshot_of_many(SPLITS, windows)
     assert sum(each.splits for each in _debts(many, mode=mode)) >= SPLITS * 0.9
@@ -80,7 +80,10 @@ def test_partitions_cost_no_step_per_split(mode: Mode) -> None:
 
 
 def test_ten_thousand_partitions_in_a_hundred_windows_take_steps_per_partition_and_not_per_split() -> None:
-    """There are a million groups, a thousand of which have two splits to merge. A step per group would be a million."""
+    """There are a million groups, a thousand of which have two splits to merge.
+
+    One step per group would be a million steps.
+    """
     groups = 10_000 * 100
     many = snapshot_of_many(groups + 1_000, 100, partitions=10_000)
     operations = plan(many, mode=Mode.FINALIZE)
@@ -118,7 +121,8 @@ def test_a_plan_replaces_a_bounded_number_of_splits_and_begins_in_every_window(w
 def test_the_plan_does_not_depend_on_where_the_state_lists_a_split(manifests: int) -> None:
     many = snapshot_of_many(2000, 3)
     files = many.splits.table()
-    # Two scopes in turn and six splits per commit, so that planning must order scopes and break ties.
+    # The splits alternate between two scopes, and each commit adds several splits. Planning must therefore order scopes
+    # and break ties.
     partition = pa.array(["b", "a"] * 1000)
     files = files.set_column(FILES_SCHEMA.get_field_index("partitionId"), FILES_SCHEMA.field("partitionId"), partition)
     shuffled = files.take(pa.array(np.random.default_rng(3).permutation(len(files))))

@@ -1,4 +1,4 @@
-"""The policy on columns: which splits it merges at what time, and that repeated runs end with all windows in order."""
+"""The compaction policy on columns merges the right splits at the right time, and repeated runs finish all windows."""
 
 from __future__ import annotations
 

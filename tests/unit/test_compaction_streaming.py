@@ -1,4 +1,4 @@
-"""A merge reads every input once, forwards, and holds one piece of the output at a time (decision 0016)."""
+"""A merge reads each input once from start to end, and keeps one output piece in memory (decision 0016)."""
 
 from __future__ import annotations
 

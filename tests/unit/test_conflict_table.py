@@ -1,4 +1,4 @@
-"""Design "Committing": every cell of the conflict table, and its additional rules (lessons 13, 25 and 26)."""
+"""Every cell of the conflict table (design "Committing"), and its additional rules (lessons 13, 25 and 26)."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OLD_FILE = Txn(appId="landed:old", version=1)
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """A commit of one row or column of the table, planned on the table of the fixture."""
+    """The commit for one row or column of the conflict table. It was planned on the table of the fixture."""
 
     actions: tuple[Action, ...]
     requirements: tuple[Requirement, ...] = ()
@@ -68,7 +68,7 @@ def merged(region: str, generation: int) -> MergedGenerations:
 
 
 def prune() -> Commit:
-    """Prune the transaction of the fixture, as planned on its version 1."""
+    """Return the commit that prunes the transaction of the fixture. It was planned on version 1."""
     return Commit((RemoveTxn(appId="landed:old"), Fence(resource=PRUNING, token=2)))
 
 
@@ -103,8 +103,8 @@ MINE: Mapping[str, Commit | None] = {
     "prune": prune(),
 }
 
-# ok: lands after the other commit. abort: writes nothing, plan again. drop: lands without the segment of a removed
-# split.
+# ok: mine commits after theirs. abort: mine writes nothing and must plan again. drop: mine commits without the segment
+# of a removed split.
 TABLE = """
 mine \\ theirs | append | merge r | merge q | delete a | compact c d | compact a b | index c | index a | upkeep | window | drop idx | checkpoint | ingest | prune
 append        | ok     | ok      | ok      | ok       | ok          | ok          | ok      | ok      | ok     | abort  | ok       | ok          | ok     | ok

@@ -1,4 +1,4 @@
-"""Copies of generations in a region's manifest: their writers, the carrying over, and damaged copies."""
+"""Copies of generations in a region's manifest: the processes that write or keep them, and damaged copies."""
 
 from __future__ import annotations
 

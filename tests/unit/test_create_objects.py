@@ -1,4 +1,4 @@
-"""Creation of objects with lost replies: the stored content decides, and no object exists twice.
+"""If replies to creates are lost, the stored content decides the outcome, and no object exists twice.
 
 See lessons 01, 02 and 04.
 """

@@ -1,4 +1,4 @@
-"""A declaration accepts a cron line only if the line has dates for the scheduler."""
+"""A declaration accepts a cron line only if the scheduler finds dates for that line."""
 
 from __future__ import annotations
 

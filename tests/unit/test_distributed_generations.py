@@ -1,4 +1,4 @@
-"""Distributed generations: ordered after the acknowledged records, exactly once, at any end of the distributor."""
+"""Distributed generations come after the acknowledged records, exactly once, even if the distributor ends anywhere."""
 
 from __future__ import annotations
 

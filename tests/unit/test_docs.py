@@ -109,7 +109,7 @@ def _shown_in(path: Path) -> Iterator[str]:
 
 @cache
 def _commands_of(program: str) -> list[tuple[str, list[str]]]:
-    """Return the lines where a document shows a command of this program, with the words after its name."""
+    """Return each use of this program in the documents: the document, and the words after the program's name."""
     begins = re.compile(rf"(\.venv/bin/)?{program} ")
     found = [
         (_name(path), shlex.split(text.partition(" | ")[0], comments=True)[1:])

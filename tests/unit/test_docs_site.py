@@ -110,7 +110,7 @@ def test_the_page_of_configuration_lists_every_variable_of_the_environment() -> 
     assert set(re.findall(r"`(TIDEMARK_[A-Z0-9_]+)`", page)) == read - prefixes
 
 
-# Each operation of the table in README: the metric of the benchmark, and the peer that README names first.
+# For each operation in the README table: the metric of the benchmark, and the first peer in README.
 MEASURED = {
     "open a table of 1,000,000 files with all entries": (
         "open 1,000,000 files and look at all, statistics too",

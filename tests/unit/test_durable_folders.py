@@ -1,4 +1,4 @@
-"""A call is acknowledged only after an fsync of every folder that names its entry.
+"""A call is acknowledged only after an fsync of every folder in which it changed an entry.
 
 A visible entry is not yet durable. The tests watch the operating system, not our classes. They record which folders
 have entries without a later fsync. The fsync of a folder fails when a test requests this, as on a disk that reports an

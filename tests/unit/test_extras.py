@@ -1,4 +1,4 @@
-"""A missing extra is named by a typed error without a traceback."""
+"""A typed error without a traceback reports a missing extra."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The fault store: without faults it equals the wrapped store. Faults come by instruction or by a repeatable seed."""
+"""The fault store: without faults it equals the wrapped store. Faults come from a script or from a repeatable seed."""
 
 from __future__ import annotations
 

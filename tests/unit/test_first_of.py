@@ -1,4 +1,4 @@
-"""The first rows of many: the rows that are kept, and how far the search for more goes."""
+"""Selection of the first rows of many: the rows that are kept, and the point at which the search stops."""
 
 from __future__ import annotations
 

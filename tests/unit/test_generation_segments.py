@@ -96,7 +96,7 @@ def define(table: KeyedTable, *indexes: IndexDefinition) -> None:
 
 
 def two_generations(table: KeyedTable) -> KeyedTable:
-    """Make a base row, and a generation whose rows are partly changed by a second generation and the log."""
+    """Make a base row and a generation. A second generation and the log change some rows of the first generation."""
     with table.writer(EVERY_GENERATION) as writer:
         writer.put([row(1, "ebb ebb"), row(2, "flood")])
         writer.flush()
@@ -152,7 +152,7 @@ def test_a_search_answers_from_segments_and_builds_nothing(tmp_path: Path, monke
     assert [each["id"] for each in found(table, "ebb", "words", tmp_path / "cache")] == [0, 1, 2]
     with pytest.raises(
         Unavailable, match="No such file or directory"
-    ):  # without a segment and a copy, it must build one
+    ):  # without a segment and a copy, the search must build a segment
         found(table, "ebb", "words", tmp_path / "empty")
 
 

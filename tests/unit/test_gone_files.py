@@ -252,7 +252,10 @@ def test_of_a_file_with_two_contents_or_none_everything_stays(bench: Bench) -> N
 
 
 def test_work_planned_before_files_were_pruned_records_nothing(bench: Bench) -> None:
-    """Otherwise a stalled run could add a file again that another run ingested and that was then removed and pruned."""
+    """Otherwise, a stalled run could add a file again.
+
+    Another run had ingested this file, and it was then removed and pruned.
+    """
     bench.land(1, 2)
     stalled = bench.log.snapshot()
     results = bench.execute(stalled)

@@ -1,6 +1,6 @@
 """Group commit: calls of many threads share one WAL entry.
 
-The tests also cover rows without a waiting call, and the limits of both.
+The tests also cover rows for which no call waits, and limits with and without a waiting call.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ ACTIONS: Mapping[str, dict[str, Any]] = {
     "removeTranslation": {"path": PATH},
 }  # fmt: skip
 
-# By the JSON type of a field: values that the field cannot hold, even if a careless reader would accept them.
+# Invalid values for each JSON type of a field. A careless reader would accept some of them.
 WRONG: Mapping[type, list[object]] = {
     str: [1, True, 1.5, [], {}, ["a"]],
     int: ["1", True, 1.0, 1e300, [], {}, 2**63, -(2**63) - 1, 10**4000],
@@ -306,7 +306,7 @@ def test_a_path_that_is_read_stays_inside_whoever_decodes_it(path: str) -> None:
 
 
 def _peak(read: Callable[[], object]) -> int:
-    """Return the most bytes that Python held while `read` ran to its `Corrupt`."""
+    """Return the peak memory of Python while `read` runs until it raises `Corrupt`."""
     tracemalloc.start()
     try:
         with pytest.raises(Corrupt) as caught:

@@ -761,7 +761,7 @@ class _Threads(io.BytesIO):
 
 
 def test_a_stream_is_read_by_no_thread_that_may_outlive_its_reader() -> None:
-    # A thread that holds a Python object when Python ends aborts the process after its work.
+    # If a thread still has a Python object when Python ends, the thread aborts the process after its work.
     csv = _Threads(b"level,text\n" + b"1,one\n" * 50_000)
     table = pa.table({"level": pa.array([1] * 50_000, pa.int32()), "text": ["one"] * 50_000})
     file = _Threads(parquet(table))

@@ -1,4 +1,4 @@
-"""The exact requests of claim, append, flush, merge and `get`, in one table, for a table of one region.
+"""One table with the exact requests of claim, append, flush, merge and `get`, for a table with one region.
 
 A change here changes the cost for users (docs/architecture/object-store.md, "Request budgets"). The counts do not
 include opening the log.
@@ -20,7 +20,7 @@ from tests.support.keyed_table import KeyedTable
 
 Cost = dict[str, int]
 NEVER_THERE = "N1x"
-"""A key within all bounds that no Bloom filter here admits."""
+"""A key within all bounds, but in none of the Bloom filters."""
 
 BEYOND = "Z"
 
@@ -40,7 +40,7 @@ class Costly:
         return self.table.writer()
 
     def cost(self, act: Callable[[], object]) -> Cost:
-        """Return the requests of an act by kind, without kinds that it did not use."""
+        """Return the number of requests of an action by kind, without unused kinds."""
         before = self.store.requests
         act()
         return {kind: count - before[kind] for kind, count in self.store.requests.items() if count > before[kind]}
@@ -100,13 +100,13 @@ def test_a_merge_costs_three_gets_per_generation_and_one_per_small_split_that_it
 
 
 PER_GENERATION = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
-"""GETs per generation: its entry, if bounds and Bloom filter admit the key.
+"""GETs per generation: its entry, if the bounds and the Bloom filter do not exclude the key.
 
-The region's manifest has copies of both.
+The region's manifest has copies of the bounds and the filter.
 """
 
 PER_SPLIT = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
-"""GETs per split: one, if its bounds and its expression admit the key, because a small file is read whole."""
+"""GETs per split: one, if its bounds and its expression do not exclude the key, because a small file is read whole."""
 
 
 @pytest.mark.parametrize("key", ["N1", NEVER_THERE, BEYOND])

@@ -1,4 +1,4 @@
-"""The windows that a job is requested for, and its result without such windows."""
+"""The windows for which a job is requested, and the result of a job without such windows."""
 
 from __future__ import annotations
 

@@ -172,7 +172,10 @@ def test_a_damaged_manifest_hides_no_json_checkpoint_of_the_same_version(
 
 
 def test_a_new_state_names_no_manifest_that_only_a_snapshot_in_memory_still_knows() -> None:
-    """JSON checkpoints outlive an Avro state. Its manifests are removed before each request of the next state."""
+    """JSON checkpoints outlive an Avro state.
+
+    The manifests of this state are removed before each request that writes the next state.
+    """
     for instant in count():
         clock = ManualClock()
         store = MemoryStore("t", clock=clock)
@@ -266,7 +269,7 @@ def test_every_flipped_bit_of_a_list_of_parts_is_noticed_but_in_the_name_of_its_
         flipped = bytearray(root)
         flipped[bit // 8] ^= 1 << bit % 8
         store.put(json_checkpoint_key(4), bytes(flipped), Overwrite())
-        if bit in checksum:  # reads as a list of another release, without a checksum
+        if bit in checksum:  # like a list of another release without a checksum
             with suppress(Corrupt):
                 assert checkpoint.load_json_checkpoint(store, 4) == head
             continue

@@ -123,7 +123,7 @@ def test_a_kind_that_is_no_document_has_no_codec_in_its_entry() -> None:
 
 
 def test_a_kind_takes_an_entry_and_its_module() -> None:
-    """Visitors of the walk name an always-kept document only if the document is about rows."""
+    """The visitors of objects refer to an always-kept document only if that document is about rows."""
     visitors = "".join(each.read_text(encoding="utf-8") for each in MAINTAIN.glob("*.py"))
     named = {each.kind for each in DOCUMENTS if f"KeyKind.{each.kind.name}" in visitors}
     assert named == {each.kind for each in DOCUMENTS if each.rows is not Rows.NONE}
@@ -134,7 +134,7 @@ def test_a_key_is_built_from_the_parts_that_it_is_parsed_into() -> None:
         (kind,) = kinds_of(key)
         parts = KINDS[kind].parts(key)
         assert parts is not None
-        if "source" not in parts:  # it is kept in its encoded form
+        if "source" not in parts:  # the source stays in its encoded form
             parts["partition"] = str(parts.get("partition", "")).removesuffix("/")
             assert KINDS[kind].key(**parts) == key
 

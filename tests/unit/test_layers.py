@@ -18,8 +18,8 @@ PRODUCT = ("tidemark", "storage_core", "jobs", "assets", "pipelines")
 PROGRAMS = ("examples", "benchmarks", "scripts")
 SUPPORT = "tests.support"
 
-# From the highest to the lowest layer. A module may import its own layer and every lower layer. Names in one line have
-# the same height and must not import each other.
+# From the highest to the lowest layer. A module may import its own layer and every lower layer. Names in one line are
+# on the same level and must not import each other.
 LAYERS: tuple[tuple[str, ...], ...] = (
     ("tidemark",),
     ("pipelines",),
@@ -54,7 +54,7 @@ FORBIDDEN: Mapping[str, frozenset[str]] = {
 
 
 def layer_of(module: str) -> str | None:
-    """Return the layer of a module: the longest name in the table that is the module or a parent of it."""
+    """Return the layer of a module. This is the longest name in the table that equals the module or is its parent."""
     parts = module.split(".")
     # `storage_core` itself is the facade and not a parent of layers: an unknown `storage_core.x` has no layer.
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
@@ -237,7 +237,10 @@ def test_an_import_that_goes_down_is_welcome(module: str, source: str) -> None:
 
 
 def test_temporary_files_have_one_home() -> None:
-    """Only `storage_core.base.process` creates them: in private, locked folders that the next process removes."""
+    """Only `storage_core.base.process` creates temporary files.
+
+    They are in private, locked folders that the next process removes.
+    """
     reaching = {
         path.relative_to(ROOT).as_posix()
         for top in PRODUCT

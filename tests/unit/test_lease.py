@@ -389,7 +389,7 @@ def test_only_a_lease_that_exists_can_be_broken(store: MemoryStore) -> None:
 # Two layers.
 
 
-# The clock lead of the holder and of its successor, and the jump of the holder's clock before it wakes.
+# The clock offset of the holder, the clock offset of its successor, and the jump of the holder's clock before it wakes.
 CLOCKS: dict[str, tuple[int, int, int]] = {
     "in step": (0, TTL_MS, 0),
     "the other ten minutes ahead": (0, 10 * MINUTES, 0),
@@ -472,7 +472,10 @@ def test_tokens_survive_a_checkpoint(store: MemoryStore) -> None:
 
 
 class ScriptedStopEvent:
-    """An event whose waits first time out, each after one of the acts, and then report the event as set."""
+    """A stop event for tests.
+
+    Each wait runs one of the acts and times out. After the last act, a wait reports the event as set.
+    """
 
     def __init__(self, *acts: Callable[[], object]) -> None:
         self._acts = list(acts)
@@ -503,7 +506,7 @@ def test_a_heartbeat_renews_at_a_third_of_the_time_until_its_block_ends(store: M
 
     stop = ScriptedStopEvent(later, later, later, later)
     with Heartbeat([lease], stop):
-        pass  # leaving waits for the thread, which ends when the bell reports the stop
+        pass  # the exit waits for the thread, which ends when the event is set
     assert stop.waits == [100.0] * 5
     assert stop.was_set
     assert record_in(store).expires_at_ms == START_MS + 4 * INTERVAL_MS + TTL_MS

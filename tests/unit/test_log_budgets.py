@@ -1,7 +1,6 @@
 """Requests and bytes of opening, committing and checkpointing at versions 13, 1,003 and 10,003 of one log.
 
-The log has all of its version files and a state every ten versions. Where a cost grows with history, the test states
-this.
+The log has all of its version files and a state every ten versions. If a cost grows with the history, the test says so.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def logs() -> Mapping[int, MemoryStore]:
         head = log.commit(head, [split(f"v{version}"), removal(_replaced(version))], operation="COMPACT").snapshot
         assert head.version == version
         if version % 10 == 0:
-            # the copy shares nothing: without a LIST, which is slow in memory
+            # A full rewrite shares no manifest and needs no LIST, which is slow in memory.
             head = write_checkpoint(store, head, log.ids.uuid, compact=True).snapshot
         if version in AGES:
             found[version] = copy_of(store)
@@ -148,8 +147,9 @@ def test_a_commit_that_removes_reads_the_manifest_that_lists_the_split_once(aged
 
 def test_a_checkpoint_costs_three_puts_at_any_age(aged: Aged) -> None:
     cost = _same_at_every_age(aged, lambda log: log.checkpoint(log.snapshot()))
-    # Opening takes 6 requests and a LIST. The rest are the hint twice, the manifest that lost a split, one new
-    # manifest, the state and the hint, and a HEAD of the only manifest that could be shared.
+    # Opening takes 6 requests and a LIST. The other requests are two GETs of the hint, a GET of the manifest that lost
+    # a split, and three PUTs. The PUTs write a new manifest, the state and the hint. A HEAD checks the only manifest
+    # that could be shared.
     assert cost == {"get": 6 + 2 + 1, "put": 3, "list": 1, "head": 1}
 
 

@@ -1,4 +1,4 @@
-"""An act repeated on equal stores leaves the same objects in each store, including changed ETags."""
+"""An action that is repeated on equal stores leaves the same objects in each store, including changed ETags."""
 
 from __future__ import annotations
 

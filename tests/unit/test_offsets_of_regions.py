@@ -23,7 +23,7 @@ DAY_MS = 86_400_000
 
 
 def given(writers: int) -> Board:
-    """Make a keyed table with the single row of each of `writers` ended writers."""
+    """Make a keyed table with one row from each of `writers` writers. All these writers have ended."""
     board = Board([MemoryStore("raw")], {"users": MemoryStore("users", clock=ManualClock(LATER_MS))})
     board.create(users="n")
     for number in range(writers):

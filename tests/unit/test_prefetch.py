@@ -189,5 +189,5 @@ def test_an_audit_of_the_last_compactions_reads_no_version_in_vain(table: KeyedT
     head = table.snapshot
     watch = Meeting(KeyKind.VERSION, 1)
     compactions(FaultStore(table.store, watch=watch), head, Selection(commits=1))
-    # The newest version for the audit itself, and the earlier versions for the compaction's starting snapshot.
+    # The audit reads the newest version, and the compaction's starting snapshot needs the earlier versions.
     assert sorted(watch.keys) == [version_key(each) for each in range(head.version + 1)]

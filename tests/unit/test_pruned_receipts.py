@@ -35,7 +35,10 @@ def clear_file(bench: Bench, name: str) -> None:
 
 @pytest.fixture
 def cleared(tmp_path: Path) -> Bench:
-    """Return a table with an object of 12 files, of which 10 files left the quarantine in a clear each."""
+    """Return a table with a quarantine object of 12 files.
+
+    Ten of these files left the quarantine, each in a separate clear.
+    """
     bench = make_bench(tmp_path, config=CONFIG)
     for number in range(12):
         bench.land(f"{number:02}.ndjson", line(60, number) + "bad\n")

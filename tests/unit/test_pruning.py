@@ -266,7 +266,7 @@ def test_a_partition_value_is_the_value_of_every_row(column: str, text: str, wan
 
 @pytest.mark.parametrize("far", [0, 1, -1])
 def test_a_decimal_is_kept_for_every_double_that_it_may_be_rounded_to(far: int) -> None:
-    # DuckDB's cast of a wide decimal rounds twice, so its double may be the one after the nearest.
+    # DuckDB's cast of a wide decimal rounds twice, so its result may be the double after the nearest double.
     stored = 2**100 + 2**47 + 1
     near = float(stored)
     wanted = near if far == 0 else math.nextafter(near, math.inf if far > 0 else -math.inf)

@@ -1,4 +1,4 @@
-"""The bounds of a generation exclude only splits and wanted keys that certainly have no key in common with it."""
+"""The bounds of a generation exclude a split or a wanted key only if the two certainly have no key in common."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Region manifests drop collected generations: the time, the processes that notice, and the cost of a commit."""
+"""Removal of collected generations from region manifests: time, effect on other processes, and cost of a commit."""
 
 from __future__ import annotations
 

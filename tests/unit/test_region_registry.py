@@ -1,4 +1,4 @@
-"""The registry names every region before the region holds a row, and a lost registry is rebuilt."""
+"""The registry contains every region before the region has a row, and a lost registry is rebuilt."""
 
 from __future__ import annotations
 

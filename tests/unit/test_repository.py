@@ -1,4 +1,4 @@
-"""Rules of the repository: no file names an index host or a machine, make has help texts, names have docstrings."""
+"""Rules of the repository: files without index hosts and machine names, make with help texts, and docstrings."""
 
 from __future__ import annotations
 

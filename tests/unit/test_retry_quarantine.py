@@ -42,7 +42,7 @@ def counts(report: JobReport) -> tuple[Any, ...]:
 
 @pytest.fixture
 def drifted(tmp_path: Path) -> Bench:
-    """Return a table of whose landed lines many have a field that is not a column, and some are not valid."""
+    """Return a table with landed lines. Many lines have a field that is not a column, and some lines are not valid."""
     bench = make_bench(tmp_path)
     for file in range(3):
         lines = [line(60 * number, 10 * file + number, **({"city": "x"} if number % 2 else {})) for number in range(6)]

@@ -1,4 +1,4 @@
-"""Runs whose commit another process overtakes. The run plans again, and does only the work that is left."""
+"""Runs for which another process commits first. The run plans again, and does only the work that is left."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def put(uri: str, *rows: Row) -> None:
 
 
 def by_hand(options: RunOptions, uri: str) -> None:
-    """Do the same step as a person does from Python, without a lease."""
+    """Run the same step without a lease, like a user who calls it from Python."""
     assert run_here(options, Table.open(uri)).status == "committed"
 
 
@@ -72,7 +72,7 @@ def operations(uri: str) -> list[str]:
 
 
 def free(uri: str) -> bool:
-    """Return whether no lease of the table is held."""
+    """Return True if no process has a lease of the table."""
     leases = list(stored_leases(Table.open(uri).store))
     return not any(each.record is None or each.record.is_live(0) for each in leases)
 

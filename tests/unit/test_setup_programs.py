@@ -1,4 +1,4 @@
-"""The programs behind `make setup`: the accepted Java versions, and the omissions of the private copy's launcher."""
+"""The programs behind `make setup`: accepted Java versions, and the arguments that the private launcher drops."""
 
 from __future__ import annotations
 

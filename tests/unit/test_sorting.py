@@ -316,7 +316,7 @@ def test_a_repair_behind_a_lost_merge_lays_a_sorted_generation_over_the_base_aga
 
 
 def repaired_without_log(table: KeyedTable) -> tuple[dict[object, object], bool]:
-    """Return the seats after a repair without log, and whether it reports possible deleted rows."""
+    """Repair without the log. Return the seats, and whether the repair reports possible deleted rows."""
     kinds = {KeyKind.VERSION, KeyKind.STATE, KeyKind.MANIFEST, KeyKind.LAST_CHECKPOINT}
     parsed = [keys.parse(info.key) for info in table.store.list("")]
     table.store.delete([each.key for each in parsed if each is not None and each.kind in kinds])

@@ -1,4 +1,4 @@
-"""A joint copy of spans of one length equals the slices, and reads nothing beyond the end."""
+"""One copy of several spans of equal length equals their slices, and reads nothing beyond the end."""
 
 from __future__ import annotations
 

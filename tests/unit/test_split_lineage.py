@@ -1,4 +1,4 @@
-"""Golden lineage metadata of a split about its table and its past, and distrust of damaged metadata."""
+"""Golden lineage metadata of a split about its table and its history. Damaged metadata is not trusted."""
 
 from __future__ import annotations
 

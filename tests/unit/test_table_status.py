@@ -119,7 +119,7 @@ def test_rows_of_a_silent_writer_are_owed_to_the_merge_once_its_idle_time_is_ove
     assert owed is None
     make_old(table, table.config.idle_after_ms // 1000 + 1)
     assert look_again()[0] == Owed(count=1, unit="generations")
-    assert look_again()[1] <= requests + 6  # the age of the newest row, only for these regions
+    assert look_again()[1] <= requests + 6  # only these regions need requests for the age of the newest row
     with table.writer() as writer:
         writer.put([{"id": 2}])
     assert look_again()[0] is None, "somebody writes again"

@@ -236,7 +236,7 @@ def test_what_nothing_leads_to_any_more_is_corrupt_and_never_taken_for_absent() 
 
 
 def test_a_checkpoint_that_ends_at_any_request_changes_no_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This includes a checkpoint that joins objects: its leftovers are complete, and the next checkpoint continues."""
+    """The checkpoint may also join objects. Its remaining objects are complete, and the next checkpoint continues."""
     monkeypatch.setattr(checkpoint_writing, "ENTRIES_PER_OBJECT", 25)
     monkeypatch.setattr(checkpoint_writing, "MAX_SMALL_OBJECTS", 2)
     table = Table()

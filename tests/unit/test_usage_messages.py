@@ -1,4 +1,4 @@
-"""What the command line says about arguments that it cannot use."""
+"""The messages of the command line about arguments that it cannot use."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """Programs that produce rows and journal them: `python -m tests.chaos.live.producers land|write|log FOLDER`.
 
 Each program writes a line to its journal before a call and after it. The line is on disk before the program continues.
-A killed program therefore leaves at most its last call in doubt. All programs end when the folder contains a file
-`stop`.
+If a program is killed, at most the outcome of its last call is therefore unknown. All programs end when the folder
+contains a file `stop`.
 """
 
 from __future__ import annotations
@@ -50,13 +50,13 @@ class Journal:
     name: str
 
     def call(self, number: int, rows: list[dict[str, object]], act: Callable[[], object]) -> None:
-        """Make the call between two lines."""
+        """Write a line, make the call, and write a second line."""
         self._write({"at": time.time(), "number": number, "rows": rows})
         act()
         self._write({"done": number})
 
     def calls(self) -> list[Call]:
-        """Return all calls. The last line may be cut."""
+        """Return all calls. The last line of the journal may be incomplete."""
         lines = (self._file.read_text(encoding="utf-8") if self._file.exists() else "").split("\n")[:-1]
         read = [json.loads(line) for line in lines]
         done = {each["done"] for each in read if "done" in each}
@@ -74,7 +74,7 @@ class Journal:
 
 
 def numbers(folder: Path, name: str) -> Iterator[int]:
-    """Yield the number of each call of a program at its due time, until the program must stop."""
+    """Yield the number of each call when the call is due. End when the program must stop."""
     first = len(Journal(folder, name).calls())
     for number in count(first):
         if (folder / "stop").exists():

@@ -1,4 +1,7 @@
-"""The product of a trial as a user runs it: `tidemark ui` and its child processes. Each of them can be killed."""
+"""The product in a trial, run as a user runs it.
+
+The processes are `tidemark ui` and its child processes, and the test can kill each of them.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +66,10 @@ def below(root: int, all_of_them: Mapping[int, Process]) -> list[Process]:
 
 @dataclass(slots=True)
 class Product:
-    """`tidemark ui` in a folder. A context manager that ends this program. `left` returns the processes that remain."""
+    """`tidemark ui` in a folder.
+
+    A context manager that ends this program. `left` returns the processes that still exist.
+    """
 
     folder: Path
     port: int
@@ -130,7 +136,7 @@ class Product:
         return found
 
     def kill(self, what: str, random: Random) -> bool:
-        """Kill a process of this kind at any point of its work. Return False if there is none.
+        """Kill a process of this kind at a random point of its work. Return False if no such process exists.
 
         A `run` is a process that the code server started. A `job` is a process that works for a run.
         """
@@ -197,4 +203,4 @@ KINDS: Mapping[str, Callable[[Sequence[Process]], list[Process]]] = {
     "daemon": _of(DAEMON),
     "webserver": _of(WEBSERVER),
 }
-"""The kinds of processes to kill, in the order of a round."""
+"""The kinds of processes to kill, in the order in which a trial kills them."""

@@ -36,13 +36,16 @@ _SHORTER: Mapping[str, tuple[int, int]] = {
     "free_slots_after_run_end_seconds": (60, 10),
     "user_code_failure_retry_delay": (30, 5),
 }
-"""Seconds that Dagster waits after a kill, for each setting: in the product, and in a short trial."""
+"""The seconds that Dagster waits after a kill.
+
+Each setting has a value for the product and a value for a short trial.
+"""
 
 
 def declare(folder: Path, often: str, *, is_short: bool) -> None:
     """Write the declarations. `often` is the cron line of collections, checkpoints and raw-log maintenance.
 
-    A short trial has shorter intervals. They are set in files that a user can also write.
+    A short trial has shorter intervals. The test sets these intervals in files that a user can also write.
     """
     if is_short:
         (folder / "automation.yaml").write_text("interval: 10s\n", encoding="utf-8")

@@ -34,7 +34,7 @@ class Watch:
     _tables: dict[str, Table] = field(default_factory=dict)
 
     def sample(self) -> None:
-        """Sample the run queue and the tables that ingest files once."""
+        """Take one sample of the run queue and of the tables that ingest files."""
         waiting = self.instance.get_runs(RunsFilter(statuses=list(WAITING)))
         self.most_waiting = max(self.most_waiting, len(waiting))
         for one, other in combinations(waiting, 2):
@@ -66,7 +66,10 @@ class Watch:
         return [each for each in found if each.status is not TickStatus.STARTED]
 
     def is_quiet(self, since: float) -> bool:
-        """Return True if all runs have ended, and the sensors have requested no run since then and since `since`."""
+        """Return True if all runs have ended, and no sensor has requested a run since the last end.
+
+        Ticks before `since` do not count.
+        """
         records = self.instance.get_run_records()
         if any(each.dagster_run.status not in ENDED for each in records):
             return False
@@ -112,7 +115,7 @@ def is_idle(ticks: Sequence[InstigatorTick]) -> bool:
 
 
 def assets_of(run: DagsterRun) -> frozenset[AssetKey]:
-    """Return the assets that a run makes. A retry counts only the steps that it repeats, and checks do not count."""
+    """Return the assets that a run makes, without checks. For a retry, return only the assets of the repeated steps."""
     steps = run.step_keys_to_execute
     made = run.asset_selection or ()
     return frozenset(key for key in made if steps is None or key.to_python_identifier() in steps)

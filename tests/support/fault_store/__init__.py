@@ -1,7 +1,7 @@
 """A store whose requests fail as real requests do: lost replies, drops, late arrivals, outages, damage, crashes.
 
-A script sets the faults, with one step per request. It selects requests by their kind and a part of their key, or by
-number. Alternatively, a seed chooses faults at given rates. A request without a step goes to the wrapped store.
+A script sets the faults, with one step per request. The script selects requests by their kind and a part of their key,
+or by number. Alternatively, a seed chooses faults at given rates. A request without a step goes to the wrapped store.
 """
 
 from tests.support.fault_store.faults import (

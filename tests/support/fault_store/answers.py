@@ -12,7 +12,7 @@ from tests.support.fault_store.faults import GetFault, ListFault
 
 
 def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Callable[[], bytes]) -> bytes:
-    """Return the content with which a get replies instead of `data`.
+    """Return the content that a get returns instead of `data`.
 
     If `data` is too short for a change, return `data`.
 
@@ -36,7 +36,7 @@ def changed_content(fault: GetFault, data: bytes, random: Random, swapped: Calla
 def changed_listing(
     fault: ListFault, found: Sequence[ObjectInfo], random: Random, page_keys: int
 ) -> Sequence[ObjectInfo]:
-    """Return the listing with which a list replies instead of `found`, which has pages of `page_keys`."""
+    """Return the listing that a list returns instead of `found`. One page of the listing has `page_keys` keys."""
     pages = [list(found[start : start + page_keys]) for start in range(0, len(found), page_keys)]
     match fault:
         case ListFault.REORDERED:

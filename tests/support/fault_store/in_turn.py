@@ -1,6 +1,6 @@
-"""Reads in turn: what runs concurrently in production runs at once in the caller's thread.
+"""Reads in turn. Reads that are concurrent in production run immediately in the thread of the caller.
 
-After a fault, it depends on the scheduling of threads which concurrent reads still start. A test that compares every
+After a fault, the scheduling of threads decides which other concurrent reads still start. A test that compares every
 request of two runs therefore needs reads in turn.
 """
 

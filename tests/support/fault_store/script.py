@@ -21,7 +21,7 @@ Rates = Mapping[Fault, float]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A request: its number among all requests (from 0), and how often its kind and key occurred before (`repeat`)."""
+    """A request. `number` counts all requests from 0. `repeat` counts the earlier requests of the same kind and key."""
 
     number: int
     kind: RequestKind
@@ -48,8 +48,8 @@ class Script:
 class Chances:
     """Faults at given rates. The fault of a request depends only on the seed and on its kind, key and `repeat`.
 
-    A seed therefore replays even if requests of several keys overlap. The rates of one kind of request add up to at
-    most 1.
+    The same seed therefore gives the same faults, even if requests of several keys overlap. The rates of one kind of
+    request add up to at most 1.
     """
 
     def __init__(self, seed: int, rates: Rates) -> None:
@@ -64,7 +64,7 @@ class Chances:
             self._ladder[kind] = list(zip(sums, (fault for fault, _ in chosen), strict=True))
 
     def step(self, request: Request) -> Fault | None:
-        """Return the fault that the request meets by chance, or None."""
+        """Return the random fault of the request, or None."""
         ladder = self._ladder[request.kind]
         if not ladder:
             return None
@@ -81,7 +81,9 @@ class Chances:
 
 
 class Fate:
-    """Numbers the requests of one process and chooses the step of each: from the oldest matching script, or by chance.
+    """Numbers the requests of one process.
+
+    It chooses the step of each request from the oldest matching script, or by chance.
 
     `trace` records all requests in order. Safe for any number of threads.
     """

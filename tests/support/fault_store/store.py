@@ -45,7 +45,7 @@ _REFUSALS: Mapping[Fault, int] = {
     ListFault.TIMED_OUT: TIMEOUT_MS,
     DeleteFault.REFUSED: 0,
 }
-"""Faults that prevent the effect of any request except a put, and the time until the caller gets the error."""
+"""The faults that prevent the effect of a request other than a put, with the time until the caller gets the error."""
 
 Watch = Callable[[RequestKind, str], object]
 
@@ -53,11 +53,11 @@ Watch = Callable[[RequestKind, str], object]
 class FaultStore:
     """A wrapped store with scripted faults and faults by chance.
 
-    A step of a script is a fault, an error raised instead of the request, or an act right before the request. An act
-    simulates another process. If several scripts match a request, the step comes from the oldest of these scripts. A
-    request without a step meets faults at the given rates. The seed decides these faults, so the same seed and the same
-    requests give the same `trace`. A delete of several keys counts as one request per key, so it can stop in the
-    middle.
+    A step of a script is one of three: a fault, an error instead of the request, or an action right before the request.
+    An action simulates another process. If several scripts match a request, the step comes from the oldest of these
+    scripts. For a request without a step, faults occur at the given rates. The seed decides these faults, so the same
+    seed and the same requests give the same `trace`. A delete of several keys counts as one request per key, so it can
+    stop in the middle.
     """
 
     def __init__(
@@ -189,7 +189,10 @@ class FaultStore:
 
     @contextmanager
     def _request(self, kind: RequestKind, key: str) -> Iterator[tuple[Request, Fault | None]]:
-        """Run the step for this request before and after it. Yield the fault that changes its effect or its reply."""
+        """Run the step of a request before and after the request.
+
+        Yield the fault that changes the effect or the reply.
+        """
         self._require_alive(kind, key)
         if self._watch is not None:
             self._watch(kind, key)

@@ -1,4 +1,4 @@
-"""Print what delta-spark finds in a table, in one session: a program that starts a JVM with the JARs of Delta Lake.
+"""Print what delta-spark finds in a table, in one session. The program starts a JVM with the JARs of Delta Lake.
 
 - spark_delta.py PLACE VERSIONS_AS_JSON COLUMNS_AS_JSON STREAMED: read these versions, with the columns of each. It
   prints one JSON value. The value has the rows of each version, and the SQL count with a condition in the newest
@@ -35,7 +35,7 @@ def main(place: str, versions: str, columns: str, streamed: str) -> None:
 
 
 def _streams(session: SparkSession, place: str) -> dict[str, object]:
-    """Return the counts of rows according to the change feed and in the table, and the `n` of the added rows."""
+    """Return the row counts of the change feed and of the table, and the values of `n` in the added rows."""
     row = f.to_json(f.struct(*(f.col(name) for name in session.read.format("delta").load(place).columns)))
     left = Counter[str]()
     for change, text in _streamed(session, place, "readChangeFeed").select("_change_type", row).collect():
