@@ -531,18 +531,21 @@ split.
 """
 
 _REWRITE: Final = (
-    "restore the version before the split came, and write again what came since: until then queries by time may skip "
-    "them; report it"
+    "Restore the version before the split was added, and write the later rows again. Until then, queries by time may "
+    "skip the rows of the split. Report the problem"
 )
-_RESTORE: Final = "at once tidemark restore NAME --to V, V the version before, and stop gc until then; report it"
+_RESTORE: Final = (
+    "At once, run tidemark restore NAME --to V. V is the version before the compaction. Stop gc until then. Report the "
+    "problem"
+)
 _UNSORTED: Final = (
-    "restore the version before the split came, and write again what came since: no compaction takes it as it is; "
-    "report it"
+    "Restore the version before the split was added, and write the later rows again. No compaction accepts the split "
+    "in its present form. Report the problem"
 )
-_NOTHING: Final = "nothing at once, all rows are there; report it"
-_REPLACE: Final = "set the values by tidemark update, then run tidemark compact"
+_NOTHING: Final = "No urgent action, because no row is lost. Report the problem"
+_REPLACE: Final = "Set the values with tidemark update. Then run tidemark compact"
 _DAMAGED: Final = (
-    "bring the file back from a copy of the store, or restore the version before the split came; report it"
+    "Restore the file from a copy of the store, or restore the version before the split was added. Report the problem"
 )
 
 

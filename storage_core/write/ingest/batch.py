@@ -257,7 +257,7 @@ def text_blocks(
             assert_never(spec.format)
 
 
-# Work and result of a batch ingest. The driver and the tasks exchange both as JSON.
+# Work and result of a batch ingest. Both pass between driver and tasks as JSON.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

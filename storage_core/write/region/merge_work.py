@@ -1,6 +1,6 @@
 """Work and result of a merge of a region, and the lookup of superseded rows.
 
-`MergeWork` is one planned merge and `MergeResult` is its output. The driver and the tasks exchange both as JSON.
+`MergeWork` is one planned merge and `MergeResult` is its output. Both pass between driver and tasks as JSON.
 `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a split.
 """
 
