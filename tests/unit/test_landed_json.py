@@ -86,6 +86,13 @@ def test_an_element_that_is_not_a_row_is_rejected_by_its_number(tmp_path: Path) 
     assert found.rejected[0].text == '{"a": "x"}'
 
 
+@pytest.mark.parametrize("end", [",,]", ", ,\n]", ",,,]"])
+def test_an_empty_element_at_the_end_of_an_array_is_rejected(tmp_path: Path, end: str) -> None:
+    found = parsed(tmp_path, f'[{{"a": 1}}, {{"a": 2}}{end}')
+    assert [each["a"] for each in found.rows.to_pylist()] == [1, 2]
+    assert reasons(found) == [(line, "the line is not valid JSON") for line in range(3, end.count(",") + 2)]
+
+
 def test_text_that_is_not_utf8_rejects_its_element(tmp_path: Path) -> None:
     found = parsed(tmp_path, b'[{"a": 1, "s": "\xff"}, {"a": 2}]')
     assert reasons(found) == [(1, "the line is not UTF-8")]

@@ -79,11 +79,13 @@ def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
 
 
 def _begin_and_end_as_object(lines: pa.StringArray) -> Mask:
-    """Return for each line whether it begins with `{` and ends with `}`. Lines are never empty."""
+    """Return which lines begin with `{` and end with `}`. An element of a JSON array can be an empty line."""
     _, offsets, data = lines.buffers()
     ends = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-    text = np.frombuffer(data, np.uint8)
-    found: Mask = (text[ends[:-1]] == ord("{")) & (text[ends[1:] - 1] == ord("}"))
+    text = np.frombuffer(data or b"", np.uint8)
+    filled = np.flatnonzero(np.diff(ends))
+    found = np.zeros(len(lines), np.bool_)
+    found[filled] = (text[ends[filled]] == ord("{")) & (text[ends[filled + 1] - 1] == ord("}"))
     return found
 
 
