@@ -150,6 +150,14 @@ def test_arrow_files_and_streams_give_the_same_rows(tmp_path: Path, kind: str, c
         assert found.rows.to_pylist() == typed(rows)
 
 
+def test_avro_records_without_fields_reject_the_file_with_this_reason(tmp_path: Path) -> None:
+    found = parsed(tmp_path, "avro", avro({"type": "record", "name": "row", "fields": []}, [{}, {}]))
+    assert whole_reason(found) == (
+        "the file cannot be used: its Avro record has no fields. Write records with fields. Land the whole file again "
+        "under a new name"
+    )
+
+
 @pytest.mark.parametrize("form", ["avro", "arrow"])
 def test_the_hash_of_a_file_is_that_of_its_bytes(tmp_path: Path, form: str) -> None:
     data = avro(AVRO, [ROW]) if form == "avro" else arrow(pa.Table.from_pylist(typed([ROW]), SCHEMA))

@@ -245,6 +245,8 @@ class _Columns:
         plain, physical = types.read(schema, "the record")
         if not pa.types.is_struct(physical):
             raise unsound("its Avro schema is not a record")
+        if not physical.num_fields:
+            raise unsound("its Avro record has no fields. Write records with fields")
         return _Columns(plain, physical, tuple(types.changes))
 
     @property
