@@ -62,6 +62,12 @@ def test_a_header_with_another_delimiter_names_the_setting(tmp_path: Path, sign:
     assert f"Declare `delimiter: {json.dumps(sign)}` in `landing`. Land the whole file again" in found[1]
 
 
+def test_a_blank_name_in_the_header_is_in_the_reason(tmp_path: Path) -> None:
+    [(line, reason)] = reasons(parsed(tmp_path, "a,s,\n1,x,\n"))
+    assert line is None
+    assert "its header has unknown or repeated columns: a blank name. Land" in reason
+
+
 @pytest.mark.parametrize("header", [True, False])
 def test_records_have_their_numbers_in_every_dialect(tmp_path: Path, header: bool) -> None:
     text = "1;x\n\nbad;'y;z'\n3;x;y\n4;'x\ny'\n5\n6;x\n7;'x\ny;z\n"

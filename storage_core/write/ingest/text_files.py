@@ -322,7 +322,7 @@ def _open(
 
 
 def _other_columns(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:_MOST_SHOWN])
+    shown = ", ".join(each or "a blank name" for each in names[:_MOST_SHOWN])
     said = f"its header has unknown or repeated columns: {shortened(shown, 500)}"
     other = next((sign for sign in ";\t|" if len(names) == 1 and sign in names[0]), None)
     return said if other is None else f"{said}. Declare `delimiter: {json.dumps(other)}` in `landing`"
