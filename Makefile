@@ -54,9 +54,10 @@ test-all: TESTS := not browser
 test-all: java-archive ## Run all tests but those that need a browser
 	@$(WITH_JAVA) $(PYTEST) -m "$(TESTS)" $(SIDE_BY_SIDE) $(PYTEST_ARGS)
 
-java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake; quick when that is done
+java-archive: setup ## Read the classes of Spark once for all Javas that tests start, and fetch Delta Lake and test files; quick when that is done
 	@$(WITH_JAVA) $(VENV)/python -m jobs.spark.java
 	@$(WITH_JAVA) $(VENV)/python -m tests.support.delta_jars
+	@$(VENV)/python -m scripts.foreign_suites > /dev/null
 
 test-postgres: setup java-archive ## Run the tests of Dagster with its history in a real PostgreSQL, not in SQLite
 	@$(WITH_JAVA) export TIDEMARK_TEST_POSTGRES=1 && $(PYTEST) $(SIDE_BY_SIDE) $(PYTEST_ARGS) tests/integration/test_dagster_*.py \

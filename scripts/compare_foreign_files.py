@@ -22,7 +22,7 @@ import shutil
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass
@@ -109,7 +109,12 @@ def equal_rows(ours: pa.Table, theirs: pa.Table) -> bool:
 
 
 def _texts(rows: pa.Table) -> list[str]:
-    return sorted(repr(_plain(row)) for row in rows.to_pylist())
+    return plain_texts(rows.to_pylist())
+
+
+def plain_texts(rows: Iterable[Any]) -> list[str]:
+    """Return a text per row, in order. Equal rows have equal texts, even if readers use different types."""
+    return sorted(repr(_plain(row)) for row in rows)
 
 
 def _counted_times(rows: pa.Table) -> pa.Table:
@@ -138,15 +143,15 @@ def _outcomes(folder: Path, place: Path) -> list[Outcome]:
         if place.is_dir():
             doors: Doors = {"import of Delta": (_imported(Path(scratch), place), [_by_delta_rs])}
         elif place.name.lower().endswith(ARROW):
-            doors = {"import of Arrow": (lambda: _imported_arrow(Path(scratch), place), [_by_pyarrow])}
+            doors = {"import of Arrow": (lambda: _imported_arrow(Path(scratch), place), [by_pyarrow])}
         else:
             alone = Path(scratch, "in")
             alone.mkdir()
             kind = ".avro" if place.name.lower().endswith(AVRO) else ".parquet"
             shutil.copyfile(place, alone / f"file{kind}")
-            doors = {"import of Parquet": (_imported(Path(scratch), alone), [_by_duckdb, _by_parquet_of_arrow])}
+            doors = {"import of Parquet": (_imported(Path(scratch), alone), [by_duckdb, by_parquet_of_arrow])}
             if kind == ".parquet":
-                doors["landing of Parquet"] = (lambda: _landed(alone), [_by_duckdb, _by_parquet_of_arrow])
+                doors["landing of Parquet"] = (lambda: _landed(alone), [by_duckdb, by_parquet_of_arrow])
         return [
             Outcome(name, door, *_result(ours, [partial(each, place) for each in theirs]))
             for door, (ours, theirs) in doors.items()
@@ -182,7 +187,7 @@ def _imported(scratch: Path, source: Path) -> Read:
 
 
 def _imported_arrow(scratch: Path, place: Path) -> pa.Table:
-    rows = _by_pyarrow(place)
+    rows = by_pyarrow(place)
     tm.Table.import_from(str(scratch / "table"), rows, name="arrow")
     return tm.Table.open(str(scratch / "table")).scan().to_arrow()
 
@@ -208,11 +213,13 @@ def _landed(folder: Path) -> pa.Table:
     return found.rows
 
 
-def _by_duckdb(place: Path) -> pa.Table:
+def by_duckdb(place: Path) -> pa.Table:
+    """Return the rows of a Parquet file by DuckDB."""
     return duckdb.read_parquet(str(place), hive_partitioning=False).to_arrow_table()
 
 
-def _by_parquet_of_arrow(place: Path) -> pa.Table:
+def by_parquet_of_arrow(place: Path) -> pa.Table:
+    """Return the rows of a Parquet file by Arrow."""
     return pq.read_table(place, partitioning=None, coerce_int96_timestamp_unit="us")
 
 
@@ -222,7 +229,8 @@ def _by_delta_rs(place: Path) -> pa.Table:
     return pa.table(DeltaTable(place).to_pyarrow_table())
 
 
-def _by_pyarrow(place: Path) -> pa.Table:
+def by_pyarrow(place: Path) -> pa.Table:
+    """Return the rows of an Arrow file or stream."""
     with pa.memory_map(str(place)) as file:
         try:
             return pa.ipc.open_file(file).read_all()
