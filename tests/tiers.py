@@ -113,6 +113,7 @@ LONG = {
             "tests/integration/test_deleted_rows.py",
             "tests/integration/test_disk_cache.py",
             "tests/integration/test_explain.py",
+            "tests/integration/test_foreign_suites.py",
             "tests/integration/test_guide.py",
             "tests/integration/test_imports.py",
             "tests/integration/test_index_search.py",
