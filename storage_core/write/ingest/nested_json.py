@@ -27,6 +27,7 @@ _EXPONENT = r"\A[+-]?[0-9]+(?:\.[0-9]+)?[eE][+-]?[0-9]+\z"
 _MOST_ZEROS = 100
 _LEAF = "value"
 _WRONG = object()
+_UNREAD = "a value in it is not valid JSON, or it nests too deeply"
 
 Faults = dict[int, tuple[str, str]]
 """Maps the position of each faulty value of a level to the path below the level and the reason."""
@@ -46,12 +47,14 @@ def nested_column(texts: pa.ChunkedArray, field: pa.Field, target: RowFormat) ->
     A row without a value has no fault. Raises `InvalidInput` if text cannot represent a type inside of the column.
     """
     nulls = ("", *target.null_values)
-    values = [None if text is None or text in nulls else _decoded(text) for text in texts.to_pylist()]
+    written = texts.to_pylist()
+    values = [None if text is None or text in nulls else _decoded(text) for text in written]
     inner = replace(target, time_column=None, time_format=None, times=LandedTimes(truncates=target.times.truncates))
     column, faults = _build(values, field.type, inner)
     reasons: list[str | None] = [None] * len(values)
     for row, (path, why) in faults.items():
-        reasons[row] = f"column {field.name}{path}: {why}"
+        is_unread = values[row] is _WRONG and written[row].startswith(("[", "{"))
+        reasons[row] = f"column {field.name}{path}: {_UNREAD if is_unread else why}"
     return column, reasons
 
 
