@@ -55,7 +55,7 @@ def table_metadata(table: Table, name: str) -> dict[str, MetadataValue[Any]]:
 
     For an append table, also return the number of rows. Cost: no request.
 
-    A keyed table has no number of rows here, because only a read of all keys would give this number.
+    A keyed table has no number of rows here. Only a read of all keys can count the rows.
     """
     columns = [
         TableColumn(each.name, type_text(each.type), constraints=TableColumnConstraints(nullable=each.nullable))

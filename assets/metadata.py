@@ -53,7 +53,7 @@ PREDICTED = frozenset({"benefit", "benefit_unit", "predicted_benefit", "predicte
 PREDICTED_BYTES = frozenset({"predicted_bytes_in", "predicted_bytes_out"})
 """Additional metadata of a step that predicts its work.
 
-A key exists only if storage already contained the number before the run.
+If storage did not contain the number before the run, the key is missing.
 """
 
 _LONGEST_LIST = 50
@@ -63,8 +63,8 @@ def metadata_of(report: Report, debt_left: int | None = None) -> dict[str, Metad
     """Return the metadata of a materialization.
 
     The result has the keys of `METADATA`. The key `debt_left` is missing if its value is None. A job can predict its
-    work. Then the result also has the keys of `PREDICTED`, and each key of `PREDICTED_BYTES` with a known number. Sizes
-    are in bytes, times in seconds, and prices in the currency of `Prices`.
+    work. The result then also has the keys of `PREDICTED`. It has each key of `PREDICTED_BYTES` for which the number is
+    known. Sizes are in bytes, times in seconds, and prices in the currency of `Prices`.
 
     Args:
         report: The report of the job. Lists in its `details` are cut at 50 entries. The compute logs contain all

@@ -248,7 +248,7 @@ def report_up_to_date(
 
 
 _Partitions = AbstractSet[str | None]
-"""Names of partitions. Names of partitions. The only name of an asset without partitions is None."""
+"""Names of partitions. An asset without partitions has None as its only name."""
 
 
 def _ever_materialized(instance: DagsterInstance, keys: Sequence[AssetKey]) -> dict[AssetKey, bool]:

@@ -111,7 +111,7 @@ def _after_a_commit(catalog: Catalog, root: Path) -> float:
 
 
 def _at_version(root: Path, version: int) -> Path:
-    """Create a small table at this version. The state contains the version, and the log retains only the state."""
+    """Create a small table at this version. The log retains only the state, and this state contains the version."""
     log = _log(root)
     settings = {
         **snapshot_of_many(1, 1).metadata.configuration,

@@ -4,8 +4,8 @@ The benchmark measures the whole job in one warm Spark session. The session has 
 jobs. Our job plans, merges in a task, checks and commits. The other systems get the same files. Spark reads, sorts and
 writes the files. Delta runs `OPTIMIZE` on tables that consist of these files. It also runs `OPTIMIZE ZORDER BY` with
 the columns of our order. All write zstd level
-3. Ratios compare the processor seconds of the session's JVM, its Python workers and this process together. The wall
-time is printed, too. Before the measurement, a warm-up processes a tenth of the rows.
+3. Ratios compare processor seconds. These are the seconds of the session's JVM, its Python workers and this process
+together. The wall time is printed, too. Before the measurement, a warm-up processes a tenth of the rows.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _taken(work: Callable[[], object]) -> Taken:
 
 
 def _table(root: Path, spark: Spark, rows: int) -> Callable[[], object]:
-    """Create a table with one split per file. Return the table with a run of the job that merges these splits."""
+    """Create a table with one split per file. Return a function that runs the job and merges these splits."""
     schema = points.points(0, 1, WIDTH).schema
     table = Table.create(str(root), schema, time_column="observed", sort_schema=points.SORT_SCHEMA, window=None)
     for number in range(SPLITS):

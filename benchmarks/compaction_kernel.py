@@ -35,7 +35,10 @@ SPLITS = 16
 TIME_AIMS = {"Arrow copy": 1.25, "DuckDB ORDER BY": 2.2, "DuckLake's merge": 2.0}
 SIZE_AIMS = {"Arrow copy": 1.0, "DuckLake's merge": 1 / 0.85}
 FLAT = 0.8
-"""The smallest ratio of memory for 8 columns to memory for 60 columns at which memory counts as constant."""
+"""Memory counts as constant at this ratio or above.
+
+The ratio is the memory for 8 columns divided by the memory for 60 columns.
+"""
 
 
 @dataclass(frozen=True, slots=True)

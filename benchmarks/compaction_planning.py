@@ -81,7 +81,7 @@ def _plan(folder: str, now_ms: int) -> tuple[Cost, Cost, Cost, float, float]:
 
 
 def _planned(snapshot: Snapshot, now_ms: int) -> None:
-    """Plan in the same way as the job: all merges at once, and their records in parts."""
+    """Plan in the same way as the job. Choose all merges at once, and build their records in parts."""
     for _ in choose(snapshot, now_ms=now_ms, mode=Mode.POLICY).first(MOST_INPUTS).parts():
         pass
 

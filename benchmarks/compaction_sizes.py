@@ -5,7 +5,7 @@ windows and as a whole. The terms are:
 
 - "Arrival": the rows in the order in which they arrived. The weather is ordered by hour.
 - Files of the peers: files with the codec, pages and row groups of a split, but without our metadata. These files have
-  Arrow's default encodings, or encodings that a sample of the rows selects, as for splits.
+  Arrow's default encodings, or encodings that are chosen from a sample, as in splits.
 - "Bare": the files of the peers without page indexes and checksums.
 - "Splits": the splits after a compaction, one per window or one for all rows.
 - "Sorted and chosen": the files of the peers with rows in the order of splits.
@@ -50,11 +50,11 @@ from storage_core.split.writer import sort_and_write
 from storage_core.store.local import LocalStore
 
 AIM = 1 / 0.75
-"""The aim is 25 % fewer bytes than arrival order with default encodings."""
+"""The aim is 25 % fewer bytes than files in arrival order with default encodings have."""
 NO_LARGER = 1.0
-"""Small windows, packed or joined, must not be larger than arrival order with default encodings."""
+"""Small windows, packed or joined, must not have more bytes than files in arrival order with default encodings."""
 MOST_OVERHEAD = 1_024
-"""The number of bytes that a split of one row may have in addition to a file without metadata."""
+"""A split of one row may have at most this many bytes more than a file without metadata."""
 ARRIVING = 32
 _LINE = r'^(?P<client>\S+) \S+ \S+ \[(?P<at>[^ ]+) [^\]]+\] "(?P<request>[^"]*)" (?P<status>\d+) (?P<bytes>\d+|-) '
 _REST = r'"(?P<referrer>[^"]*)" "(?P<agent>[^"]*)"'

@@ -1,8 +1,8 @@
 """The time to list 100,000 events in Dagster's UI, in SQLite and PostgreSQL, before and after a purge.
 
 The queries are the queries of the UI's pages. The benchmark reads the queries from the JavaScript that the browser
-loads. The benchmark measures the wall-clock time until the schema of the webserver answers, because the database is
-another process.
+loads. The benchmark measures the wall-clock time until the schema of the webserver answers. Processor time would omit
+the database, because the database is another process.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
 
 EVENTS, SMALL, A_RUN = 100_000, 400, 200
 MADE_BY_A_RUN, SHOWN = 10, 0.1
-"""The number of partitions per run, and the share of runs with partitions that no later run materialized."""
+"""The number of partitions per run, and a share of the runs.
+
+No later run materializes the partitions of this share again.
+"""
 TRIES = 3
 AIM_SECONDS = 1.0
 """The longest acceptable wait for a person who opens a page."""

@@ -53,7 +53,7 @@ DELTA_RS, DUCKLAKE, DELTA = "delta-rs", "DuckLake", "Delta on Spark"
 CALLS = 3
 """Calls of a query per measurement.
 
-One call is too short, because processor time of another process has steps of 10 ms.
+One call is too short for a measurement. The processor time of another process is measured in steps of 10 ms.
 """
 
 _Made = TypeVar("_Made")

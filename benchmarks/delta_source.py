@@ -1,8 +1,10 @@
-"""Rows per second of an ingest from a Delta table, compared to Spark. It ingests all rows, then version by version.
+"""Rows per second of an ingest from a Delta table, compared to Spark.
+
+One measurement ingests all rows at once. Another measurement ingests later versions one by one.
 
 All systems share one Spark session with Delta Lake and two cores. Before the measurement, a small table is ingested.
-The first ingest needs about four more processor seconds. They are the start of Python in the tasks and Java's
-compilation.
+The first ingest needs about four more processor seconds. In this time, Python starts in the tasks and Java compiles
+code.
 
 Our system runs the ingest job with its commits. For an append table, the job reads and sorts rows and writes splits.
 For a keyed table, it routes rows to regions and writes generations. One peer is Spark. It reads the same rows with

@@ -109,7 +109,7 @@ def _delta(root: Path, batches: Sequence[pa.Table]) -> Taken:
 
 
 class _Files:
-    """A folder. It writes files with the minimum work for durability."""
+    """A folder. This class writes files with the minimum work for durability."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()

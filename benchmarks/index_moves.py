@@ -50,7 +50,7 @@ SCHEMA = pa.schema(
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield what a compaction and a merge of indexed rows write for indexes, and their durations."""
+    """Yield the bytes that a compaction and a merge of indexed rows write for indexes. Also yield their durations."""
     rows = (SMALL_ROWS if small else ROWS) // PARTS
     layout: dict[str, Any] = {
         "time_column": "at",

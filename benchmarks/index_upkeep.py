@@ -25,7 +25,7 @@ from tests.support.upkeep import catch_up, compact
 from tidemark import Table
 
 Size = tuple[int, int, int]
-"""The number of appends, the rows of each append, and the appends between two compactions."""
+"""The number of appends, the number of rows per append, and the number of appends between two compactions."""
 FULL: Size = (100, 10_000, 10)
 SMALL: Size = (6, 200, 3)
 WORDS = np.array(["tide", "ebb", "flood", *(f"word{each}" for each in range(5_000))])
@@ -36,7 +36,10 @@ INDEXES = [
 
 
 def measure(*, small: bool) -> Iterator[Metric]:
-    """Yield bytes and processor seconds per million rows, and how many segments a search at the end opens."""
+    """Yield bytes and processor seconds per million rows.
+
+    Also yield the number of segments that a search at the end opens.
+    """
     size = SMALL if small else FULL
     appends, rows, _ = size
     millions = appends * rows / 1e6

@@ -224,7 +224,7 @@ def _duckdb_and_delta(given: Input, folder: Path) -> None:
 
 
 class _Warm:
-    """A warm Spark. This process runs jobs on it."""
+    """A warm Spark. This process runs jobs on this Spark."""
 
     def __init__(self, root: Path) -> None:
         self._file = root / "spark" / "server.json"
@@ -258,7 +258,10 @@ def _cold(root: Path, given: Input, folder: Path) -> None:
 
 
 def _run(*words: str, server: str | None = None) -> None:
-    """Run a module until it ends. The wait for its output also waits for its Java process."""
+    """Run a module until it ends.
+
+    It reads the output to the end, so it also waits for the Java process of the module.
+    """
     environment = _environment() | ({warm.SERVER: server} if server else {})
     subprocess.run([sys.executable, "-m", *words], cwd=ROOT, env=environment, check=True, capture_output=True)
 

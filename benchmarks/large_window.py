@@ -152,7 +152,10 @@ def _readings(number: int, rows: int) -> pa.Table:
 
 
 def _rows(task: CompactionTask) -> int:
-    """Return the number of rows that a merge reads. If a merge is only a part, return the rows of this part."""
+    """Return the number of rows that a merge reads.
+
+    If a task is only a part of a merge, count only the rows of this part.
+    """
     places = [task.row_range(number) for number in range(len(task.inputs))]
     return sum(end - first for first, end in places)
 

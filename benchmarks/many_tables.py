@@ -86,7 +86,10 @@ def _ticked(name: str, upkeep: Upkeep, tick: Callable[[], int]) -> Iterator[Metr
 
 
 def _checked(tables: Sequence[TableDeclaration], history: Path) -> Iterator[Metric]:
-    """Yield how many ticks check all tables, and the time of a tick after all tables have changed."""
+    """Yield the number of ticks that a check of all tables needs.
+
+    Also yield the time of a tick after all tables have changed.
+    """
     from dagster import DagsterInstance, build_schedule_context
 
     from pipelines.automation import Automation

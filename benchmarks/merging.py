@@ -145,7 +145,7 @@ def _merge_all(root: Path, spark: Spark) -> None:
 
 
 def _exhaust(work: Callable[[], str]) -> None:
-    """Run a job repeatedly until it reports no more work, like its schedule."""
+    """Run a job repeatedly until it reports no more work. The schedule of the job does the same."""
     while work() == "committed":
         continue
 

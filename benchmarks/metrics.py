@@ -82,7 +82,7 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def median(values: Sequence[float]) -> float:
-    """Return the median. It is the right value on a machine with other load."""
+    """Return the median. The median is the right value on a machine with other load."""
     return statistics.median(values)
 
 

@@ -43,7 +43,7 @@ def config(sort_schema: str = SORT_SCHEMA) -> TableConfig:
 def points(number: int, rows: int, width: int, *, null_hosts: float = 0.0) -> pa.Table:
     """Return points of 40 metrics on 200 hosts, ordered by time.
 
-    The points cover a quarter of an hour, the `number`th quarter in the table.
+    The points cover 15 minutes. `number` is the number of this quarter of an hour in the table.
 
     Four columns contain the metric, the host, the time and the region. The other columns alternate between measurements
     and counters.

@@ -26,7 +26,7 @@ from urllib.parse import parse_qs, urlsplit
 
 DELAY_S = 0.02
 COUNTS = "COUNTS"
-"""The method of a request for the counts. The slow server answers this request itself.
+"""A request with this method returns the counts. The slow server answers this request itself.
 
 The answer contains the requests, round trips and bytes since the last request for the counts. A round trip begins with
 a request that arrives while no other request is active.

@@ -23,7 +23,10 @@ from storage_core.data.settings.index import IndexDefinition
 from tests.support.upkeep import catch_up
 
 CASES = ((200_000, False, 5.0), (5_000_000, False, 15.0), (5_000_000, True, 15.0))
-"""The number of lines, whether each line has a time (it orders equal scores), and the aim in milliseconds."""
+"""The number of lines, whether each line has a time, and the aim in milliseconds.
+
+The time orders lines with equal scores.
+"""
 WORDS = ("tide", "ebb", "flood", *(f"word{each}" for each in range(500)))
 QUERIES: Mapping[str, str | None] = {"tide": "tide", "tide AND ebb": None, "tide OR flood": "tide flood"}
 """Our queries, each with the query of Lance for the same rows."""

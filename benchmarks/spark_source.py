@@ -36,7 +36,7 @@ NUMBERS, EVERY = ("status", "bytes", "seconds"), tuple(SCHEMA.names)
 def measure(*, small: bool) -> Iterator[Metric]:
     """Yield the milliseconds of full reads, with some columns and with all columns.
 
-    Also yield those of one hour out of many.
+    Also yield the milliseconds of reads that select one hour out of many.
     """
     rows, hours, turns = (8_000, 8, 1) if small else (16_000_000, 1_000, 7)
     with tempfile.TemporaryDirectory(prefix="tidemark-benchmark-") as folder, Spark("local[2]") as spark:

@@ -4,9 +4,9 @@ Each query runs in both releases in turn.
 
     python -m benchmarks.sql_confinement [seconds] [folder of another release]
 
-Each release has its own process, so other load affects both releases equally. The two releases take turns in being the
-first to run. The output contains the medians of the times. It also contains the medians of the differences between
-paired times.
+Each release has its own process, so other load affects both releases equally. After each pair, the other release runs
+first. The output contains the medians of the times. The releases are measured in pairs, and each pair has a difference.
+The output also contains the medians of these differences.
 """
 
 from __future__ import annotations

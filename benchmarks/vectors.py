@@ -1,9 +1,9 @@
 """The cost and recall of vector searches: 400,000 words of GloVe, and 100,000 generated embeddings of 1,536 dimensions.
 
 The peers are Lance (IVF_PQ and IVF_RQ), faiss in memory (IVF of whole embeddings), and numpy. numpy compares all rows.
-Lance has √rows partitions and probes 20 partitions. It compares four times the rows with exact distances. No query has
-the same embedding as a row. Warm queries run on open tables on a local disk. Cold queries use an S3 API that answers
-after 20 ms, and their caches are empty.
+Lance has √rows partitions and probes 20 partitions. It computes exact distances for four times as many rows as the
+answer needs. No query has the same embedding as a row. Warm queries run on open tables on a local disk. Cold queries
+use an S3 API that answers after 20 ms, and their caches are empty.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ They are the rows with the smallest values along one direction.
 """
 RECALL_AIM, FILTERED_AIM, MS_AIM = 0.99, 0.98, 5.0
 COLD_AIMS = {"requests": 12, "waves": 3, "MiB": 8.0}
-"""The aims for a search in a segment. Opening the table, and reading embeddings and rows, needs further requests."""
+"""The aims for a search in a segment.
+
+A search needs further requests to open the table and to read embeddings and rows.
+"""
 _COLD_QUERIES, _FILTERED_QUERIES, _WARMING = 5, 50, 5
 
 

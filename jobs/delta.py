@@ -404,7 +404,10 @@ def _pieces(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
 
 
 def _repeated(rows: pa.Table, counts: np.ndarray[tuple[int], np.dtype[np.int64]]) -> pa.Table:
-    """Return copies of each row, as many as its count. Rows with a count of 0 or less are dropped."""
+    """Return each row several times.
+
+    The count of the row is the number of copies. Rows with a count of 0 or less are dropped.
+    """
     return rows.take(pa.array(np.repeat(np.arange(rows.num_rows), np.maximum(counts, 0))))
 
 

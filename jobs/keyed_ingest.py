@@ -47,7 +47,7 @@ ROUND_BYTES: Final = 256 * 2**20
 """A round ends when its files exceed this number of bytes. A larger file is the only file of its round."""
 
 ROUND_PUTS: Final = 10
-"""The PUTs of a round, including the commit, if all its records belong to one existing region."""
+"""The number of PUTs of a round, including the commit. All records of this round belong to one existing region."""
 
 _MOST_LOST: Final = 5
 _PAUSE_MS: Final = 100

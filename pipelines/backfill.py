@@ -167,7 +167,7 @@ def _rows(metadata: Mapping[str, MetadataValue[Any]]) -> int:
 def _failed(
     declaration: TableDeclaration, parts: Sequence[Chunk], keys: Sequence[AssetKey], *, instance: DagsterInstance
 ) -> list[Chunk]:
-    """Return the windows of these chunks for which the last run did not make one of the assets.
+    """Return windows of these chunks. In each of these windows, the last run did not make every asset.
 
     Adjacent windows form one chunk.
     """

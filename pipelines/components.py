@@ -241,7 +241,8 @@ def _read(tree: ComponentTree, _tracker: object) -> _Project:
 
     The result is cached, because finding the components takes as long as loading them.
 
-    Two trees of the same folder are equal. The cache key therefore also contains the state of the tree.
+    Two tree objects of the same folder always compare as equal. The cache key therefore also contains the state of the
+    tree.
     """
     return _Project(tree.get_all_components(of_type=TableComponent), tree.get_all_components(of_type=RawLogComponent))
 

@@ -1,8 +1,8 @@
 """The JSON schema of declarations. With this schema, editors complete and check files.
 
 `python -m pipelines.declaration_schema` prints the JSON schema of `tables/*.yaml`. In a Dagster component, each value
-can be a template such as `{{ env.WAREHOUSE }}`. The schema for the attributes of a component therefore accepts a scalar
-instead of any value. When Dagster loads the component, the component checks each value.
+can be a template such as `{{ env.WAREHOUSE }}`. The schema for the attributes of a component therefore also accepts a
+scalar where another type is required. When Dagster loads the component, the component checks each value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def schema_text() -> str:
 
 
 def with_templates(schema: JsonSchemaValue) -> JsonSchemaValue:
-    """Return a schema that accepts a scalar instead of every value. It still rejects unknown fields.
+    """Return a schema that also accepts a scalar where another type is required. It still rejects unknown fields.
 
     The result contains no references. Another schema can therefore contain it without definitions.
     """

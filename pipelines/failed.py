@@ -1,4 +1,4 @@
-"""The last failure of each table. It comes from Dagster's history if there is a history."""
+"""The last failure of each table. If Dagster has a history, the module reads the failures from this history."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class LastFailure:
 def last_failures(folder: Path, tables: Collection[str]) -> dict[str, LastFailure]:
     """Return the newest failure of each table. The search examines the `MOST_RUNS` newest failed runs.
 
-    Cost: one query for the runs, and one query per failure. There is also one query per examined run, until every table
-    has a failure. Raises the errors of Dagster if Dagster's storage cannot be read.
+    Cost: one query for the runs, and one query per failure. The function also needs one query per examined run, until
+    it has found a failure of every table. Raises the errors of Dagster if Dagster's storage cannot be read.
     """
     from pipelines.instance import open_instance
 
@@ -76,7 +76,8 @@ def _failed_runs(instance: DagsterInstance) -> list[RunRecord]:
 def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collection[str]) -> dict[str, LastFailure]:
     """Return the failed step of this run for each affected table.
 
-    If no step failed, the job counts as the failed step of each unfinished table.
+    If no step failed, the affected tables are the unfinished tables. The result then contains the job name instead of a
+    step.
     """
     from dagster import DagsterEventType
 
@@ -104,9 +105,9 @@ def _failures_of(instance: DagsterInstance, record: RunRecord, tables: Collectio
 def _failed_by(
     instance: DagsterInstance, run: DagsterRun, step: str | None, tables: Collection[str]
 ) -> dict[str, list[AssetKey]]:
-    """Return the tables of a failed step or run, with their unfinished assets.
+    """Return the tables of a failed step, or of a failed run without a failed step.
 
-    The run has no failed step in the second case.
+    The result also contains the unfinished assets of each table.
     """
     from pipelines.runs import assets_of, not_done
 
@@ -160,7 +161,7 @@ def _is_done_since(instance: DagsterInstance, key: AssetKey, at: float) -> bool:
 
 
 def _message_of(instance: DagsterInstance, run: DagsterRun, event: DagsterEvent, at: float) -> str:
-    """Return the message of a failure in the form of `said_by`.
+    """Return the message of a failure. `said_by` formats the message.
 
     If Dagster itself ended the run, return the last error that Dagster recorded for the run. If there is no such error,
     return the last event of the run.

@@ -30,7 +30,10 @@ def problems_of_all(root: Path) -> Iterator[Problem]:
 
 
 def unset_variables(root: Path) -> Iterator[str]:
-    """Yield a warning for each receiver of alerts with an environment variable that this process does not have."""
+    """Yield a warning for each receiver of alerts with a missing environment variable.
+
+    This process does not have the variable.
+    """
     try:
         receivers = read_alerts(root).receivers
     except TidemarkError:  # `problems_of_all` reports the invalid file

@@ -1,7 +1,7 @@
 """Dagster definitions that do not belong to a single table.
 
 They are the purge of old runs, the sensor for dead runs, and the assets `report/written` and `catalog/refreshed`. The
-module also checks for the schedule of a raw log whether a distribution has work.
+schedule of a raw log also uses this module to check whether a distribution has work.
 """
 
 # This module omits `from __future__ import annotations`, because Dagster rejects a context with a text annotation.
@@ -89,7 +89,7 @@ def build_housekeeping(automation: Automation) -> Definitions:
 
 
 def build_purge_job(prefix: str = "") -> JobDefinition:
-    """Return the job `purge_history`. It deletes old runs of the Dagster instance that runs it."""
+    """Return the job `purge_history`. The job deletes old runs of its own Dagster instance."""
 
     @op(
         name=f"{prefix}purge_runs",
@@ -228,10 +228,10 @@ def build_raw_log_assets(raw_log: DeclaredRawLog) -> list[AssetsDefinition]:
 
 
 def distribution_reason(raw_log: DeclaredRawLog, instance: DagsterInstance) -> str | SkipReason:
-    """Return the reason for a distribution, or a `SkipReason`. It reads only listings and offsets.
+    """Return the reason for a distribution, or a `SkipReason`. The function reads only listings and offsets.
 
-    If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. This is the case if the check
-    shows different gaps than the stores have.
+    If no chunk waits, a run may still be needed to update the check `nothing_is_missing`. This is the case if the gaps
+    in the check differ from the gaps in the stores.
     """
     with Spark() as spark:  # a dry run has no work for Spark, so Spark does not start
         planned = run(raw_log.options(Distribute, dry_run=True), spark)

@@ -82,11 +82,11 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
     """Return the folder of the instance. Create the folder if it is missing. Idempotent.
 
     The folder is `DAGSTER_HOME`, or otherwise `.dagster/` in the root. In `.dagster/`, the settings file is a link to
-    the settings of the package. If the user has a settings file there, this file stays. The function writes a settings
-    file instead of the link in two cases. They are a database, and a terminal log level other than INFO. In
-    `DAGSTER_HOME`, the function writes a settings file only for a database. If the history moves from files to a
-    database, this function logs a warning. The function never moves a history from a database to files. Otherwise, a
-    process without the variable would change the settings of all other processes.
+    the settings of the package. If the user has a settings file there, this file stays. If the history is in a
+    database, the function writes a settings file instead of the link. It also writes this file for a terminal log level
+    other than INFO. In `DAGSTER_HOME`, the function writes a settings file only for a database. If the history moves
+    from files to a database, this function logs a warning. The function never moves a history from a database to files.
+    Otherwise, a process without the variable would change the settings of all other processes.
 
     Args:
         root: The folder that contains `tables/`.
@@ -116,7 +116,10 @@ def home(root: Path | None = None, environment: Mapping[str, str] = os.environ) 
 
 
 def _is_ours(settings: Path) -> bool:
-    """Return whether Tidemark created the settings. They are a file, or a link from an older version of the package."""
+    """Return whether Tidemark created the settings.
+
+    These settings are a file, or a link from an older version of the package.
+    """
     if settings.is_symlink():
         return settings.readlink() != SETTINGS
     return settings.is_file() and settings.read_text(encoding="utf-8").startswith(_OURS)

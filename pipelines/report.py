@@ -181,7 +181,7 @@ class Pair:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """A value at a time (in milliseconds), with its tooltip."""
+    """One point of a line: its time in milliseconds, its value, and its tooltip."""
 
     at: int
     value: float
@@ -502,7 +502,7 @@ def _table(name: str, head: Sequence[str], lines: Iterable[Sequence[str]]) -> st
 
 
 REPORT = "TIDEMARK_REPORT"
-"""The name of an environment variable with the path of the report of all tables.
+"""The name of an environment variable. This variable contains the path of the report about all tables.
 
 The default is `report.html` next to `tables/`.
 """

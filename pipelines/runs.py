@@ -3,7 +3,7 @@
 - `AtWork`: the runs that wait or run now.
 - `spent_bytes`: the largest number of bytes that runs may have read within the last hour.
 - `end_dead_runs`: mark a run as failed if the process of the run has died.
-- `unfinished`: the partitions that their last run did not make.
+- `unfinished`: the partitions that are missing because their last run did not succeed.
 - `purge`: delete old runs.
 
 A tag of each run contains its process. This module therefore finds dead runs without the health check of Dagster.
@@ -151,7 +151,7 @@ def _busy(instance: DagsterInstance, run: DagsterRun, keys: Collection[AssetKey]
 
 
 def _is_over(record: RunRecord, now: dt.datetime) -> bool:
-    """Return whether a run failed before it began and its pause is over, so that it may be requested again."""
+    """Return whether a run may be requested again. Such a run failed before it began, and its pause is over."""
     if record.dagster_run.status is not DagsterRunStatus.FAILURE or record.start_time is not None:
         return False
     return record.update_timestamp.timestamp() + LAUNCH_REST_SECONDS < now.timestamp()
@@ -160,7 +160,10 @@ def _is_over(record: RunRecord, now: dt.datetime) -> bool:
 def _resting(
     instance: DagsterInstance, ended: Sequence[DagsterRun], assets_of_jobs: Mapping[str, Collection[AssetKey]]
 ) -> Iterator[AssetKey]:
-    """Yield each asset that its newest run did not make. `ended` contains the runs with the newest run first."""
+    """Yield each asset that is missing because its newest run did not succeed.
+
+    `ended` contains the runs with the newest run first.
+    """
     known: set[AssetKey] = set()
     for run in ended:
         keys = assets_of(run, assets_of_jobs)
@@ -268,7 +271,7 @@ def old_runs(instance: DagsterInstance, older_than_ms: int, clock: Clock) -> Ite
 
 
 def _shown_by_assets(instance: DagsterInstance, before: float) -> set[str]:
-    """Return the runs before the time `before` with results that an asset or a partition still shows."""
+    """Return the runs with results from before `before` that an asset or a partition still shows."""
     return {run_id for key in instance.all_asset_keys() for run_id in _shown_by(instance, key, before)}
 
 
@@ -353,10 +356,12 @@ MOST_RUNS: Final = 20_000
 
 
 def spent_bytes(instance: DagsterInstance, *, now_ms: int, hour: dt.timedelta = HOUR) -> Mapping[str, int]:
-    """Return the granted bytes of each table. Runs that wait, run now, or ended within the last hour count.
+    """Return the number of bytes that runs of each table may read.
 
-    Within one hour, runs therefore never read more bytes than the bytes that count for this hour. If a run ended before
-    it started, it counts as 0 bytes. If an unfinished run was created more than a day ago, it is ignored.
+    The function counts runs that wait, runs that run now, and runs that ended within the last hour.
+
+    The result is therefore never smaller than the number of bytes that runs really read in this hour. If a run ended
+    before it started, it counts as 0 bytes. If an unfinished run was created more than a day ago, it is ignored.
 
     Cost: one query per `PAGE` runs that changed within the hour or are not finished.
 
@@ -429,12 +434,12 @@ def unfinished(instance: DagsterInstance, keys: Iterable[AssetKey], names: Itera
 
 
 def _unplanned(instance: DagsterInstance, key: AssetKey, names: Collection[str]) -> dict[str, DagsterRun]:
-    """Return the partitions of backfill runs for which Dagster has no record since the run began.
+    """Return the partitions of backfill runs that Dagster has not recorded since the run began.
 
-    The tags contain them.
+    The tags of the run contain these partitions.
 
-    Dagster records the partitions of a run individually. If the run is killed during this time, only the tags of the
-    run contain all its partitions.
+    Dagster records the partitions of a run one by one. If the run is killed before the last record, only its tags
+    contain all its partitions.
     """
     unheard: dict[str, DagsterRun] = {}
     for run in _backfills(instance, key):

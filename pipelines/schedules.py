@@ -1,7 +1,7 @@
 """The schedules.
 
-Each step without requests from the upkeep sensor has one schedule. The schedule has the cron lines of all tables and
-raw logs.
+The upkeep sensor does not request some steps. Each of these steps has one schedule. The schedule has the cron lines of
+all tables and raw logs.
 
 At the time of a cron line, the schedule requests runs for the tables with this line. It does not request a run if such
 a run is waiting or running. Schedules do not make up for missed ticks, because the next tick requests the work again.

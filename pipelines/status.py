@@ -2,7 +2,7 @@
 
 The number of requests per table is bounded. If a table cannot be read, the other tables are still read. `ExternalLook`
 adds state that is not in the log of the table. It consists of landed files, mirrors, and the plan of garbage
-collection. `held_back` returns the reasons for which pending maintenance does not start. The metrics are a contract
+collection. `held_back` returns the reasons why pending maintenance does not start. The metrics are a contract
 (docs/spec.md). The labels of the metrics contain no location.
 """
 
@@ -62,7 +62,7 @@ def index_lag(status: Status) -> str:
 
 
 def held_bytes(status: Status, now_ms: int) -> str:
-    """Return the reasons for which files that are not live are kept, and the duration.
+    """Return the reasons for keeping files that are not live, and how long they are kept.
 
     The text is empty if no such files are kept.
     """
@@ -101,7 +101,7 @@ MOST_LANDED = 10_000
 """The largest number of entries that `ExternalLook` reads at a landing location."""
 
 HELD = "held"
-"""The key for the retained bytes of the table in `unknown`. This key is not a step."""
+"""The key in `unknown` for the retained bytes of the table. Unlike the other keys, this key is not a step."""
 
 Found = TypeVar("Found")
 
@@ -288,7 +288,7 @@ class Looked:
 
     @property
     def unknown(self) -> Mapping[str, str]:
-        """The reason by step for which the pending work is unknown."""
+        """The steps with unknown pending work, each with the reason."""
         return self.before.unknown if self.status is None else self.status.unknown
 
     def state_after(self, failure: LastFailure | None) -> State:
@@ -351,8 +351,8 @@ def look_at_all(places: Sequence[Place], clock: Clock | None = None, *, with_hel
 
     The state of a table contains its error, which is not raised.
 
-    With `with_held`, the result also contains the reasons for which each table keeps bytes. These reasons cost up to 33
-    more requests per table.
+    With `with_held`, the result also contains the reasons why each table keeps bytes. These reasons cost up to 33 more
+    requests per table.
     """
     now = clock or SystemClock()
     for start in range(0, len(places), PARALLEL_TABLES):
@@ -401,7 +401,10 @@ def look_into(table: Table, place: Place, clock: Clock, *, with_held: bool = Fal
 
 
 _NOT_HELD = frozenset({*(each.name for each in TABLE_STEPS if each.is_fresh), "collect", "wait", "resort"})
-"""Steps that wait for no budget. They are the steps for fresh data, and the steps that schedules or people request."""
+"""Steps that never wait for a budget.
+
+These are the steps for fresh data, and the steps that schedules or people request.
+"""
 _NOT_STARTED_BY_IT = frozenset({"collect", "wait", "resort"})
 """Steps that the upkeep sensor does not start."""
 _OFF = "automation is off, so no sensor starts it. Declare `automation: on` and reload the definitions"
@@ -410,7 +413,7 @@ _OFF = "automation is off, so no sensor starts it. Declare `automation: on` and 
 def held_back(
     found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path, *, now_ms: int
 ) -> dict[str, str]:
-    """Return the reason for which pending work does not start, by table name.
+    """Return, for each table name, the reason why pending work does not start.
 
     The function reads from Dagster's history how many bytes are used and whether the sensor runs.
     """
@@ -432,7 +435,7 @@ def _owes(found: Looked, except_for: Collection[str]) -> bool:
 
 
 def _not_started(found: Sequence[Looked], declared: Sequence[TableDeclaration], root: Path) -> dict[str, str]:
-    """Return the reason for which no sensor or schedule starts the pending maintenance, by table name."""
+    """Return, for each table name, the reason why no sensor or schedule starts the pending maintenance."""
     automation = Automation(declared, of_all=read_automation(root))
     owing = {each.place.name for each in found if _owes(each, _NOT_STARTED_BY_IT)}
     switches = {each.name: automation.of(each) for each in declared if each.name in owing}
@@ -464,7 +467,7 @@ def _sensor_is_on(root: Path, automation: Automation) -> bool:
 def _limited(
     found: Looked, own: UpkeepDeclaration, of_all: UpkeepOfAllDeclaration, spent: Mapping[str, int]
 ) -> str | None:
-    """Return the budget that delays the next compaction of the table because too few bytes are left.
+    """Return the budget that has too few bytes left for the next compaction of the table.
 
     Otherwise, return None.
     """

@@ -1,4 +1,6 @@
-"""The declared tables and raw logs. They are all valid files, and the problems of all other files.
+"""The declared tables and raw logs.
+
+The module returns the content of all valid files, and the problems of all other files.
 
 An invalid file does not affect the other files. Dagster logs its file name, line and field as an error. This module
 does not import Dagster.
@@ -28,7 +30,7 @@ DAGSTER_HOME = "DAGSTER_HOME"
 POSTGRES = "TIDEMARK_DAGSTER_POSTGRES"
 """The name of an environment variable with the URL of the database. Every process of Dagster needs it."""
 LOG_LEVEL = "TIDEMARK_LOG_LEVEL"
-"""The name of an environment variable with the lowest log level that a terminal shows for runs.
+"""The name of an environment variable. The variable contains the lowest log level that a terminal shows for runs.
 
 The process that creates Dagster's home folder reads this variable.
 """
@@ -87,7 +89,10 @@ def write_whole(file: Path, text: str) -> None:
 
 
 Taken = dict[tuple[str, str], tuple[str, Path]]
-"""For a field and the canonical form of its value: the value as written, and the file with this value."""
+"""The key is a field and the canonical form of its value.
+
+The entry is the value as written, and the file with this value.
+"""
 
 LOG = logging.getLogger(__name__)
 
@@ -240,7 +245,7 @@ def _shown(file: Path, root: Path) -> Path:
 
 def _take(declaration: TableDeclaration, file: Path, taken: Taken) -> None:
     """Raise `InvalidInput` if another file has the same name or location, even in a different spelling."""
-    # In Dagster, two names that differ only in a dash and an underscore would be the same name.
+    # Dagster treats a dash and an underscore in a name as the same character.
     own = {("name", identifier(declaration.name)), ("uri", canonical(declaration.uri))}
     _take_queue(declaration, file, taken)
     for name, same in sorted(own & taken.keys()):
@@ -266,7 +271,9 @@ def _take_queue(declaration: TableDeclaration, file: Path, taken: Taken) -> None
 def _require_apart(
     file: Path, table: Sequence[str], landing: Sequence[str] | None, *, tables: _Locations, landings: _Locations
 ) -> None:
-    """Raise `InvalidInput` if a landing location overlaps a table. Both can be from this or an earlier declaration.
+    """Raise `InvalidInput` if a landing location overlaps a table.
+
+    The landing location and the table can each come from this declaration or from an earlier declaration.
 
     Both locations have the form of `with_locations_above`. Cost: one lookup for each parent location.
     """
@@ -298,7 +305,10 @@ def _in_field(file: Path, name: str, error: InvalidInput) -> InvalidInput:
 
 
 def _resolved(declaration: TableDeclaration, root: Path) -> TableDeclaration:
-    """Return the declaration. If the root is not the working directory, make its locations absolute."""
+    """Return the declaration.
+
+    If the root is not the working directory, make the locations in the declaration absolute.
+    """
     return declaration if root == Path.cwd() else declaration.below(root)
 
 

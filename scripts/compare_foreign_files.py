@@ -81,7 +81,7 @@ def main(folder: str) -> int:
 def compared(folder: Path) -> Iterator[Outcome]:
     """Yield the results of every file and Delta table below a folder.
 
-    Another process reads each one, because a read may crash.
+    A separate process reads each file or Delta table, because a read may crash.
     """
     places = sorted(_places(folder))
     pool = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -95,7 +95,7 @@ def compared(folder: Path) -> Iterator[Outcome]:
 
 
 def equal_rows(ours: pa.Table, theirs: pa.Table) -> bool:
-    """Return whether two tables have the same rows in any order. Two values can be equal if their types differ."""
+    """Return whether two tables have the same rows in any order. Two values can be equal even if their types differ."""
     ours = ours.rename_columns([each.casefold() for each in ours.column_names])
     theirs = theirs.rename_columns([each.casefold() for each in theirs.column_names])
     if ours.num_rows != theirs.num_rows or set(ours.column_names) != set(theirs.column_names):
@@ -193,7 +193,7 @@ def _imported_arrow(scratch: Path, place: Path) -> pa.Table:
 
 
 def _landed(folder: Path) -> pa.Table:
-    """Return the rows that a table with the file's columns gets from the landed file.
+    """Return the rows that a table ingests from the landed file. The table has the columns of the file.
 
     Raises `InvalidInput` for the first rejection.
     """

@@ -36,7 +36,10 @@ class _Loads(HTMLParser):
 
 
 def loaded_by(text: str, suffix: str) -> list[str]:
-    """Return the addresses on other hosts from which a page (`.html`) or a style (`.css`) loads something."""
+    """Return the addresses on other hosts from which a file loads something.
+
+    The file is a page (`.html`) or a style (`.css`).
+    """
     if suffix == ".css":
         return _IN_STYLES.findall(text)
     page = _Loads()
@@ -45,7 +48,10 @@ def loaded_by(text: str, suffix: str) -> list[str]:
 
 
 def foreign_assets(folder: Path) -> Iterator[tuple[str, str]]:
-    """Yield the address of each file that the site loads from another host, and the file that loads it."""
+    """Yield the address of each file on another host that the site loads.
+
+    Also yield the file of the site that loads it.
+    """
     for path in sorted(folder.rglob("*")):
         if path.suffix in (".html", ".css"):
             text = path.read_text(encoding="utf-8")

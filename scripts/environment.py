@@ -58,7 +58,7 @@ def _need_python() -> None:
 
 
 def _digest(lock: Path) -> str:
-    """Return a digest. It changes whenever the environment needs an update."""
+    """Return a digest. If the environment needs an update, this digest differs from the digest in the stamp."""
     digest = hashlib.sha256(f"{platform.python_version()} {platform.machine()}".encode())
     for path in (REQUIREMENTS / "build.lock", lock, ROOT / "pyproject.toml"):
         digest.update(path.read_bytes())
@@ -89,7 +89,7 @@ def _make(lock: Path, *, usable: bool) -> None:
     install(PYTHON, "--require-hashes", "--no-build-isolation", "-r", str(lock))
     install(PYTHON, "--no-deps", "--no-build-isolation", "-e", str(ROOT))
     if sys.dont_write_bytecode:
-        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # it reports templates as invalid Python
+        compiler = [str(PYTHON), "-m", "compileall", "-qq", "-j", "0"]  # compileall calls templates invalid Python
         subprocess.run([*compiler, str(ENVIRONMENT / "lib"), *(str(ROOT / each) for each in OURS)], check=False)
 
 

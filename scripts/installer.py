@@ -21,7 +21,7 @@ PRIVATE = ROOT / ".uv"
 class CannotInstallError(Exception):
     """The error if only the owner of the machine can install a missing program.
 
-    The message describes it in one sentence.
+    The message of the error describes the problem in one sentence.
     """
 
 

@@ -38,7 +38,7 @@ PATTERNS: Final = {
 }
 """The patterns by name.
 
-The pattern `long` is also counted. A sentence has it if the sentence has more than `MOST_WORDS` words.
+The pattern `long` is also counted. A sentence has this pattern if the sentence has more than `MOST_WORDS` words.
 """
 
 LIMITS: Final = {"semicolon": 20.0, "opening": 2.0, "is no": 5.0, "word": 0.0, "long": 10.0}

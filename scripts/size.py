@@ -56,7 +56,7 @@ WAYS: Mapping[str, tuple[str, ...]] = {
     "caches in memory": ("lru_cache", "functools.cache", "OrderedDict"),
     "heaps and merges": ("heapq.",),
 }
-"""Tasks that can be done in several ways, with words for each way.
+"""Tasks that can be done in several ways. For each way, the entry contains some words.
 
 A module uses a way if its text contains these words.
 """
@@ -164,7 +164,7 @@ def _modules_of(name: str) -> list[str]:
 
 
 def _traced(prepare: Callable[[str], Callable[[], object]]) -> set[str]:
-    """Return the modules with functions that run in the call from `prepare`, in all threads of the call."""
+    """Return the modules through which the call from `prepare` runs. All threads of the call count."""
     seen: set[str] = set()
 
     def look(frame: FrameType, event: str, _: object) -> None:

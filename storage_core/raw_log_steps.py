@@ -257,7 +257,7 @@ def _distribute(job: DistributeTables, work: _Tasks, terms: Terms, run: JobRun[D
             run_id=run.options.run_id,
             guards={name: lease.requirement for name, lease in leases.items()},
         )
-        # Without a lease, no table needs rows, and Spark is not started.
+        # If the run holds no lease, no table needs rows. Then Spark is not started.
         done = distributor.distribute(replace(terms, slots=work.slots(_left(job, tables, terms))) if leases else terms)
     done.failures |= job.failures
     return done
@@ -333,7 +333,7 @@ def _metrics(done: DistributionOutcome) -> Metrics:
 
 
 def _rejected(done: DistributionOutcome) -> int:
-    """Return the number of records that belong to no table, including records of unknown tables."""
+    """Return the number of records that no table takes. This number includes the records of unknown tables."""
     return done.unknown.total() + sum(sum(each.rejected.values()) for each in done.tables.values())
 
 
@@ -353,7 +353,7 @@ def _details(job: DistributeTables, done: DistributionOutcome) -> dict[str, obje
 
 
 def _note(job: DistributeTables) -> dict[str, object]:
-    """Return a note if the stores have no record, because their locations may be wrong."""
+    """Return a note if the stores have no record. In this case, the locations of the stores may be wrong."""
     if job.history.unreachable or job.history.segments():
         return {}
     stores = ", ".join(each.uri for each in job.raw.stores)

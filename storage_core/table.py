@@ -893,7 +893,7 @@ class Table:
 
         with require_headroom(
             "a lookup by key", size=QUERY_BYTES
-        ):  # this check also covers the threads, because a thread cannot start without memory
+        ):  # this check includes the memory that the threads of the lookup need to start
             return self._view.answered(at, seen, partial(holding_regions, self._store, keys=wanted), answer)
 
     @_call

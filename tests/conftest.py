@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 REPOSITORY = Path(__file__).resolve().parents[1]
 PARTS = ("storage_core", "jobs", "assets", "pipelines", "dagster.yaml", "workspace.yaml")
 
-# Ports below the range that the system gives to connections. Such a port could go to another connection between its
-# choice and its use.
+# Ports below the range from which the system selects ports of connections. A port in that range could become a
+# connection's port between its choice and its use.
 PORTS = range(20_000, 32_000)
 
 Land = Callable[..., Path]
@@ -277,7 +277,10 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def land(checkout: Path) -> Land:
-    """Return a function that lands lines of the real access log, by number, and any other lines, as one file."""
+    """Return a function that lands one file.
+
+    The file has a range of lines of the real access log, and any other lines.
+    """
     with gzip.open(REPOSITORY / "examples" / "data" / "apache_access.log.gz", "rt", encoding="utf-8") as log:
         real = log.read().splitlines()
 

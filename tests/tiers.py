@@ -187,7 +187,8 @@ def is_nightly(file: str, test: str) -> bool:
 def tier_of(file: str, text: Callable[[], str]) -> str | None:
     """Return the tier that all tests of a file have, "extended" or "first", or None if it differs by test.
 
-    `text` reads the file, because a test file contains the names of fixtures that make its tests extended.
+    A test file contains the names of the fixtures that make its tests extended. So the function calls `text` to read
+    the file.
     """
     if any(each.startswith(f"{file}::") for each in SPEAK_FOR_THE_PRODUCT):
         return None

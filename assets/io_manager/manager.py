@@ -2,7 +2,7 @@
 
 The I/O manager commits rows before Dagster records the output. A killed store step may therefore have committed its
 rows. Dagster then runs this step again. The repetition is safe. An overwrite and an upsert produce the same rows again.
-An append recognizes its own run (docs/architecture/orchestration.md).
+An append recognizes that its own run has already committed the rows (docs/architecture/orchestration.md).
 
 The module has three parts. They are the settings in metadata, the conditions for partitions, and the manager. An
 unknown setting is an error.
@@ -186,7 +186,8 @@ Partitions: TypeAlias = "PartitionsDefinition[str]"
 Columns: TypeAlias = "str | Mapping[str, str] | None"
 """The metadata `partition_expr`.
 
-It contains one column for an asset with one dimension, or a column for each dimension.
+For an asset with one dimension, it contains one column. For an asset with several dimensions, it contains one column
+per dimension.
 """
 
 _ALONE = ""
@@ -478,7 +479,7 @@ def _made(shape: Shape, create: Mapping[str, Any]) -> Table:
     try:
         return Table.create(shape.uri, shape.schema, **create)
     except InvalidInput:
-        if not exists(shape.uri):  # if it exists, the run of another partition created it
+        if not exists(shape.uri):  # if the table exists, the run of another partition created it
             raise
         return Table.open(shape.uri)
 

@@ -1,7 +1,7 @@
 """Measures inserts into a DuckLake. The Python of `peers.ducklake_python` runs this program. This Python has no Arrow.
 
-python -m benchmarks.programs.ducklake_inserts FOLDER ROWS_AS_PARQUET INSERTS WARM_UP prints the milliseconds of each
-insert as JSON.
+Usage: `python -m benchmarks.programs.ducklake_inserts FOLDER ROWS_AS_PARQUET INSERTS WARM_UP`. The program prints the
+milliseconds of each insert as JSON.
 """
 
 import json

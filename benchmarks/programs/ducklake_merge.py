@@ -1,9 +1,9 @@
 """Measures merges of sorted files in a DuckLake. The Python of `peers.ducklake_python` runs this program.
 
-python -m benchmarks.programs.ducklake_merge FOLDER ORDER REPEATS FILE... registers the files in a new lake for each
-repeat, in a table that is SORTED BY the order. The program merges the files into one file with zstd level 3 on one
-thread. The program prints JSON: the processor seconds of each merge, the resulting bytes, and the path of the file. The
-first merge is a warm-up and does not count.
+Usage: `python -m benchmarks.programs.ducklake_merge FOLDER ORDER REPEATS FILE...`. Each repeat uses a new lake. The
+program registers the files in a table of this lake. The table is SORTED BY the order. The program merges the files into
+one file with zstd level 3 on one thread. The program prints JSON: the processor seconds of each merge, the resulting
+bytes, and the path of the file. The first merge is a warm-up and does not count.
 """
 
 import json

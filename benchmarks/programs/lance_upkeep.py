@@ -1,8 +1,8 @@
 """A growing Lance dataset with indexes. The Python of `peers.lance_python` runs this program.
 
-python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY appends each Parquet file of a folder. The program runs
-`optimize_indices` after each file, and `compact_files` after every EVERY files. It prints the processor seconds of
-`optimize_indices`.
+Usage: `python -m benchmarks.programs.lance_upkeep FOLDER FILES EVERY`. The program appends each Parquet file of a
+folder. The program runs `optimize_indices` after each file, and `compact_files` after every EVERY files. It prints the
+processor seconds of `optimize_indices`.
 """
 
 import json

@@ -1,10 +1,11 @@
 """Nearest neighbours with Lance and with faiss. The Python of `peers.lance_python` runs this program.
 
-python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_AS_JSON [URI OPTIONS_AS_JSON] reads
-`vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. Each query finds ten rows without a
-filter. The first fifty queries also run with each filter. The program prints JSON with processor seconds of the build
-and bytes per embedding of the index. For each filter, the JSON contains the milliseconds and the rows of each query.
-With the ENGINE `ask IVF_PQ`, it runs only the first query on the dataset at the URI. It prints the milliseconds.
+Usage: `python -m benchmarks.programs.vector_peers FOLDER ENGINE METRIC FILTERS_AS_JSON [URI OPTIONS_AS_JSON]`. The
+program reads `vectors.npy`, `queries.npy` and `rows.parquet` of the folder, and builds the index. Each query finds ten
+rows without a filter. The first fifty queries also run with each filter. The program prints JSON with processor seconds
+of the build and bytes per embedding of the index. For each filter, the JSON contains the milliseconds and the rows of
+each query. With the ENGINE `ask IVF_PQ`, it runs only the first query on the dataset at the URI. It prints the
+milliseconds.
 """
 
 import json

@@ -50,7 +50,10 @@ _LEFT_OUT: Final = (
     "org.[^ar]*:*,org.ro*:*,org.a[^p]*:*,org.apache.[^h]*:*,org.apache.h[^a]*:*,org.apache.hadoop:hadoop-[^a]*,"
     "software.amazon.awssdk:bundle"
 )
-"""Dependencies that Spark already has. In `org`, they are all except Reactive Streams and Hadoop's packages for S3."""
+"""Dependencies that Spark already has.
+
+In `org`, these are all dependencies except Reactive Streams and Hadoop's packages for S3.
+"""
 
 _SETTINGS: Final = {
     _EXTENSIONS: _EXTENSION,

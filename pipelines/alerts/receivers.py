@@ -148,7 +148,7 @@ class ReceiverDeclaration(Closed):
         return found
 
     def unset_variable(self, environment: Mapping[str, str] = os.environ) -> str | None:
-        """Return the name of an environment variable that the receiver needs and that is not set, or None."""
+        """Return the name of a required environment variable that is not set, or None."""
         name = self.webhook[1:] if self.webhook and self.webhook.startswith("$") else None
         if self.email is not None and self.email.user is not None:
             name = PASSWORD

@@ -38,7 +38,7 @@ INTERVAL_SECONDS = 300
 MOST_PER_TICK = 48
 """The largest number of tables per tick. The next tick continues with the remaining tables."""
 MOST_MS = 30_000
-"""The number of milliseconds after which a tick does not begin with another table."""
+"""After this number of milliseconds, a tick does not begin with another table."""
 
 _BAD = frozenset({State.BEHIND, State.REJECTING, State.FAILED})
 BEHIND_AND_REJECTING = "behind_and_rejecting"

@@ -71,7 +71,7 @@ def duration_ms(option: str, text: str | None) -> int | None:
     """Return the milliseconds of a duration such as `0`, `90m`, `24h` or `7d`. None stays None.
 
     Declarations use the same format, but only here a number must have a unit. Without a unit, a reader might not know
-    that it means seconds.
+    that the number means seconds.
 
     Raises:
         InvalidInput: The text is not a duration. The message contains the name of the option.

@@ -197,7 +197,7 @@ _REASONS = {
     "version": "retained versions need them",
     "collector": "nothing needs them, and garbage collection deletes them after the horizon",
 }
-"""The reasons that differ between objects only by a number.
+"""The reasons for which the messages of different objects differ only in a number.
 
 All other reasons already contain an instruction for a person.
 """

@@ -143,7 +143,7 @@ def _shown(value: Any, type_: pa.DataType) -> Any:
 
 
 def rows(table: pa.Table, *, as_json: bool, everything: bool = False) -> None:
-    """Print the rows of an answer in the way of `stream`."""
+    """Print the rows of an answer in the same way as `stream`."""
     stream(table.to_reader(_BATCH_ROWS), as_json=as_json, everything=everything)
 
 

@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 def noticed() -> Iterator[Callable[[], bool]]:
     """Yield a function. It returns whether SIGINT or SIGTERM has arrived, for any handler of these signals.
 
-    Inside the block, both signals raise `KeyboardInterrupt`. The exception is a run that has its own handlers. Only the
-    main thread receives signals. The function therefore returns False in every other thread.
+    Inside the block, both signals raise `KeyboardInterrupt`, unless a run sets its own handlers. Only the main thread
+    receives signals. The function therefore returns False in every other thread.
     """
     if threading.current_thread() is not threading.main_thread():
         yield lambda: False
@@ -380,7 +380,7 @@ def _chunks(table: str, start: str, end: str, chunk: str, *, only_failed: bool, 
 
 
 def require_complete(ended: Sequence[ChunkDone], *, only_failed: bool) -> None:
-    """Return if the signal did not interrupt any work. Otherwise, raise `Interrupted`.
+    """Do nothing if the signal interrupted no work. Otherwise, raise `Interrupted`.
 
     Raises:
         Interrupted: Work is left. The message describes the remaining work and how to continue.

@@ -136,7 +136,7 @@ def _declare(file: Path, uri: str | None, root: Path, *, as_json: bool) -> None:
         place = uri or declaration.uri
         before = Table.open(place).snapshot if exists(place) else None
         table = Table.declare(declaration, uri)
-        # Do not compare versions, because other processes may have committed changes before this line.
+        # Do not compare versions, because another process may have committed a change in the meantime.
         kept = before is not None and before.metadata.configuration == table.snapshot.metadata.configuration
         status: Status = "created" if before is None else "exists" if kept else "changed"
         _made(table, declaration.name, status, as_json=as_json)

@@ -209,7 +209,10 @@ def _show_collection(done: JobReport, *, as_json: bool) -> None:
 
 
 def _show_distribution(done: JobReport, *, as_json: bool) -> None:
-    """Print the report and the missing chunks. If chunks are missing, raise `Corrupt` with the next step."""
+    """Print the report and the missing chunks.
+
+    If chunks are missing, raise `Corrupt`. Its message describes the next step for the user.
+    """
     from storage_core.raw_log_steps import missing_chunks
 
     output.report(done, as_json=as_json)
@@ -237,7 +240,7 @@ COMMANDS: Mapping[str, Callable[..., None]] = {
     for each in STEPS.values()
     if each.command and issubclass(each.options, (TableOptions, RawLogOptions))
 }
-"""The commands of steps that change tables, with the command names as keys."""
+"""The commands of the steps that change tables. The keys are the command names."""
 
 
 # Publishing and leases.
@@ -363,7 +366,9 @@ def _row(stored: StoredLease, now_ms: int, *, ended: bool) -> output.Record:
 
 
 MOST_RUNS_BEHIND = 2
-"""A limit on the splits that arrive between two scheduled runs. It is the number of runs that these splits may require.
+"""A limit on the splits that arrive between two scheduled runs.
+
+At most this number of runs may be necessary for these splits.
 
 With more splits, the simulation of the backlog of one day would take minutes.
 """

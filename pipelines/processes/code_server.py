@@ -2,7 +2,7 @@
 
 Dagster's code server is a process that forwards requests to a second process, which has loaded the code. When Dagster
 loads the code again, the code server replaces the second process. If the second process dies, the code server continues
-but cannot answer requests. Only a request that the code server forwards shows this failure.
+but cannot answer requests. This failure is visible only if the code server forwards a request to the second process.
 """
 
 from __future__ import annotations

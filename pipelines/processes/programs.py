@@ -5,7 +5,7 @@
 - Hosts: the names that browsers use to reach the webserver. The headers of requests contain these names, and
   `--allow-host` declares them. The commands use this module to check `--allow-host`, because this module does not
   import the webserver.
-- The lock: it limits each home folder of Dagster to one daemon, because two daemons would request every run twice.
+- The lock: only one daemon can use a home folder of Dagster. Two daemons would request every run twice.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def declared_hosts(names: Iterable[str]) -> list[Authority]:
 def host_names(host: str) -> list[str]:
     """Return a list with the value of `--host` if this value is a name.
 
-    For addresses, the guard uses the connection.
+    If `--host` is an address, the list is empty. The guard then uses the address of the connection.
     """
     return [] if address_of(host) else [host]
 

@@ -29,7 +29,7 @@ _LOOK_SECONDS = 0.1
 _SETTINGS = {
     **PRIVATE,
     "spark.connect.grpc.binding.address": "127.0.0.1",
-    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # a session must wait for the next job
+    "spark.connect.session.manager.defaultSessionTimeout": "-1",  # a session must stay open until the next job
     "spark.python.daemon.module": "jobs.spark.warm_workers",
 }
 
@@ -178,7 +178,7 @@ def _wait(process: subprocess.Popen[bytes], server: WarmServer, file: Path) -> N
 
 
 def _first_tasks() -> None:
-    """Run tasks that initialize the server, so that the first job does not wait for this."""
+    """Run tasks that initialize the server, so that the first job does not wait for the initialization."""
     with Spark(small=SmallWork(use=SparkUse.ALWAYS)) as spark:
         spark.map(work, [{}] * (os.cpu_count() or 1))
 
@@ -200,7 +200,7 @@ def _free_port() -> int:
 
 @contextmanager
 def _alone(file: Path) -> Iterator[None]:
-    """Run the block while no other process runs such a block for this file.
+    """Run the block under a lock. Only one process at a time runs such a block for this file.
 
     Raises `Unavailable` if the folder of the file is not private.
     """

@@ -5,8 +5,8 @@ these runs wait only for a free slot in the queue. All other runs wait during qu
 budgets have enough bytes left.
 
 A large compaction is split into pieces. A run gets the remaining bytes, and it processes all pieces that fit into these
-bytes. The run starts only if at least a quarter of the budget is left. A run that has waited for an hour starts with
-less. Two kinds of large pieces have special rules:
+bytes. The run starts only if at least a quarter of the budget is left. If a run has waited for an hour, it also starts
+with less than a quarter. Two kinds of large pieces have special rules:
 
 - A piece that needs more than half of a budget: after one hour, the budget is reserved for this piece.
 - A piece that is larger than a budget: it begins when no bytes of the budget are used. It then runs alone.
@@ -33,9 +33,9 @@ UPKEEP = "upkeep.yaml"
 ALL = "all tables"
 SAVED_UP_SECONDS = 3600
 LEAST_PART = 4
-"""A part of a compaction starts only with one fourth of the budget, unless it is late.
+"""A part of a compaction starts only if it reads at least one fourth of the budget. A late part can be smaller.
 
-The reason is the cost of each start.
+The reason for this limit is that each start has a cost.
 """
 
 _MOST_NAMED = 5
@@ -112,7 +112,10 @@ def choose(
 
 
 def quiet(name: str, own: Budgeted, of_all: Budgeted, now_ms: int) -> str | None:
-    """Return a text with the quiet hours that include this time and with the owner of the hours, or None."""
+    """Return a text about the quiet hours that include this time, or None.
+
+    The text contains the hours and their owner.
+    """
     found = ((who, each) for who, each in ((name, own), (ALL, of_all)) if each.is_quiet(now_ms))
     return next((f"quiet_hours {each.quiet_hours} of {who}" for who, each in found), None)
 
@@ -225,8 +228,8 @@ def _begins(piece: int, limits: Sequence[Limit]) -> bool:
 def _part(pieces: Sequence[int], most: int, left: int, least: float) -> int:
     """Return the total bytes of the pieces that fit, or 0.
 
-    The result is not 0 if the fitting pieces are enough for a separate run. It is also not 0 if the fitting pieces are
-    all pieces that can ever fit.
+    The function returns the total if the fitting pieces are large enough for a separate run. It also returns the total
+    if no other piece can ever fit.
     """
     fitting = sum(pieces[place] for place in within(pieces, left))
     is_all = fitting == sum(piece for piece in pieces if piece <= most)

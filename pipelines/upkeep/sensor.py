@@ -82,9 +82,9 @@ class Bounds:
 class Upkeep:
     """Finds the pending work of tables for one sensor.
 
-    Not thread-safe. The object remembers the last state of each table, the start times of waits for steps, and the
-    requested runs. `requests` counts the requests of this object to storage. If `root` and `declared_now` are given,
-    each tick reads the current shared settings and the currently declared tables.
+    Not thread-safe. The object remembers the last state of each table and the requested runs. It also remembers since
+    when each step waits. `requests` counts the requests of this object to storage. If `root` and `declared_now` are
+    given, each tick reads the current shared settings and the currently declared tables.
     """
 
     def __init__(
@@ -196,7 +196,7 @@ class Upkeep:
         return [*names[place:], *names[:place]]
 
     def _look(self, declaration: TableDeclaration, at_work: AtWork, instance: DagsterInstance) -> list[Wanted]:
-        """Return the steps that the table needs, except steps that a current run does.
+        """Return the steps that the table needs and that no current run does.
 
         For an idle table, this costs only one request. If an asset was never materialized and needs no run, it is
         reported as up to date.
@@ -272,7 +272,7 @@ class Upkeep:
 
 
 def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automation) -> SensorDefinition:
-    """Return the sensor. Return the sensor. It may request `jobs`, and it maintains the tables of `upkeep`."""
+    """Return the sensor. It may request runs of `jobs`, and it maintains the tables of `upkeep`."""
     left_out = sum(not automation.looks_after(each) for each in automation.tables)
     return SensorDefinition(
         name=f"{automation.prefix}{UPKEEP_SENSOR}",
@@ -286,7 +286,10 @@ def build_upkeep_sensor(jobs: Sequence[Job], upkeep: Upkeep, automation: Automat
 
 
 def _requests_of(inputs: TableInputs) -> int:
-    """Return the number of requests to read the whole state. They are the table's check, its requests, and listings."""
+    """Return the number of requests to read the whole state.
+
+    These are the check of the table, the requests to its store, and the listings.
+    """
     of_table = sum(inputs.table.store.requests.values()) if inputs.table else 0
     spec = inputs.declaration.landing_spec()
     landed = 1 + len(inputs.landed) // 1000 if spec else 0

@@ -6,9 +6,9 @@
   separate run. If the step of one table fails in a shared run, the other tables are not affected (decision 0037).
 - `Seen`: the last known state of an idle table. With `Seen`, the sensor needs only one request to find changes. The
   requests take turns. One request checks the log, another checks the landing location, and another checks the regions.
-- `DeclaredNow`: the tables that the files declare now. A run loads the files again. It cannot begin if one of its
-  assets is no longer declared. Files can change while a code server runs. The sensor therefore does not request runs of
-  a table that is no longer declared. If the assets of a table have changed, the table does not share a run. A shared
+- `DeclaredNow`: the tables that the files declare now. A run loads the files again. If one of its assets is no longer
+  declared, the run cannot begin. Files can change while a code server runs. The sensor therefore does not request runs
+  of a table that is no longer declared. If the assets of a table have changed, the table does not share a run. A shared
   run would fail for all its tables.
 """
 
@@ -44,7 +44,7 @@ from storage_core.write.ingest.progress import versions
 LATE_SECONDS = 3600
 """Work that has waited for this number of seconds gets the priority of fresh data."""
 
-# The cost of a start, as the number of bytes that a run reads during the time of a start.
+# The cost of a start in bytes. In the time of one start, a run could read this number of bytes.
 _START_BYTES = 64 * 2**20
 
 
@@ -111,7 +111,7 @@ SMALL_BYTES = 64 * 2**20
 
 MOST_BYTES = 256 * 2**20
 MOST_TABLES = 100
-"""The limits of a shared run. It reads at most `MOST_BYTES` bytes and has at most `MOST_TABLES` tables."""
+"""The limits of a shared run. A shared run reads at most `MOST_BYTES` bytes and has at most `MOST_TABLES` tables."""
 
 Group = list[Wanted]
 """The work of one run. It is one step of one table, or the same step of several tables."""
@@ -272,7 +272,7 @@ def _digest(texts: Iterable[str]) -> str:
 
 
 def has_same_assets(one: TableDeclaration, other: TableDeclaration) -> bool:
-    """Return whether two declarations of a table give the same assets and partitions."""
+    """Return whether two declarations of a table create the same assets and partitions."""
     return one == other or (assets_of_jobs([one]) == assets_of_jobs([other]) and span_of(one) == span_of(other))
 
 

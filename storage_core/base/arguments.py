@@ -72,7 +72,10 @@ def checked(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def checked_fields(record: type[T]) -> type[T]:
-    """Return the dataclass. Its constructor now checks the types of the fields."""
+    """Return the dataclass.
+
+    The function changes the constructor of the dataclass, so that it checks the types of the fields.
+    """
     record.__init__ = checked(record.__init__)  # type: ignore[method-assign]
     return record
 

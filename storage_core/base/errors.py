@@ -275,7 +275,7 @@ _ADVICE: Final = {
 }
 
 REFUSED: Final = frozenset({*_ADVICE, errno.ENAMETOOLONG, errno.EMLINK, errno.EXDEV, errno.ENOENT, errno.ENOTDIR})
-"""The numbers of errors that certainly mean that the call changed nothing.
+"""Numbers of system errors. After one of these errors, the call has certainly changed nothing.
 
 After any other error, for example a network error, the call may have taken effect.
 """
@@ -343,9 +343,9 @@ def panicked(error: BaseException) -> bool:
 
 
 def refusal_in(text: str) -> OSError | None:
-    """Return the system's refusal that the text of an error describes.
+    """Return an `OSError` if the text of an error describes a refusal by the system.
 
-    The class of such an error does not show the refusal.
+    The function is for errors with a class that does not show the refusal.
 
     Return None if the text does not describe a refusal.
     """

@@ -210,5 +210,5 @@ def most_frequent(counts: Iterable[Mapping[str, int]], others: str, longest: int
 
 
 def repeated(names: Iterable[str]) -> list[str]:
-    """Return the names that occur more than once, without repetition, in the order of their first occurrence."""
+    """Return each name that occurs more than once. The names are in the order of their first occurrence."""
     return [name for name, times in Counter(names).items() if times > 1]

@@ -52,7 +52,10 @@ class CompactionCandidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FoundSplit:
-    """A live split that may contain a row of the query. Its bounds are strings by stored column name, as in the log."""
+    """A live split that may contain a row of the query.
+
+    The bounds of the split are strings. Their keys are stored column names, as in the log.
+    """
 
     split_id: str
     window_start: int | None

@@ -287,7 +287,7 @@ def in_time(
 
 
 def expired(table_id: str, cutoff_s: int, limit: int) -> Statement:
-    """Return the statement for windows that ended at or before `cutoff_s`, and the number of live splits of each.
+    """Return the statement for windows that ended at or before `cutoff_s`. Each row also has the number of live splits.
 
     The statement reads only the index.
     """
@@ -526,7 +526,9 @@ class Catalog:
         after: Place | None = None,
         limit: int = MOST_ROWS,
     ) -> Page[FoundSplit, Place]:
-        """Return the live splits that may contain rows in a time range that match a filter.
+        """Return the live splits that may contain matching rows.
+
+        A row matches if it is in the time range and matches the filter.
 
         A scan of the same version would read exactly these splits.
 

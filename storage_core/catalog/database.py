@@ -60,7 +60,7 @@ _COMMENT_MARK: Final = re.compile(r"/\*|\*/")
 def require_read_statement(statement: str, place: str) -> None:
     """Raise `InvalidInput` if a statement does not query rows.
 
-    Raise it also if the database would get only a part of it.
+    Raise the error also if the database would get only a part of the statement.
     """
     if "\0" in statement:  # PostgreSQL's driver would end the statement there
         raise InvalidInput(f"{place}: the statement holds a null character. Leave it out", place=place)
@@ -127,7 +127,7 @@ _MORE_THAN_TO_READ: Final = """
             'pg_signal_backend'))
     ORDER BY rolname = session_user DESC, rolsuper DESC, rolname LIMIT 1
 """
-"""The query for rights beyond reading.
+"""The query finds roles with more rights than the right to read.
 
 A role counts even if its rights are not inherited, because a member can switch to the role.
 """
@@ -370,7 +370,7 @@ def _as_transactions(engine: Engine) -> None:
 @contextmanager
 def _reading(connection: Connection) -> Iterator[None]:
     """Make the transaction read-only. In SQLite, the whole connection is read-only until the end of the block."""
-    if connection.dialect.name == "postgresql":  # the options of its connection already do this
+    if connection.dialect.name == "postgresql":  # PostgreSQL's connection options already do this
         yield
         return
     connection.exec_driver_sql("PRAGMA query_only=1")
@@ -506,7 +506,8 @@ Step = Callable[[Connection], None]
 STEPS: Mapping[int, Step] = {}
 """The upgrade steps.
 
-There is one step to each version after the first version. `schema` creates a new database at the newest version.
+Each version except the first has one step that upgrades the tables to this version. `schema` creates a new database at
+the newest version.
 """
 
 _LOCK: Final = 8_239_611_035_147

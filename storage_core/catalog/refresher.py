@@ -5,9 +5,9 @@ loaded. The ids in the log and the catalog distinguish these cases. If a log was
 continued, its commit of the known version has another id. If a table was moved, the catalog has its id at another
 location. A location may also contain another table than before.
 
-Every function here works within the given transaction. The catalog applies a version only if it has the version
-directly before. The first statement of each transaction checks this. Several processes may refresh the same table. One
-process then applies a version, and the others see that it is applied.
+Every function here works within the given transaction. A version is applied only if the catalog contains the version
+directly before it. The first statement of each transaction checks this. Several processes may refresh the same table.
+One process then applies a version, and the others see that it is applied.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ def _copy(connection: Connection, statement: str, rows: pa.Table) -> None:
 
 
 PIECE_ROWS: Final = 10_000
-"""The number of splits that are converted to rows in one step. They need about 10 MB."""
+"""The number of splits that are converted to rows in one step. These splits need about 10 MB of memory."""
 _NAMES: Final = 500
 """Maximum number of names in one SQL statement."""
 
@@ -595,7 +595,10 @@ def _are_there(connection: Connection, expected: Iterable[Known | None], about: 
 
 
 def _require_moved(known: Known, uri: str) -> None:
-    """Raise `InvalidInput` if the table still exists at its known location. One of the two locations is then a copy."""
+    """Raise `InvalidInput` if the table still exists at its known location.
+
+    The known location or the given location is then a copy.
+    """
     try:
         found = catalog_id(TransactionLog(open_table_store(known.uri)).snapshot())
     except NotFound:

@@ -246,7 +246,7 @@ def _sorted_by(snapshot: Snapshot) -> set[str]:
 def declared_changes(
     name: str, declared: pa.Schema, found: pa.Schema, landing: LandingSpec | None = None
 ) -> list[ColumnChange]:
-    """Return the changes that give a table the columns of its declaration: added and widened columns.
+    """Return the changes that add and widen columns, so that a table has the columns of its declaration.
 
     The table keeps its own order of columns.
 
@@ -373,7 +373,7 @@ class GrownTable:
 
     @property
     def actions(self) -> list[Action]:
-        """The change of the schema, for the commit that also has the rows."""
+        """The actions that change the schema. The commit that adds the rows must contain these actions."""
         return [self.snapshot.metadata] if self.added or self.widened else []
 
 
@@ -436,7 +436,8 @@ def create(
 ) -> Snapshot:
     """Create an empty table and return its version 0.
 
-    The caller must have checked the columns with `check_new`. The check comes before the sort schema becomes canonical.
+    Before the call, the caller must check the columns with `check_new`. This check must come before the sort schema
+    becomes canonical.
 
     Args:
         log: Transaction log at the location of the table.
@@ -532,7 +533,7 @@ def change_settings(log: TransactionLog, snapshot: Snapshot, given: Mapping[str,
 
     def wanted_of(current: Snapshot) -> Mapping[str, str]:
         wanted = changed(current.config, given)
-        check_definition(current.schema, wanted)  # before the canonical text drops the explicit types
+        check_definition(current.schema, wanted)  # the canonical text would omit the explicit types
         check_names(current, wanted)
         if wanted.sort_schema is not None:
             wanted = keeping_order(in_canonical_form(wanted), current.config)
@@ -558,7 +559,7 @@ def _following(
     def attempt(head: Snapshot) -> Snapshot:
         actions = _changing(head, settings_for(head))
         if not actions:
-            # The outcome of the commit that set these values may be unknown.
+            # If a commit with an unknown outcome set these values, the version may not be durable.
             require_durable(log.store, version_key(head.version), advice="declare the table again")
             return head
         log.require_capable()

@@ -239,7 +239,10 @@ class TableDeclaration(_Settings):
     @field_validator("*")
     @classmethod
     def _setting_fits(cls, value: Any, info: ValidationInfo) -> Any:
-        """Check a setting against the columns and the settings above it, if these are valid."""
+        """Check a setting against the columns and the settings above it.
+
+        If some of these are not valid, skip the check.
+        """
         name = str(info.field_name)
         of_table = name in GROUPS or name in SETTINGS
         before = _FIRST[: _FIRST.index(name)] if name in _FIRST else ("columns", "time_column", "primary_key")
@@ -381,7 +384,7 @@ def find_declared(name: str, environment: Mapping[str, str] = os.environ) -> tup
 
 
 class RawStoreDeclaration(Closed):
-    """One store of a raw log, or its URI in short form.
+    """One store of a raw log. In its short form, the declaration of a store is only its URI.
 
     A mandatory store acknowledges every append. An optional store may fail.
     """
@@ -398,12 +401,12 @@ class RawLogDeclaration(Closed):
     """The declaration of one raw log.
 
     - `tables`: the tables with rows in the raw log. The default is every declared table.
-    - `closed_after`: the age at which a segment counts as closed. Its writer may still not have started another
-      segment. Every writer must start another segment before this age.
+    - `closed_after`: the age at which a segment counts as closed, even if its writer started no other segment. Every
+      writer must start another segment before this age.
     - `retention`: the age at which chunks are collected if every table has the records. Without `retention`, all chunks
       are kept.
-    - `unique_for`: the maximum time between two records with the same producer id of which only one is used. The time
-      is measured between the starts of their segments.
+    - `unique_for`: within this time, only one of two records with the same producer id is used. The time between two
+      records is the time between the starts of their segments.
     - `upkeep_schedule`: when stores are healed and chunks are collected.
     - `owners`, `tags`: shown on the Dagster assets of the raw log.
     """

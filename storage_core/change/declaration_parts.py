@@ -326,7 +326,10 @@ class PartitionsDeclaration(Closed):
     end: Instant | None = None
 
     def require_windows(self, seconds: int | None) -> None:
-        """Raise `InvalidInput` unless both are starts of windows of this length, at most `MOST_PARTITIONS` apart."""
+        """Raise `InvalidInput` unless `start` and `end` are starts of windows of this length.
+
+        They may be at most `MOST_PARTITIONS` windows apart.
+        """
         if seconds is None:
             raise InvalidInput(
                 "only a table with a window has partitions. Declare a time_column and a window, or leave partitions out"
@@ -344,7 +347,10 @@ class PartitionsDeclaration(Closed):
 
 class _Schedule(Closed):
     def cron_of(self, step: str) -> str:
-        """Return the cron line of a step. The line is empty if the step runs as soon as storage requests it."""
+        """Return the cron line of a step.
+
+        If the line is empty, the step has no schedule and runs as soon as there is work.
+        """
         line: str | None = getattr(self, step)
         return line or ""
 
@@ -388,7 +394,8 @@ class UpkeepOfAllDeclaration(Budgeted):
 class AutomationDeclaration(Closed):
     """The automation of all tables.
 
-    `default` applies to tables without a setting. `interval` is for the upkeep sensor.
+    `default` applies to tables without a setting. `interval` is the minimum time between two ticks of the upkeep
+    sensor.
     """
 
     default: Switch | None = None

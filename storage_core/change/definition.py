@@ -49,7 +49,7 @@ def check_definition(schema: pa.Schema, config: TableConfig) -> None:
 
 def check_new(schema: pa.Schema, config: TableConfig) -> None:
     """Raise the errors of `check_definition`, and `InvalidInput` for columns that a new table cannot have."""
-    if isinstance(schema, pa.Schema):  # another object is refused below
+    if isinstance(schema, pa.Schema):  # `check_definition` refuses other objects
         require_new_columns(schema)
     check_definition(schema, config)
 
@@ -150,7 +150,7 @@ def _check_bloom_filters(schema: pa.Schema, config: TableConfig) -> None:
 
 def _check_indexes(schema: pa.Schema, config: TableConfig) -> None:
     for index in config.indexes:
-        from storage_core.index import segments  # it imports all kinds, and only indexes need them
+        from storage_core.index import segments  # imported late, because it imports all kinds of indexes
 
         segments.validate(index, schema)
         index.require_key(config.primary_key)
@@ -236,7 +236,7 @@ def new_config(schema: pa.Schema, given: Mapping[str, object], settings: Mapping
     if given.get("late_data") is not None:
         config = _with_late_data(config, given["late_data"])
     config = changed(config, settings)
-    check_new(schema, config)  # before the canonical text drops the explicit types
+    check_new(schema, config)  # the canonical text would omit the explicit types
     return in_canonical_form(config)
 
 

@@ -230,7 +230,10 @@ class _Seen:
 
 
 Rewrite = Callable[[Snapshot, Sequence[Found]], Sequence[Add]]
-"""A function that writes new rows for the found rows of a snapshot. The same rows give the same splits."""
+"""A function that writes new rows for the found rows of a snapshot.
+
+For the same rows, the function returns the same splits.
+"""
 
 
 @dataclass(slots=True, eq=False)
@@ -510,5 +513,5 @@ class _Columns:
 
 
 def _are_alike(one: Sequence[Found], other: Sequence[Found]) -> bool:
-    """Return True if the found rows of both are equal. Rows that were deleted before may differ."""
+    """Return True if both sequences contain the same found rows. Rows that were already deleted may differ."""
     return [(each.split.path, each.rows) for each in one] == [(each.split.path, each.rows) for each in other]

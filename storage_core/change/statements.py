@@ -9,9 +9,9 @@ therefore never has unmerged records in two regions.
 
 Rows of a keyed table are read at `latest`. The records are written only if no other writer wrote to the region after
 this read. For this check, the statement reads the manifest of the region before it reads the rows. Then it claims the
-region with this manifest, like a merge. The log of the region must have no entry after the manifest was read. So the
-statement never uses old values of a row that another process changed. A live writer is not fenced. The writer claims
-the region again and continues (decision 0013).
+region with this manifest, like a merge. The log of the region must have received no entry since the statement read the
+manifest. So the statement never uses old values of a row that another process changed. A live writer is not fenced. The
+writer claims the region again and continues (decision 0013).
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def by_region(store: ObjectStore, snapshot: Snapshot, rows: pa.Table) -> Iterato
 
 
 def held_in(parts: Sequence[pa.Table], rows: pa.Table, key: Sequence[str]) -> Mask:
-    """Return a mask of the rows with a key that is also in one of the tables."""
+    """Return a mask of the rows whose key is also in one of the tables."""
     own, *others = key_codes([each.select(key) for each in (rows, *parts)], key)
     return np.isin(own, np.concatenate([own[:0], *others]))
 
@@ -193,7 +193,7 @@ class _Attempt:
         except WriterFenced as fenced:
             _logger.info("region %s is read again: %s", self.region.id, fenced.found)
             return False
-        with suppress(WriterFenced):  # The claim of the other writer took over the durable records.
+        with suppress(WriterFenced):  # The records are durable, and the other writer took them over.
             own.flush()
         return True
 

@@ -6,10 +6,10 @@ The debt of a table is computed from the plans of the jobs themselves:
 - what the retention would remove (`planner.plan_expiry`)
 - the splits that made a merge fail, and that a compaction skips for some time (`mergeskip`)
 
-The same rule plans the next run in three places: the run itself, callers that check for pending work, and the debt. A
-run consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of another duration. The run and
-the budget select the pieces with this module. A run therefore reads exactly the bytes that the budget grants (decision
-0037).
+Three users need a plan of the next run. These are the run itself, callers that check for pending work, and the debt.
+All three use the same rule. A run consists of pieces. A piece is a merge, or a set of splits to rewrite in windows of
+another duration. The run and the budget select the pieces with this module. A run therefore reads exactly the bytes
+that the budget grants (decision 0037).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from storage_core.log.snapshot import Snapshot
 class Pieces:
     """The pieces of one run.
 
-    A piece is a merge, or a set of splits to rewrite in other windows or in another order. The same run does not also
-    merge windows whose splits it rewrites.
+    A piece is a merge, or a set of splits to rewrite in other windows or in another order. If a run rewrites splits of
+    a window, the same run does not merge this window.
     """
 
     mode: Mode
@@ -112,7 +112,10 @@ def owed(
 
 
 def window_starts(snapshot: Snapshot) -> set[int | None]:
-    """Return the starts of the windows of the live splits. None is for splits without a window."""
+    """Return the starts of the windows of the live splits.
+
+    The result contains None if there are splits without a window.
+    """
     return set(snapshot.splits.table().column("windowStart").unique().to_pylist())
 
 
@@ -193,7 +196,7 @@ class Skipped:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NextRun:
-    """The work that the next run of the task does in the window, without the commit.
+    """The work of the task's next run in the window, except the commit.
 
     Sizes are in bytes. Writes are estimates. The run needs at least one GET per split in `splits`, and one PUT per
     object in `outputs`.

@@ -61,10 +61,10 @@ def execute(store: ObjectStore, task: CompactionTask, *, ids: Ids, now_ms: int) 
     The actions of the part remove the inputs that end in this part.
 
     The rows stay the same multiset (MC-1) and every value stays the same (MC-2). The output has the sort order of the
-    inputs (MC-3). The output has all columns of the inputs (MC-4). If the columns of the table have changed, it has the
-    columns of the table. Each piece is checked before it is written, so no result breaks these rules. If a check fails,
-    files that were already written are orphans. A second execution writes new files with new ids. Only one of the
-    results can be committed.
+    inputs (MC-3). The output has all columns of the inputs (MC-4). If the columns of the table have changed, the output
+    has the changed columns. Each piece is checked before it is written, so no result breaks these rules. If a check
+    fails, files that were already written are orphans. A second execution writes new files with new ids. Only one of
+    the results can be committed.
 
     Raises:
         InvalidInput: the inputs do not belong together.
@@ -177,7 +177,7 @@ def _opened(store: ObjectStore, task: CompactionTask) -> Iterator[list[OpenSplit
 
     If the inputs have more than `_IN_MEMORY_BYTES` in total, they are kept on disk.
 
-    For a part of a merge, open only the row groups that have rows of the part, on disk.
+    For a part of a merge, open only the row groups that have rows of the part. Keep these row groups on disk.
     """
     adds = task.inputs
     if task.part is not None:
@@ -244,7 +244,7 @@ Floats = npt.NDArray[np.float64]
 _STEPS = 4
 """Number of samples of each input per part.
 
-With this number, the rows between two cuts are at most half a part.
+With this number, the rows between two cuts fill at most half of a part.
 """
 
 _MOST_TASKS = 64
@@ -272,10 +272,13 @@ class Sample:
 
 
 Sampled = Callable[[Sequence[CompactionTask]], Sequence[Sample]]
-"""A function that calls `sample` for each of these tasks and returns the results."""
+"""A function with tasks as its argument. It calls `sample` for each task and returns the results."""
 
 Located = Callable[[Sequence[CompactionTask], pa.Table], Sequence[Sequence[Sequence[int]]]]
-"""A function that calls `locate` for each of these tasks with these keys and returns the results."""
+"""A function with tasks and keys as its arguments.
+
+It calls `locate` for each task with the keys, and returns the results.
+"""
 
 
 def divide(task: CompactionTask, sampled: Sampled, located: Located, *, operation_id: str) -> list[CompactionTask]:
@@ -391,7 +394,7 @@ def sort_columns(split: OpenSplit, order: SortOrder) -> list[str]:
 
 
 def _step(bounds: Bounds, add: Add, inputs: int) -> int:
-    """Return the sampling interval in rows for a split that is one of `inputs` inputs."""
+    """Return the number of rows between two samples of a split. The merge has `inputs` inputs."""
     rows = max(1, add.numRecords or 0)
     per_part = min(bounds.rows, int(bounds.bytes * rows / max(1, add.size)))
     return max(1, per_part // (_STEPS * _at_once(inputs)))

@@ -175,7 +175,7 @@ def _require(faults: Iterator[Fault], inputs: Sequence[Add]) -> None:
 
 
 def _reordered(scope: Scope | None, scopes: set[Scope | None]) -> bool:
-    """Return whether the scope equals one of the scopes except for its sort schema."""
+    """Return whether one of the scopes differs from this scope at most in the sort schema."""
     return scope is not None and any(
         each is not None and replace(each, sort_schema=scope.sort_schema) == scope for each in scopes
     )

@@ -150,9 +150,12 @@ def _coded(
 def concatenated(
     columns: Sequence[pa.ChunkedArray | None], input_rows: Sequence[int], type_: pa.DataType
 ) -> pa.ChunkedArray:
-    """Return the concatenated column of all inputs as `type_`. An input without the column gives nulls.
+    """Return the concatenated column of all inputs as `type_`.
 
-    Dictionary columns get one common dictionary. If `type_` is the type of the values, they become plain values.
+    For an input without the column, the result contains nulls.
+
+    Dictionary columns get one common dictionary. If `type_` is not a dictionary type, dictionary columns become plain
+    values.
     """
     chunks: list[pa.Array] = []
     for column, rows in zip(columns, input_rows, strict=True):
@@ -197,7 +200,7 @@ def _runs(positions: Positions, input_rows: Sequence[int], series: Mask) -> Runs
     breaks[0] = True
     firsts = np.flatnonzero(breaks)
     counts = np.diff(np.append(firsts, len(positions)))
-    # `side="right"`, because an empty input has the same end as the input before, and must never be selected
+    # An empty input has the same end as the input before it. With `side="right"`, it is never selected.
     ends = np.cumsum(np.asarray(input_rows, dtype=np.int64))
     inputs = np.searchsorted(ends, positions[firsts], side="right").astype(np.int64)
     return Runs(inputs, positions[firsts] - _offsets(input_rows)[inputs], counts)
@@ -235,8 +238,8 @@ def route(positions: Positions, rows: int) -> Route:
 def take_column(inputs: Sequence[pa.Array], way: Route, type_: pa.DataType) -> pa.Array:
     """Return an output column as `type_`. The concatenated rows of the inputs may have chunks of any size.
 
-    Dictionary columns get one dictionary without unused values. If `type_` is the type of the values, they become plain
-    values.
+    Dictionary columns get one dictionary without unused values. If `type_` is not a dictionary type, dictionary columns
+    become plain values.
     """
     chunks = [chunk if chunk.type == type_ else chunk.cast(type_) for chunk in inputs]
     whole = pa.concat_arrays(chunks) if chunks else pa.array([], type_)
@@ -479,7 +482,7 @@ class _Input:
 
 
 def _require_forwards(local: Runs, counts: Positions, splits: Sequence[OpenSplit]) -> None:
-    """Raise `Corrupt` (SS-1) if the output would take the rows of an input in another order than the input has.
+    """Raise `Corrupt` (SS-1) if the output would change the order of the rows of an input.
 
     This never happens for sorted inputs.
     """

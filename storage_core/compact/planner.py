@@ -101,8 +101,8 @@ def plan_expiry(snapshot: Snapshot, *, retention_ms: int | None, now_ms: int) ->
 
 def has_left(files: pa.Table, *, retention_ms: int, now_ms: int) -> pa.ChunkedArray:
     """Return, for each row of a table of live splits, whether its window has expired. The result has no nulls."""
-    # It is correct to compare whole seconds with `<=`. At the end of a window plus the retention, the newest row of the
-    # window is already older than the retention.
+    # It is correct to compare whole seconds with `<=`. At the window's end plus the retention, every row of the window
+    # is older than the retention.
     cutoff = pa.scalar((now_ms - retention_ms) // 1000, pa.int64())
     latest_start = pc.subtract(cutoff, files.column("windowSeconds").cast(pa.int64()))
     left = pc.less_equal(files.column("windowStart").cast(pa.int64()), latest_start)
@@ -329,7 +329,7 @@ class Chosen:
         return self if is_all else replace(self, merges=bounded(self.merges, most_inputs))
 
     def parts(self) -> Iterator[list[CompactionTask]]:
-        """Yield the tasks in parts that read at most `PART_INPUTS` splits, unless one merge reads more.
+        """Yield the tasks in parts. Each part reads at most `PART_INPUTS` splits, unless a single merge reads more.
 
         Only one part at a time becomes records. All merges of a window are in one part, unless the window alone
         exceeds the limit.

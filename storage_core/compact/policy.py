@@ -22,8 +22,9 @@ greatest number of merges in the group. This number must be above `generations`.
 smaller number. A merge by level that takes all splits of a group also finalizes the group.
 
 A merge that is too large for one task is executed in parts (`execute.divide`). Each part reads every *run*. A run is a
-single split, or all splits with the same number of merges above the merge levels. If a group has more runs than a part
-can read, its oldest splits are first merged into runs. Each of these runs has its own number of merges (decision 0015).
+single split. Or it consists of all splits with one number of merges, which is above the merge levels. If a group has
+more runs than a part can read, its oldest splits are first merged into runs. Each of these runs has its own number of
+merges (decision 0015).
 """
 
 from __future__ import annotations
@@ -136,11 +137,11 @@ class _Groups:
         return self.outside_bytes > LATE_SHARE * self.bytes
 
     def run_number(self) -> Ints:
-        """Return the number of merges that marks the sorted run after a merge of the whole group."""
+        """Return the number of merges that each output stores after a merge of a whole group."""
         return np.maximum(FINALIZED, self.top + 1)
 
     def number(self, group: Ints, count: Ints, otherwise: Ints) -> Ints:
-        """Return the number of merges that the outputs of merges of `count` splits get.
+        """Return the number of merges that each output stores. Each merge reads `count` splits of its `group`.
 
         A merge of a whole group makes one sorted run.
         """
@@ -188,7 +189,10 @@ def _finalized(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
 
 
 def _in_parts(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Merges:
-    """Return one merge in several parts for each group that becomes one run but is too large for one task."""
+    """Return one merge for each group that becomes one run but is too large for one task.
+
+    Each merge has several parts.
+    """
     large = _large(splits, groups, rules)
     wanted = large & (_runs(splits, large) <= MOST_RUNS)
     chosen = np.flatnonzero(wanted)
@@ -214,8 +218,8 @@ def _into_runs(splits: Splits, groups: _Groups, free: Flags, rules: Rules) -> Me
     for group in np.flatnonzero(excess > 0):
         begin, end = np.searchsorted(splits.group, [group, group + 1])
         single = begin + np.flatnonzero((free & (splits.merges < FINALIZED))[begin:end])
-        # Each merge reduces the number of runs by `fewer`. The reason is that a merge of 256 splits writes an output
-        # that counts as two runs.
+        # Each merge replaces 256 runs by an output that counts as two runs. It therefore reduces the number of runs by
+        # `fewer`.
         fewer = MOST_RUN_INPUTS - 2
         taken = single[: excess[group] + 2 * -(-excess[group] // fewer)]
         found = [part for part in np.split(taken, range(MOST_RUN_INPUTS, len(taken), MOST_RUN_INPUTS)) if len(part) > 2]
@@ -324,7 +328,9 @@ def _parts(splits: Splits, rows: Ints, lane: Ints, rules: Rules, *, most: int, t
 
 
 def _room(values: Ints, most: int) -> Ints:
-    """Return, for each position, the end of the longest slice that starts there and has a sum of at most `most`.
+    """Return, for each position, the end of the longest slice that starts at this position.
+
+    A slice has a sum of at most `most`.
 
     A slice has at least one element.
     """

@@ -82,7 +82,8 @@ def plan(
     """Return the tasks for splits with windows of the wrong duration, by window.
 
     There are no tasks for a table without windows. The right duration is the duration of the table. If cold windows are
-    joined, windows that ended long enough ago have a longer duration. A compaction and this plan omit the same splits:
+    joined, the right duration is longer for windows that ended long enough ago. A compaction and this plan omit the
+    same splits:
     - splits without a sort schema, or with a sort schema that does not fit the table now
     - splits before the start of compaction
     - expired splits

@@ -71,9 +71,9 @@ def run_compact(job: JobRun[Compact]) -> JobReport:
 
     A merge that is too large for one task has its own commit. Before the merges, the run rewrites splits into windows
     of another duration. The mode `REWINDOW` rewrites all splits with windows of the wrong duration. The mode `POLICY`
-    rewrites splits of cold windows. It rewrites only the number of splits that one run may replace (decision 0006). The
-    mode `RESORT` rewrites all splits of another sort schema. The new splits have the table's sort order (decision
-    0006). With `most_bytes`, a run reads at most this number of bytes in total. It takes the newest pieces first
+    rewrites splits of cold windows. In this mode, one run rewrites no more splits than it may replace (decision 0006).
+    The mode `RESORT` rewrites all splits of another sort schema. The new splits have the table's sort order (decision
+    0006). With `most_bytes`, a run reads at most this number of bytes in total. The run takes the newest pieces first
     (decision 0037).
 
     Rows that are deleted concurrently are hidden in the output. If a window fails, all other windows are still
@@ -177,8 +177,8 @@ def resource_of(wanted: WindowRange, window_seconds: int | None) -> str:
 
     There is one lease per first window. Two runs on overlapping ranges with different starts have different leases. At
     its commit, the second run then finds that its inputs were replaced. First windows share a lease if their distance
-    is a multiple of `LANES` windows. This limits the number of leases of a table. `LANES` is a prime, because the
-    starts of ranges of whole days differ by multiples of 24 or 96 windows.
+    is a multiple of `LANES` windows. This limits the number of leases of a table. If ranges consist of whole days,
+    their starts differ by multiples of 24 or 96 windows. `LANES` is therefore a prime.
     """
     if wanted.null_only:
         lane = NULL_WINDOW
@@ -203,7 +203,7 @@ def _planned(work: Pieces) -> dict[str, object]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupLimits:
-    """The limits of a group of merges that has one commit, and the limits of a task.
+    """The limits of a group of merges, and the limits of a task. Each group has one commit.
 
     A group ends when it has `windows` windows. It also ends when its input reaches a certain size. This size is the
     larger of `bytes` and the total input divided by `parts`. So a commit stays small, and a small run has one commit. A
@@ -641,7 +641,7 @@ def _expiry_details(found: Expiry) -> dict[str, object]:
 
 def due_expire(inputs: Inputs) -> DueRun | None:
     """Return the expiry run that is needed now, or None."""
-    # The declared retention is used, because the run declares it first.
+    # The plan uses the declared retention, because a run first applies the declaration to the table.
     now_ms = inputs.clock.now_ms()
     found = planner.plan_expiry(inputs.snapshot, retention_ms=inputs.declared.retention_ms, now_ms=now_ms)
     if not found.splits:

@@ -45,8 +45,8 @@ any time, the driver has only a part of these splits as Python objects and as JS
 class Reason(StrEnum):
     """The reason of a merge.
 
-    A merge is needed because of many splits or many bytes of one merge level, late data, too many files, or deleted
-    rows. Or a user requested the merge.
+    A merge level has many splits or many bytes. Or the window has late data, too many files, or deleted rows. Or a user
+    requested the merge.
     """
 
     COUNT = "count"

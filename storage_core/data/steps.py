@@ -15,7 +15,7 @@ To add a step:
    `job.map` runs the function in this process or in Spark.
 4. If the storage shows when the step has work, write `due_<name>(inputs)` in the same module and set `is_observable`.
 5. Run `python -m scripts.settings_pages`, which writes the JSON schema of `schedule` again. Run the tests of the
-   documents. They report the missing rows in the tables of the documents.
+   documents. These tests report the rows that are missing in the tables of the documents.
 
 A step without an `asset` has no Dagster job.
 """
@@ -143,12 +143,12 @@ class Merge(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sort(LeasedOptions):
-    """The options of a sort. It has no options of its own."""
+    """The options of a sort. A sort has no options of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Expire(TableOptions):
-    """The options of an expiry. It has no options of its own."""
+    """The options of an expiry. An expiry has no options of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class MergeSegments(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Publish(TableOptions):
-    """The options of a publication. It has no options of its own."""
+    """The options of a publication. A publication has no options of its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +212,7 @@ class Collect(LeasedOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Audit(RunOptions):
-    """The splits and compactions to audit. The selection is limited by at most one of the last three fields."""
+    """The splits and compactions to audit. At most one of the last three fields may limit the selection."""
 
     table_uri: TableUri
     windows: Annotated[WindowRange, Option(help="The windows (default: all).")] = EVERY_WINDOW

@@ -40,7 +40,7 @@ _CHANGED: Final = {
     "uhugeint": "VARCHAR",
     "variant": "JSON",
 }
-"""The ids of the lossy types. Each has a type as its value to which the caller can cast without a loss."""
+"""The ids of the lossy types. The value of each id is a type. The caller can cast to this type without a loss."""
 
 _NESTED: Final = frozenset({"array", "list", "map", "struct", "tuple", "union"})
 

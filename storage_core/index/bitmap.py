@@ -1,4 +1,4 @@
-"""A bitmap segment maps each value of a column to the numbers of the rows in one split with this value.
+"""A bitmap segment belongs to one split. It maps each value of a column to the numbers of the rows with this value.
 
 Column `i` has two files. `bitmaps-<i>.bin` has the bitmaps one after the other, in the portable Roaring format.
 `values-<i>.arrow` is an Arrow file with the distinct values, null last. For each value, the file contains the position

@@ -114,7 +114,7 @@ class TextQuery:
     def hits(
         self, searcher: Searcher, limit: int, *, live: Callable[[list[Hit]], list[Hit]] | None = None
     ) -> list[Hit]:
-        """Return the best `limit` live documents, and all live documents with the same score as the last of these.
+        """Return the best `limit` live documents. Also return all live documents with the same score as the last one.
 
         They are ordered by score, then position, then row. `live` returns the live hits among the given hits, in their
         order. Without `live` all hits count as live. Documents that are not live count in the statistics of the scores,
@@ -408,9 +408,9 @@ def snippets(query: TextQuery, rows: pa.Table) -> pa.StructArray:
     The fragment is null if nothing in the column matches.
 
     Matching words are enclosed in `<b>` and `</b>`. The characters `<`, `>`, `&` and both quotes of the text are
-    escaped. The tokenizer of the column determines the words. The matching words are each word of a phrase, and all
-    words that match a prefix, a fuzzy word or a range. Words after NOT are not marked. Memory is a few times the size
-    of the texts.
+    escaped. The tokenizer of the column determines the words. Each word of a searched phrase is a matching word. All
+    words that match a prefix, a fuzzy word or a range are also matching words. Words after NOT are not marked. Memory
+    is a few times the size of the texts.
 
     Raises:
         Unavailable: The machine lacks memory.
@@ -481,7 +481,7 @@ class _Words:
         return self.index.searcher()
 
     def of_query(self, query: TextQuery) -> tantivy.Query:
-        """Return a query for any of the words for which `query` searches."""
+        """Return a query that matches any word for which `query` searches."""
         import tantivy
 
         leaves = [*_looked_for(query.tree)]

@@ -48,8 +48,8 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.store.pieces import NOT_CACHED, CachedPieces, Data, KeptValues, Piece
 
-# Translation of row numbers of segments to matching rows of the live split. The segments were built over other splits,
-# or over parts of the split.
+# Translation of a segment's row numbers to the matching rows of the live split. The segments were built over other
+# splits, or over parts of the split.
 
 
 _AT_ONCE: Final = 4
@@ -349,7 +349,7 @@ class BitmapParts:
         return Reading(store, segment, definition, self._kept, self._cached)
 
     def moves(self, store: ObjectStore, add: Add, found: Answering) -> Moves:
-        """Return the object that translates row numbers of segments to those of a split. The maps are cached."""
+        """Return the object that translates row numbers of segments to row numbers of a split. The maps are cached."""
         return Moves(store, add, found, self._kept, self._cached)
 
 
@@ -386,7 +386,7 @@ class KeyReading:
     read_bytes: int = 0
 
     def places(self, hashes: Hashes) -> Positions | None:
-        """Return, in ascending order, the positions in the split of rows whose key has one of these hashes.
+        """Return the rows with a key that has one of these hashes, as ascending positions in the split.
 
         The result may rarely include other rows, and it includes deleted rows. Returns None if the segments do not
         cover every row. `hashes` must be distinct and ascending. Raises `Corrupt`, `NotFound` and `Unsupported`.

@@ -49,7 +49,7 @@ MapOf = Callable[[Translation], TranslationMap]
 """A function that returns the verified map of a translation. Raises the errors of `load_map`."""
 
 PartOf = Callable[[Held], BitMap]
-"""A function that returns the rows of a split that a segment over a part of this split covers.
+"""A function for a segment over a part of a split. It returns the rows of the split that the segment covers.
 
 Raises the errors of `segments.load`.
 """

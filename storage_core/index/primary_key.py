@@ -34,7 +34,7 @@ A block takes 12 KiB. Reading 12 KiB adds little to the time of a request.
 """
 
 MOST_ROOM: Final = 2
-"""The maximum space of blocks of equal length, as a multiple of the space of the keys.
+"""The maximum space of blocks with equal length, divided by the space of the keys.
 
 If equal blocks need more space, the file has a single block with all keys.
 """

@@ -180,7 +180,10 @@ def _column(parts: Sequence[Renumbered], count: int, definition: IndexDefinition
 def _decoded(
     files: Mapping[str, bytes | memoryview], rows: int, definition: IndexDefinition, column: str
 ) -> tuple[pa.Array, Positions]:
-    """Return the distinct values of a part, and the number of the value of each row. The number is -1 for null."""
+    """Return the distinct values of a part.
+
+    Also return, for each row, the number of its value. The number is -1 for null.
+    """
     where = f"a bitmap segment of index {definition.name!r}"
     values_file, bitmaps_file = bitmap.column_files(definition, column)
     with bitmap.damage(where):
@@ -205,13 +208,13 @@ def _decoded(
 # Small segments of an index are merged into one, so that a search reads few segments. A merged segment covers the live
 # splits that contain rows of the old segments. If the old segments cover a split completely without other segments, the
 # merged segment covers the whole split. Otherwise it covers a part of the split. The rows get new numbers, so earlier
-# translations are no longer needed. No text is tokenized again. The tier of a segment is the logarithm of its number of
-# rows to the base `FACTOR`, rounded down. `FACTOR` segments of one tier become one segment of the next tier, so each
-# row is written once per tier.
+# translations are no longer needed. No text is tokenized again. The number of rows of a segment determines its tier.
+# The tier is the logarithm of this number to the base `FACTOR`, rounded down. `FACTOR` segments of one tier become one
+# segment of the next tier, so each row is written once per tier.
 
 
 FACTOR = 8
-"""The minimum number of segments of a tier that are merged into one segment of the next tier."""
+"""If a tier has at least this number of segments, they become one segment of the next tier."""
 
 MOST_BYTES = 256 * 2**20
 """The maximum size of the segments in one merge, in bytes. A task has these segments in memory.
@@ -282,8 +285,8 @@ def plan(snapshot: Snapshot, covered: Coverage) -> tuple[SegmentMerge, ...]:
 
     Makes no request.
 
-    After these merges, the next tier may also have enough segments. Segments of a primary-key index are not merged,
-    because a lookup reads only the segment of the single split that may contain the key.
+    After these merges, the next tier may also have enough segments. Segments of a primary-key index are not merged. A
+    lookup reads only one segment, which belongs to the only split that may contain the key.
     """
     if covered.definition.kind == "primary_key":
         return ()
@@ -346,8 +349,9 @@ def _groups(own: Sequence[IndexSegment], sizes: Mapping[str, int]) -> Iterator[l
 def _separable(covered: Coverage, group: Sequence[IndexSegment]) -> list[IndexSegment]:
     """Return the segments with rows that can be identified by their origins.
 
-    The origins of a part of a split are the splits from which its rows came. A segment is excluded if rows outside the
-    part come from the same origins. A reader would mistake these rows for rows of the part.
+    The rows of a part of a split came from other splits. These other splits are the origins of the part. A segment is
+    excluded if rows outside the part come from the same origins. A reader would mistake these rows for rows of the
+    part.
     """
     kept = {each.path: each for each in group}
     while True:

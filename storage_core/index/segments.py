@@ -36,12 +36,12 @@ from storage_core.store.contract import ObjectStore, create_once
 
 
 Renumbered = tuple[Mapping[str, bytes | memoryview], Positions]
-"""The files of a segment, and the new row number in the merged segment for each row of the segment."""
+"""The files of a segment. Also, for each row of the segment, its new row number in the merged segment."""
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Rows of a split, ascending, and the splits from which these rows came to the split."""
+    """Ascending rows of a split, and the splits from which these rows came."""
 
     rows: BitMap
     origins: tuple[str, ...]
@@ -49,7 +49,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Covered:
-    """A split with `rows` rows, or a part of this split, that a merged segment covers."""
+    """A split with `rows` rows. A merged segment covers this split, or a part of it."""
 
     split: str
     rows: int
@@ -392,15 +392,15 @@ def _create(store: ObjectStore, key: str, data: bytes) -> None:
 
 # Coverage of live splits.
 #
-# The coverage follows from the log alone, without a request. A translation contains the number of rows that moved from
-# each of its input splits to each of its output splits. Segments that were built over a live split itself are used. If
-# there are none, the coverage uses segments over the splits from which the rows came. If several segments could cover a
-# row, the segment that needs the fewest translations to the live split is used. A segment over the whole split is used
+# The coverage follows from the log alone, without a request. For each pair of input split and output split, a
+# translation contains the number of moved rows. Segments that were built over a live split itself are used. If there
+# are none, the coverage uses segments over the splits from which the rows came. If several segments could cover a row,
+# the segment that needs the fewest translations to the live split is used. A segment over the whole split is used
 # before a segment over a part. Among equal segments, the first segment by path is used (decision 0019).
 
 
 REBUILD_SHARE = 0.2
-"""The limit for rows that left the live splits. A segment is rebuilt if a greater share of its rows left them."""
+"""The maximum share of a segment's rows that left the live splits. If the share is greater, the segment is rebuilt."""
 
 MOST_MOVES = 8
 """The maximum number of moves of a row.
@@ -499,7 +499,7 @@ class Answering:
 
 
 AnsweringOf = Callable[[Add], Answering | None]
-"""A function that returns the segments of an index that cover a live split.
+"""A function for a live split. It returns the segments of an index that cover this split.
 
 The function returns None if no segment covers the split.
 """
@@ -609,8 +609,8 @@ class _Traces:
     """The state of the search that follows live splits back to segments.
 
     `live_rows` contains, by path, the approximate number of live rows of each segment in use. `to_missing` contains
-    translations into the live split that is currently followed. They lead from the origins of its rows that no segment
-    covers.
+    translations into the live split that is currently followed. These translations start at the origins of those rows
+    of the live split that no segment covers.
     """
 
     nearest: Nearest

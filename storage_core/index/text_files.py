@@ -80,7 +80,7 @@ _UNCHANGED: Final = (RAW, WHITESPACE)
 _REVISION = 3
 _SIGMA, _FINAL_SIGMA = "\N{GREEK SMALL LETTER SIGMA}", "\N{GREEK SMALL LETTER FINAL SIGMA}"
 _NGRAM = re.compile(r"ngram_([1-9][0-9]?)_([1-9][0-9]?)", re.ASCII)
-_USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer ones are too many.
+_USUAL_GRAM = 3  # preferred if the index allows it. Shorter n-grams are in most rows. Longer n-grams are too numerous.
 
 # In tantivy's syntax of regular expressions. A combining character belongs to the letter before it.
 _LETTER = r"\p{Alphabetic}\p{N}"
@@ -227,7 +227,7 @@ def _analyzer(name: str) -> tantivy.TextAnalyzer:
 
 
 def _marker(name: str) -> tantivy.TextAnalyzer:
-    """Return a tokenizer that finds the same words in texts that are not `prepared`, with their positions.
+    """Return a tokenizer for texts that are not `prepared`. It finds the same words, with their positions in the text.
 
     For n-grams, it also returns shorter sequences of characters.
     """

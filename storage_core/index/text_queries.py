@@ -141,7 +141,7 @@ def _moves(words: Sequence[str], slop: int) -> Iterator[tuple[int, ...]]:
     Each move is a number from 0 to `slop`. At least one move is 0, and no two words have the same position after their
     moves.
 
-    The order of equal words does not change, because every order of equal words gives the same arrangement. Raises
+    Equal words keep their order, because another order of equal words would be the same arrangement. Raises
     `ValueError` if the function would try too many moves.
     """
     earlier = _earlier(words)
@@ -369,7 +369,7 @@ class QueryBuilder:
         return self._phrase(column, words, 0 if self.marking else slop)
 
     def _phrase(self, column: str, words: Sequence[str], slop: int) -> tantivy.Query:
-        """Return the query for the rows with these words, which may move by at most `slop` positions in total.
+        """Return the query for the rows with these words. The words may move by at most `slop` positions in total.
 
         Tantivy may count one word of a text for two words of the phrase, and misses some orders of three or more words.
         For these phrases, each arrangement becomes a separate phrase query.
@@ -566,7 +566,7 @@ def _high(limit: Node) -> str:
 
 _DISTANCE = re.compile("~[0-9]*$")
 _PAIR = re.compile(r"\\(.)", re.DOTALL)
-_STAND_INS = range(0xF0000, 0x110000)  # private characters. They are more than the maximum length of a text.
+_STAND_INS = range(0xF0000, 0x110000)  # private characters. No text has as many characters.
 
 
 def read(text: str) -> Node:

@@ -107,7 +107,7 @@ def _require_no_renames(own: pa.Schema, before: DeltaSchema, after: DeltaSchema,
     for physical, name in before.physical_names().items():
         if now.get(physical) == name or name not in own.names:
             continue
-        if name in now.values():  # The column was dropped, and a new column has the name.
+        if name in now.values():  # The column was dropped, and a new column has its name.
             raise InvalidInput(
                 f"{where}: column {name!r} of the Delta table is not the column of before. Rename or drop the column "
                 f"here first: `tidemark alter NAME rename-column {name} …` or `drop-column {name}`",

@@ -83,7 +83,7 @@ def has_misread_action(store: ObjectStore, version: int) -> bool:
 
 
 def is_misread(line: bytes) -> bool:
-    """Return whether delta-rs reads a text in an action differently from the JSON."""
+    """Return whether delta-rs reads another text in an action than the JSON contains."""
     if _ESCAPED_PAIR.search(line) is None:
         return False
     return _action(line) != _action(_as_delta_rs_reads(line))
@@ -104,7 +104,7 @@ def _action(line: bytes) -> dict[str, Any]:
 
 
 def _as_delta_rs_reads(line: bytes) -> bytes:
-    r"""Return the line with each escaped pair combined in the same way as in delta-rs.
+    r"""Return the line after the replacement of each escaped pair by the character that delta-rs reads.
 
     A pair after an escaped backslash is not an escaped pair.
     """

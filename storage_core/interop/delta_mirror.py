@@ -138,7 +138,7 @@ def _has_statistics(type_: pa.DataType) -> bool:
 def _token(text: str, type_: pa.DataType, *, is_least: bool) -> str:
     kinds = pa.types
     if kinds.is_floating(type_) and Decimal(text) == 0:
-        return "-0.0" if is_least else "0.0"  # some readers distinguish the two, and a file may contain either
+        return "-0.0" if is_least else "0.0"  # some readers distinguish 0.0 from -0.0
     return text if kinds.is_integer(type_) or kinds.is_floating(type_) or kinds.is_decimal(type_) else json_text(text)
 
 

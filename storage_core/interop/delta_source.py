@@ -1,6 +1,6 @@
 """The log of a Delta table as a source of rows: its versions, and the changes of each version.
 
-Each version is read from its own file, with one GET. delta-rs reads the state before a version, because it supports all
+Each version is read from its own file, with one GET. The state before a version comes from delta-rs, which supports all
 kinds of checkpoints.
 """
 
@@ -34,7 +34,7 @@ from storage_core.write.ingest.progress import DeltaGap, DeltaProgress, versions
 
 
 CHANGE_TYPE: Final = "_change_type"
-"""The column of a change feed file that contains the kind of change of each row."""
+"""The name of a column in change feed files. The column contains the kind of change of each row."""
 
 _MAPPING = "delta.columnMapping."
 _OF_READERS = (_MAPPING, "delta.typeChanges")

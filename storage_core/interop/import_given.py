@@ -40,7 +40,7 @@ class Source(Protocol):
 
     @property
     def content(self) -> str:
-        """Text that is the same as long as the source has the same rows."""
+        """Text that does not change while the source has the same rows."""
         ...
 
     @property

@@ -111,7 +111,10 @@ def _finished(snapshot: Snapshot) -> list[Metadata]:
 
 
 def _names(source: Source, name: str | None) -> tuple[str, str]:
-    """Return the names of two transactions. One is for the source, and one is for the source with its content."""
+    """Return the names of two transactions.
+
+    The first name identifies the source, and the second name identifies the source and its content.
+    """
     app = f"{_APP}{short_hash(source.identity if name is None else f'name:{name}')}"
     return app, f"{app}@{short_hash(source.content)}"
 

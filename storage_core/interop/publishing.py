@@ -199,7 +199,7 @@ AT_ONCE: Final = "PUBLISH"
 """The operation name of a commit that publishes all differences at once."""
 
 FORGETTING: Final = frozenset({"FORGET", AT_ONCE})
-"""Operations after which no new part of the mirror may describe removed rows."""
+"""After one of these operations, no new part of the mirror may describe removed rows."""
 
 _ATTEMPTS = 10
 
@@ -214,7 +214,7 @@ class Touched:
 
     @staticmethod
     def everything(keys: Iterable[str]) -> Touched:
-        """Return changes that include all of these files, because each file may differ."""
+        """Return changes that include all of these files, because each file may differ from the mirror."""
         return Touched(set(keys), data_change=True, operation=AT_ONCE)
 
     def take(self, actions: Sequence[Action]) -> None:
@@ -260,7 +260,7 @@ class Mirror(Protocol):
         """Prepare the publication of versions after the published version `base`."""
 
     def go_on_without_base(self, head: Snapshot) -> Collection[str]:
-        """Prepare the publication of the head without the base. Return the files in the data of the mirror."""
+        """Prepare the publication of the head without the base. Return the files that the mirror contains."""
 
     def passes(self, snapshot: Snapshot) -> None:
         """Register a version between the base and the newest version, published or not."""
@@ -407,7 +407,7 @@ def advance_hint(
 ) -> None:
     """Set the hint to the number unless the hint has a later number. The cost is one GET and one PUT.
 
-    It is not an error if another process is faster, because the hint of that process is also valid.
+    Another process may be faster. This is not an error, because the hint of that process is also valid.
     """
     try:
         blob = store.get(key)

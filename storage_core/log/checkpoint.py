@@ -1,11 +1,11 @@
 """Reading of checkpoints: Avro states, JSON checkpoints, and states of other writers.
 
-See docs/architecture/transaction-log.md. A state contains everything that a snapshot contains, and equal snapshots give
+See docs/architecture/transaction-log.md. A state contains everything that a snapshot contains, and equal snapshots have
 equal records. An Avro state consists of a root and manifests with the splits. If there are many transactions, it also
 has objects of transactions. If an object cannot be read, `Recovery` provides the same content from another source. JSON
 checkpoints are slower and exist for other tools.
 
-The module also has the writers of JSON checkpoints and of objects of transactions. `checkpoint_writing` writes complete
+The module also writes JSON checkpoints and objects that contain transactions. `checkpoint_writing` writes complete
 states.
 """
 
@@ -99,7 +99,7 @@ MOST_KINDS = 16
 
 
 def key_of_progress(path: str, where: str) -> str:
-    """Return the key of an object of transactions from its path in the state `where`.
+    """Return the key of an object with transactions. The state `where` contains the object's `path`.
 
     Raises `Corrupt` for other paths.
     """
@@ -140,7 +140,7 @@ def write_part(
 
 
 def listed_part(store: ObjectStore, info: ProgressInfo, where: str, *, cached: CachedPieces) -> TransactionsPart:
-    """Return the object with the entry `info` in the state `where`. The object is not read."""
+    """Return the part for the entry `info` of the state `where`. The call does not read the object of the part."""
     return TransactionsPart(info, partial(_read, store, info, where, cached))
 
 
@@ -171,7 +171,7 @@ def _recorded(rows: list[ProgressRow]) -> Recorded:
 
 
 def _kinds(app_ids: list[str]) -> Mapping[str, tuple[str, str]]:
-    """Return the bounds of each kind among these sorted appIds.
+    """Return the smallest and the largest appId of each kind. The given appIds are sorted.
 
     If there are too many kinds, return common bounds for all kinds.
     """
@@ -279,8 +279,8 @@ def snapshot_of(
 
     The manifests of the state and `txns` are not read yet.
 
-    Raises `Corrupt` if an action cannot be read. Raises it also if the entries of Tidemark's manifests do not add up to
-    the number of files.
+    Raises `Corrupt` if an action cannot be read. Raises `Corrupt` also if the entries of Tidemark's manifests do not
+    add up to the number of files.
     """
     actions = [decode_line(line, f"{where}, action {number}") for number, line in enumerate(state.actions, start=1)]
     entries = sum(part.info.num_entries for part in listed.parts)
@@ -339,8 +339,8 @@ _MAX_LIST_BYTES = 2**20
 def write_json_checkpoint(store: ObjectStore, snapshot: Snapshot, *, in_parts: bool) -> tuple[int, bool]:
     """Write the checkpoint of the snapshot's version. Return its size in bytes, and whether this call wrote it.
 
-    The same snapshot gives the same bytes and keys. The cost is one PUT, and with `in_parts` one more PUT per 50,000
-    actions.
+    The same snapshot always produces the same bytes and keys. The cost is one PUT, and with `in_parts` one more PUT per
+    50,000 actions.
     """
     actions = list(_actions(snapshot))
     if not in_parts:

@@ -11,10 +11,10 @@ transactions are lines of the state's root instead. Both functions read the obje
 send no other requests.
 
 The amortized work is proportional to the changes. An entry is written once when it is new. It is written again only in
-two cases: its small manifest is joined with other manifests, or more than a tenth of all entries are dead. New
-transactions are written as one small object. If there are many small objects, they are merged into the sorted objects
-that contain the same ranges of appIds. The other sorted objects stay unchanged. Most sorted objects stay unchanged,
-because the names of landed files usually contain the time in ascending order.
+two cases. In the first case, its small manifest is joined with other manifests. In the second case, more than a tenth
+of all entries are dead. New transactions are written as one small object. If there are many small objects, they are
+merged into the sorted objects that contain the same ranges of appIds. The other sorted objects stay unchanged. Most
+sorted objects stay unchanged, because the names of landed files usually contain the time in ascending order.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ from storage_core.store.contract import ObjectStore, create_derived, missing, re
 
 
 def manifest_info(path: str, table: pa.Table, snapshot: Snapshot) -> ManifestInfo:
-    """Return the entry of a manifest in the root: the ranges of versions, windows and partitions of its splits."""
+    """Return the root's entry for a manifest.
+
+    The entry has the ranges of versions, windows and partitions of the manifest's splits.
+    """
     versions = pc.min_max(table.column("addedAtVersion"))
     schema = partition_schema(snapshot)
     is_exact = bool(snapshot.config.partition_by)
@@ -184,7 +187,11 @@ def _anew(files: LiveFiles, partitions: pa.Schema, manifest_entries: int) -> Lay
 
 
 def _dead(files: LiveFiles, listed: ListedFiles) -> tuple[set[str], set[str]]:
-    """Return all listed paths with dead entries. Also return the paths among these that were added again later."""
+    """Return two sets of paths.
+
+    The first set contains all listed paths with dead entries. The second set contains those paths of the first set that
+    were added again later.
+    """
     replaced = {path for path in files.replacing if listed.find(path) is not None}
     removed = files.removed if files.certain else {path for path in files.removed if listed.find(path) is not None}
     dead = listed.tombstones | removed | replaced
@@ -260,7 +267,10 @@ def _all_transactions_anew(txns: Transactions) -> TransactionsLayout:
 
 
 def _folded(sorted_parts: Sequence[TransactionsPart], joined: Recorded) -> TransactionsLayout:
-    """Merge `joined` into the sorted parts whose ranges contain the appIds. The other parts do not change."""
+    """Merge each transaction of `joined` into the sorted part with the range that contains its appId.
+
+    The other parts do not change.
+    """
     starts = [part.info.least for part in sorted_parts]
     of_part: dict[int, dict[str, Txn | None]] = {}
     for app_id, txn in joined.items():
@@ -434,7 +444,10 @@ def _write_transactions(
 
 
 def _with_references(entries: pa.Table, renamed: Mapping[str, str]) -> pa.Table:
-    """Return the entries. Each `docMappingRef` that is a key of `renamed` is replaced with the value of this key."""
+    """Return the entries.
+
+    If `renamed` has a `docMappingRef` as a key, the value of this key replaces the `docMappingRef`.
+    """
     found = entries.column("docMappingRef")
     position = pc.index_in(found, value_set=pa.array(list(renamed)))
     column = pc.coalesce(pa.array(list(renamed.values())).take(position.combine_chunks()), found.combine_chunks())

@@ -1,9 +1,9 @@
 """The bytes of version files, and the registry of schemas in a log.
 
 A version file is newline-delimited JSON, compressed with gzip. The functions convert bytes to records and back, without
-I/O. Equal actions give equal bytes on every machine at any time. During decoding, only the records and one line are in
-memory, regardless of the decompressed size. Version files of other writers may also be plain text, or gzip data after
-the bytes `01 01`. Such files contain no commit information. Both forms can be read.
+I/O. Equal actions produce equal bytes on every machine at any time. During decoding, only the records and one line are
+in memory, regardless of the decompressed size. Version files of other writers may also be plain text, or gzip data
+after the bytes `01 01`. Such files contain no commit information. Both forms can be read.
 
 The schema registry keeps one copy of each document mapping, addressed by a hash of its canonical form.
 `add.docMappingRef` contains the hash. `metaData.configuration` contains the text of the schema under the key
@@ -114,9 +114,9 @@ def with_registry(configuration: Mapping[str, str], registered: Mapping[str, str
 def renames(configuration: Mapping[str, str]) -> dict[str, str]:
     """Return the new hash for each registered hash that a checkpoint replaces.
 
-    A hash is replaced if it is not the hash of its own schema. If the JSON of two schemas differs only in the order of
-    entries, both then become one schema. The result is empty if at most five schemas are registered. A rewrite of all
-    entries would then cost more than it saves.
+    A registered hash is replaced if it differs from the computed hash of its schema. If the JSON of two schemas differs
+    only in the order of entries, both then become one schema. The result is empty if at most five schemas are
+    registered. A rewrite of all entries would then cost more than it saves.
     """
     registered = registry(configuration)
     if len(registered) <= RENORMALIZE_ABOVE:
@@ -227,13 +227,13 @@ def decode_line(line: str, where: str) -> Action:
     """Return the action of one line, with every field of the right type. Raises `Corrupt` or `Unsupported`."""
     try:
         value = _DECODER.decode(line)
-        if "\\ud" in line or "\\uD" in line:  # Half a character (a lone surrogate) can occur only in these spellings.
+        if "\\ud" in line or "\\uD" in line:  # Only these escapes can start half a character (a lone surrogate).
             json.dumps(value, ensure_ascii=False).encode()
     except (json.JSONDecodeError, RecursionError) as error:
         raise Corrupt(f"{where}: not JSON", key=where) from error
     except UnicodeError as error:
         raise Corrupt(f"{where}: a text has half a character (a lone surrogate)", key=where) from error
-    except ValueError as error:  # the hooks of the decoder raise it
+    except ValueError as error:  # the hooks of the decoder raise this error
         raise Corrupt(f"{where}: not JSON: {error}", key=where) from error
     if not isinstance(value, dict):
         raise Corrupt(f"{where}: expected a JSON object, found {quoted(line)}", key=where)

@@ -210,7 +210,8 @@ class Committer:
     def _attempt(self, head: Snapshot, actions: tuple[Action, ...], label: CommitLabel, last: _Attempt) -> _Attempt:
         """Try to commit the version after `head`. `last` is the outcome of the previous attempt."""
         version = head.version + 1
-        # The time is always later than the previous commit, regardless of the clock, because times order versions.
+        # Commit times order the versions. The new time is therefore later than the previous time, regardless of the
+        # clock.
         content = (label.info(version, max(self.clock.now_ms(), head.timestamp + 1)), *actions)
         try:
             result = put_or_unknown(self.store, version_key(version), encode_version(content), IfAbsent())

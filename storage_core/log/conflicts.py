@@ -5,20 +5,21 @@ Every attempt of a commit checks its actions against the head that the commit wo
 version. So the checks are still valid at the time of the commit. The rules depend only on the actions, not on the name
 of the operation. Start with `Plan` and `settle`.
 
-**Splits.** A removed split must be live. The deletion vector of the split must be the same as in the plan or in the
-rebase of the plan. So a compaction never restores rows that were deleted concurrently (lesson 26). An add may change
-the deletion vector of a live split only if the split has not changed since the plan. Any other add is a new file.
+**Splits.** A removed split must be live. The deletion vector of the split must be unchanged since the plan. If the plan
+was rebased, the deletion vector must be unchanged since the rebase. So a compaction never restores rows that were
+deleted concurrently (lesson 26). An add may change the deletion vector of a live split only if the split has not
+changed since the plan. Any other add is a new file.
 
 The commit does not look up a new file among all live splits. On a table of a million files, that check would read every
 manifest for every commit. The check is not necessary: each split has its own UUID and is written by put-if-absent. A
 path can therefore already be live only if the same file was committed before. The log recognizes a repeated commit by
-its commit id or its `txn`. A commit that has neither is checked against the newest commits, which needs no request.
-`fsck` reports a path that is live twice.
+its commit id or its `txn`. If a commit has no id and no `txn`, it is checked against the newest commits. This check
+needs no request. `fsck` reports a path that is live twice.
 
 **Settings.** New splits depend on the settings that determine their rows and their order. A split of an earlier schema
-is still valid if the schema was only widened since. A merge depends on the exact schema. Its records may have columns
-that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends on the
-definition of its index. No other action depends on settings.
+is still valid if all later changes only widened the schema. A merge depends on the exact schema. Its records may have
+columns that the plan did not include. A commit of `metaData` depends on the complete metadata. An index segment depends
+on the definition of its index. No other action depends on settings.
 
 **Segments and translations.** The commit omits new index segments and translations that no search can use any more. The
 commit also removes existing translations that no segment needs any more.
@@ -75,8 +76,8 @@ The token of this fence is the version of the last restore. A merge that was pla
 PRUNING = "tidemark:prune"
 """The name of the fence for prunings. The token of this fence is the last version that pruned transactions.
 
-A commit that was planned before this version must not record transactions. After the plan, another commit may have done
-the same work, and the transaction of that commit may have been pruned. The planned commit would then repeat the work.
+A commit that was planned before this version must not record transactions. Another commit may have done the same work
+after the plan. Its transaction may already be pruned. The planned commit would then repeat the work.
 """
 
 OF_VERSIONS = frozenset({PRUNING, RESTORES})
@@ -88,7 +89,8 @@ COMPACT_STATE: Final = "tidemark:compact-state"
 VERSION_APPS = (FORGOTTEN, COMPACT_STATE)
 """The names of the log's own applications. Like the fences of `OF_VERSIONS`, their transactions contain versions.
 
-A clone and a repaired table start a new numbering of versions, so these transactions are not copied to them.
+A clone and a repaired table start a new numbering of versions. So these transactions are not copied to a clone or a
+repaired table.
 """
 
 
@@ -107,8 +109,8 @@ def records_a_version(action: Action) -> bool:
 def next_recorded_version(app_id: str, planned: Snapshot) -> int:
     """Return the version to record for this application, in a commit that was planned on the snapshot.
 
-    The result is higher than the recorded version. A clone that an earlier release made contains a version from the
-    source's log.
+    The result is higher than the recorded version. In a clone that an earlier release made, the recorded version comes
+    from the source's log.
     """
     return max(planned.version, planned.txns.get(app_id, -1) + 1)
 
@@ -122,9 +124,9 @@ def pruning(planned: Snapshot) -> Fence:
 class MergeProgress:
     """The requirement that the last merged generation of the region is `after`. 0 means that no generation was merged.
 
-    The requirement ensures that no generation is merged twice or out of order. A commit that merges several generations
-    of a region states the start of its range with this requirement. Without the requirement, the range of a commit is
-    the one generation in its `mergedGenerations`.
+    The requirement ensures that no generation is merged twice or out of order. A commit can merge a range of several
+    generations of a region. This requirement then states the start of the range. Without the requirement, the commit
+    merges only the generation in its `mergedGenerations`.
     """
 
     region: str
@@ -188,7 +190,7 @@ class AtVersion:
 
 @dataclass(frozen=True, slots=True)
 class TokenUnused:
-    """The requirement that no commit for `resource` has used `token` or a higher token.
+    """The requirement that no commit for `resource` has used `token` or a token above it.
 
     A token is valid for one commit.
 
@@ -292,7 +294,9 @@ def without_idle(actions: Sequence[Action], planned: Snapshot, head: Snapshot) -
 
 
 def without_worthless(actions: tuple[Action, ...], head: Snapshot) -> tuple[Action, ...]:
-    """Return the actions, and add the removal of each translation of the head that the actions make useless.
+    """Return the actions, and remove useless translations.
+
+    For each translation of the head that the actions make useless, the result contains its removal.
 
     Without these removals, an index that is never caught up would accumulate translations with every compaction.
     """
@@ -511,7 +515,7 @@ class _Found:
 
     @property
     def between(self) -> str:
-        """The text for messages about a change: the versions before and after the change."""
+        """The two versions between which a change occurred, as text for messages."""
         return f"between version {self.planned.version} and {self.head.version}"
 
 
@@ -735,15 +739,15 @@ def _check_generations(plan: Plan, head: Snapshot) -> None:
         if not isinstance(action, MergedGenerations):
             continue
         if restored > plan.planned.version:
-            # Rows that were deleted when the merge looked up its keys may be live again. The merge would add them
-            # twice.
+            # The merge looked up its keys before the restore. Rows that were deleted at that time may be live again.
+            # The merge would add these rows twice.
             raise CommitConflict(
                 f"region {action.region}: version {restored} restored the table after this merge was planned on "
                 f"version {plan.planned.version}. Plan again",
                 region=action.region,
             )
-        # The range must start directly after the recorded generation (lesson 25). Without a stated start, the range is
-        # this one generation.
+        # The range must start directly after the recorded generation (lesson 25). If the commit states no start, the
+        # range contains only `action.generation`.
         MergeProgress(action.region, starts.get(action.region, action.generation - 1)).check(head)
         recorded = head.merged_generations.get(action.region, 0)
         if action.generation <= recorded:

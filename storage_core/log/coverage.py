@@ -1,9 +1,9 @@
 """Coverage of index segments: the rows that a segment covers, and the splits to which translations lead.
 
-A segment gives numbers to the rows of one split, or to the rows of several splits in sequence (decision 0019). A
-compaction moves rows to other splits. The compaction stores the moves in a translation, so that the segment stays
-usable (decision 0019). For example, a segment covers split A, and a translation moves the rows of A to split B. Then
-the segment covers these rows in B.
+A segment numbers the rows of one split, or the rows of several splits in sequence (decision 0019). A compaction moves
+rows to other splits. The compaction stores the moves in a translation, so that the segment stays usable (decision
+0019). For example, a segment covers split A, and a translation moves the rows of A to split B. Then the segment covers
+these rows in B.
 
 The functions of this module use only the metadata in the log. The functions read no rows.
 """
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from storage_core.log.actions import IndexSegment, Translation
 
 GONE = "gone"
-"""The suffix of a name in `covers` that is not the name of a split.
+"""The suffix of those names in `covers` that are not names of splits.
 
 A name with this suffix represents rows of a merged segment. These rows were already deleted when the segment was
 written.
@@ -77,7 +77,10 @@ def is_over_one_split(segment: IndexSegment) -> bool:
 
 
 def rows_file(member: int | None = None) -> str:
-    """Return the name of the file with the row numbers of a part of a split. The file is a portable Roaring bitmap."""
+    """Return the name of the file that lists the covered rows of a partly covered split.
+
+    The file is a portable Roaring bitmap.
+    """
     return "rows.bin" if member is None else f"rows-{member}.bin"
 
 
@@ -101,7 +104,7 @@ def by_input(translations: Iterable[Translation]) -> Mapping[str, Sequence[Trans
 
 
 def outputs_with(translation: Translation, split: str) -> list[int]:
-    """Return the positions of the outputs that contain a row of this input."""
+    """Return the positions of those outputs that contain a row of this input."""
     source = translation.inputs.index(split)
     return [number for number in range(len(translation.outputs)) if translation.moved(source, number)]
 
@@ -132,7 +135,9 @@ def leads_to(
 def leading_to(
     splits: Iterable[str], translations: Iterable[Translation], *, moves: int | None = None
 ) -> frozenset[str]:
-    """Return the paths of the translations that moved rows to these splits, in at most `moves` moves.
+    """Return the paths of the translations that moved rows to these splits.
+
+    The rows reached the splits in at most `moves` moves.
 
     A `moves` of None means any number of moves.
     """

@@ -6,8 +6,8 @@ are either in the action itself as base64 (`inline`), or in an object (`key`). T
 object. A deletion vector from a log is not trusted at first. `rows_of` compares its bytes with the size, checksum and
 cardinality in its entry.
 
-**Paths.** A path in a log entry is a key inside the table. It is spelled in a way that every reader interprets in the
-same way. An unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
+**Paths.** A path in a log entry is a key inside the table. Its spelling has the same meaning for every reader. An
+unsafe path is refused before it reaches a store, a file system or a URL (design lessons 80 and 82).
 
 The module does no I/O.
 """
@@ -114,7 +114,7 @@ class DeletionVector:
 def encode(rows: Iterable[int]) -> bytes:
     """Return the Roaring bytes of the rows.
 
-    Equal sets give equal bytes. Raises `InvalidInput` for a row number of more than 32 bits.
+    Equal sets produce equal bytes. Raises `InvalidInput` for a row number of more than 32 bits.
     """
     try:
         bitmap = BitMap(rows)

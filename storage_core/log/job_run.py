@@ -49,7 +49,7 @@ Unit = Literal["files", "generations", "splits", "versions", "rows", "bytes"]
 - `files`: landed files that were ingested.
 - `generations`: generations that were merged.
 - `splits`: the decrease of the table's number of splits.
-- `versions`: versions that a reader no longer replays when it opens the table.
+- `versions`: versions that a reader need not replay any more when it opens the table.
 - `rows`: rows that an index now covers.
 - `bytes`: bytes that were freed.
 """
@@ -96,10 +96,11 @@ class Metrics:
 
     Late rows are counted as accepted, quarantined or dropped.
 
-    `rows_rejected` is the number of rejected rows that no earlier commit has counted. New fields of landed files are
-    counted in four numbers: `fields_ignored` (values that were left out), `fields_kept` (values in the column for new
-    fields), `columns_added` and `columns_widened`. Two numbers count landed records of a keyed table that have no
-    effect: `rows_older` (older than the row of their key) and `tombstones`.
+    `rows_rejected` is the number of rejected rows that no earlier commit has counted. Four numbers concern new fields
+    of landed files. `fields_ignored` counts values that were left out, and `fields_kept` counts values in the column
+    for new fields. The other two are `columns_added` and `columns_widened`. Two numbers count landed records without an
+    effect on a keyed table: `rows_older` and `tombstones`. A record counts in `rows_older` if it is older than the row
+    of its key.
     """
 
     rows_in: int = 0
@@ -178,7 +179,7 @@ class Prediction:
 
 
 def size_as_rows(snapshot: Snapshot, rows: int) -> int | None:
-    """Return the estimated number of bytes that this number of rows needs in splits. Return None if the table is empty.
+    """Return the estimated size in bytes of splits with this number of rows. Return None if the table is empty.
 
     The estimate uses the average size of the table's rows.
     """
@@ -259,7 +260,7 @@ def _words(value: object) -> str:
             return f"{value:,}"
         case Mapping():
             words = {name: text for name, each in value.items() if (text := _words(each))}
-            # A name that contains a comma is a sentence. A reason is an example. Each sentence gets its own line.
+            # A name that contains a comma is a sentence, for example a reason. Each sentence gets its own line.
             if any("," in name for name in words):
                 return "".join(f"\n    {text:>10}  {name}" for name, text in words.items())
             nested = {name for name, each in value.items() if isinstance(each, Mapping)}
@@ -335,7 +336,7 @@ class DueRun:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
-    """The run of one job that a table needs now or will need later.
+    """The run that a table needs from one job, now or later.
 
     Attributes:
         due: The run that is due now, or None.
@@ -460,7 +461,8 @@ class Place:
 class Task(Protocol):
     """A task. `as_task` returns tasks.
 
-    Executors call the task with an item. `Here` instead calls the inner function with its own place.
+    Executors call the task with an item. The executor `Here` is an exception. It calls the inner function with its own
+    place and the item.
     """
 
     @property
@@ -516,7 +518,7 @@ class Executor(Protocol):
         ...
 
     def is_needed_for(self, input_bytes: float, items: int) -> bool:
-        """Return whether items are executed outside this process if they read this number of bytes."""
+        """Return whether these items are executed outside this process. The items read `input_bytes` bytes."""
         ...
 
     def map(self, execute: Task, items: Sequence[Item], *, input_bytes: float = math.inf) -> list[Answer]:
@@ -778,7 +780,10 @@ class JobRun(Generic[Options]):
             lease.require_held()
 
     def _require_tokens(self) -> None:
-        """Raise `Fenced` unless this run has its resources under tokens that no commit of this run has used."""
+        """Raise `Fenced` unless this run still holds its resources.
+
+        If a commit of this run has used the tokens, take new tokens.
+        """
         if self._tokens_spent:
             for lease in self._leases:
                 lease.advance()
@@ -970,7 +975,10 @@ def require_shared(uri: str) -> str:
 
 
 def _reports_windows(options: RunOptions) -> bool:
-    """Return True if the report has metrics per window. They are requested, or the run is limited to some windows."""
+    """Return True if the report has metrics per window.
+
+    This is the case if the options request these metrics or limit the run to some windows.
+    """
     by_window: bool | None = getattr(options, "by_window", None)
     return by_window is not None and (by_window or getattr(options, "windows", EVERY_WINDOW) != EVERY_WINDOW)
 

@@ -98,8 +98,8 @@ def read_lease(store: ObjectStore, key: str, *, strict: bool = False) -> StoredL
 def swap_lease(store: ObjectStore, clock: Clock, wanted: LeaseRecord, before: StoredLease) -> StoredLease:
     """Replace the lease `before` with `wanted` exactly once, even if replies are lost.
 
-    The reply to an earlier write of the same acquisition may be lost. The lease of that write then also counts as
-    `before`.
+    The reply to an earlier write of the same acquisition may be lost. The function then also replaces the lease that
+    this earlier write stored.
 
     Raises:
         CasLost: Another process replaced the lease first.
@@ -311,8 +311,8 @@ def acquire(log: TransactionLog, head: Snapshot, resource: str, holder: str, *, 
         left_ms = record.expires_at_ms - log.clock.now_ms()
         if left_ms <= TTL_MS:
             return left_ms <= 0
-        # The lease ends later than any lease can end, so one of the clocks is wrong. The store's clock then determines
-        # the age of the lease.
+        # By this clock, the lease lasts longer than five minutes, which is impossible. So one of the clocks is wrong.
+        # The store's clock then determines the age of the lease.
         return log.store.head(lock_key(resource)).age_ms >= TTL_MS
 
     return _acquire(log, head, resource, holder, free=free)

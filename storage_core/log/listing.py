@@ -1,8 +1,8 @@
 """Listings of a log: versions, checkpoints, the checkpoint hint and the collector's boundary.
 
-A listing is a starting point for a reader, but not a proof. A listed object can be damaged, and an object that is not
-listed can exist. On a local disk, the functions probe keys if that is cheaper than a listing. The hint can be missing,
-partly written, too old or too new. Readers then need more time, but the result is the same (lessons 05, 09).
+A reader uses a listing only as a starting point. A listed object can be damaged, and an object that is not listed can
+exist. On a local disk, the functions probe keys if that is cheaper than a listing. The hint can be missing, partly
+written, too old or too new. Readers then need more time, but the result is the same (lessons 05, 09).
 """
 
 from __future__ import annotations
@@ -194,7 +194,9 @@ class LogListing:
         return LogListing(tuple(sorted(versions)), tuple(in_order), since)
 
     def until(self, at: int | None, below: int | None) -> LogListing:
-        """Return the listing without the checkpoints after `at` and without the checkpoints at or after `below`.
+        """Return the listing without some checkpoints.
+
+        The result has no checkpoint after `at`, and no checkpoint at or after `below`.
 
         A limit of None excludes no checkpoint.
         """
@@ -328,7 +330,7 @@ def _tail(store: ObjectStore) -> tuple[list[ParsedKey], int]:
 def _page(store: ObjectStore, after: str | None) -> list[ParsedKey]:
     """Return up to 1,000 keys after a key.
 
-    They are keys of version files, and of objects that sort between these files.
+    The result has keys of version files, and keys of objects that sort between version files.
 
     If the result has fewer than 1,000 keys, no later key exists.
     """

@@ -29,7 +29,10 @@ if TYPE_CHECKING:
 
 
 PARALLEL_READS = 2
-"""The number of threads that read manifests concurrently. Each thread retains about 40 MB that its decoder freed."""
+"""The number of threads that read manifests concurrently.
+
+Each thread keeps about 40 MB of memory after its decoder has freed this memory.
+"""
 
 Keep = Callable[[ManifestBounds], bool]
 Recover = Callable[[Exception], pa.Table]
@@ -39,7 +42,7 @@ class Part:
     """The entries of one manifest, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ManifestInfo, read: Callable[[], pa.Table], *, typed_bounds: bool = True) -> None:
-        """Create a part. `read` returns its entries.
+        """Create a part. `read` returns the entries of the part.
 
         Args:
             typed_bounds: True if the bounds are in the order of the columns' types, False if they are in the order of
@@ -56,7 +59,7 @@ class Part:
     def of(info: ManifestInfo, table: pa.Table) -> Part:
         """Return a part with entries that are already in memory."""
         part = Part(info, lambda: table)
-        part._table = table  # Access within the class.
+        part._table = table  # A method of the class may set this private attribute.
         return part
 
     @property

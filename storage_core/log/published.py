@@ -1,4 +1,4 @@
-"""Reading of the Delta and Iceberg mirrors: the shown version of the table, and the files of the mirror.
+"""Reading of the Delta and Iceberg mirrors. A mirror shows one version of the table, and has its own files.
 
 A mirror's metadata is never a source of truth about the table. The next publication continues from the metadata, and
 the collector keeps the files to which the metadata refers. Reading the metadata needs no package of Delta or Iceberg.

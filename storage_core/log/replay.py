@@ -85,7 +85,8 @@ def open_version(store: ObjectStore, version: int, cached: CachedPieces = NOT_CA
         first = first_version(store)
         if version >= first:
             raise
-        # The checkpoint of a tagged version is below that version, and the versions after the checkpoint were deleted.
+        # Below the requested version, only the checkpoint of a tagged version is left. The versions after this
+        # checkpoint were deleted.
         raise NotFound(
             f"{store.uri}: version {version} was collected. The oldest that is retained is {first}", first=first
         ) from None
@@ -132,7 +133,7 @@ def open_timestamp(store: ObjectStore, timestamp_ms: int, cached: CachedPieces =
 
 
 def _is_later(store: ObjectStore, version: int, timestamp_ms: int) -> bool:
-    """Return whether the version was committed after that time.
+    """Return whether the version was committed after `timestamp_ms`.
 
     A deleted version is older than all existing versions.
     """
@@ -144,7 +145,7 @@ def _without_gap(store: ObjectStore, found: Snapshot) -> Snapshot:
     """Return the newest snapshot that follows `found`. Raise `Corrupt` if a later version exists after a gap.
 
     The cost is one LIST of the version files after the snapshot. A listing may miss a version that exists. So a listing
-    can prove a gap, but not the absence of gaps.
+    can show that a gap exists, but not that no gap exists.
     """
     while (newest := newest_beyond(store, found.version)) > found.version:
         following = advance(store, found)
@@ -311,7 +312,7 @@ def _from_checkpoint_of(store: ObjectStore, listing: LogListing, load: _Load, at
 def _unreachable(store: ObjectStore, listing: LogListing, found: Snapshot, wanted: int) -> NotFound | Corrupt:
     """Return the error for a listed version that cannot be reached.
 
-    In some logs, a state is a commit. A deleted state then leaves no trace.
+    In some logs, a state is itself a commit. If such a state is deleted, nothing shows that its version existed.
     """
     shown = {*listing.versions, *(each.version for each in listing.checkpoints)}
     if is_ours(found.protocol) or wanted in shown:

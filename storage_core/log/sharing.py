@@ -67,7 +67,7 @@ _SOURCE = document_of(KeyKind.SOURCE)
 
 
 def encode_source(uri: str) -> bytes:
-    """Return the bytes of `_source.json` for this table. Equal locations give equal bytes."""
+    """Return the bytes of `_source.json` for this table. Equal locations produce equal bytes."""
     return _SOURCE.encode({"uri": uri})
 
 
@@ -241,7 +241,7 @@ def open_table_store(uri: str | Path, clones: int = 0) -> TableStore:
 _EVERY_TABLE = ("avroState", "schemaDeduplication", OWN_FEATURE)
 
 _OF_SETTINGS: Final = {
-    # Without this feature, writers claim and readers read only the region of the whole table.
+    # Without this feature, writers claim only the region of the whole table, and readers read only this region.
     REGIONS_KEY: REGIONS_FEATURE,
     # Without this feature, files ingested under other windows are ingested again.
     FORMER_WINDOWS_KEY: WINDOW_CHANGES_FEATURE,

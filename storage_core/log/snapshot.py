@@ -149,10 +149,13 @@ class SnapshotBuilder:
 
     @staticmethod
     def at_checkpoint(checkpoint: Checkpointed) -> SnapshotBuilder:
-        """Return a builder that expects the complete content of the table at the version of the checkpoint."""
+        """Return a builder for the content of a checkpoint.
+
+        It expects the complete content of the table at that version.
+        """
         builder = SnapshotBuilder()
         builder.version = checkpoint.version - 1
-        builder._checkpoint = checkpoint  # Access within the class.
+        builder._checkpoint = checkpoint  # A method of the class may set this private attribute.
         return builder
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:

@@ -146,7 +146,7 @@ class Transactions(Mapping[str, int]):
 
 
 ANY_KIND = "*"
-"""The key of an object's bounds if the object has too many kinds. Tidemark has no kind with this name."""
+"""The key for the common bounds of all kinds, if an object has too many kinds. Tidemark has no kind with this name."""
 
 PARALLEL_READS = 2
 
@@ -179,7 +179,10 @@ class Subjects:
         return kind in self._kinds and rest.partition("@")[0] in self._subjects
 
     def may_be_within(self, bounds: Mapping[str, Sequence[str]]) -> bool:
-        """Return False if no such transaction is within these bounds of appIds by kind."""
+        """Return False if no such transaction can be within these bounds.
+
+        `bounds` has bounds of appIds for each kind.
+        """
         if ANY_KIND in bounds:
             return True
         return any(self._is_within(*bounds[kind]) for kind in self._kinds if kind in bounds)
@@ -197,7 +200,7 @@ class TransactionsPart:
     """The transactions of one object, which is read at first use. `info` is available without a read."""
 
     def __init__(self, info: ProgressInfo, read: Callable[[], Recorded]) -> None:
-        """Create a part. `read` returns its transactions."""
+        """Create a part. `read` returns the transactions of the part."""
         self.info = info
         self._read = read
         self._recorded: Recorded | None = None
@@ -206,7 +209,7 @@ class TransactionsPart:
     def of(info: ProgressInfo, recorded: Recorded) -> TransactionsPart:
         """Return a part with transactions that are already in memory."""
         part = TransactionsPart(info, lambda: recorded)
-        part._recorded = recorded  # Access within the class.
+        part._recorded = recorded  # A method of the class may set this private attribute.
         return part
 
     @property
@@ -356,7 +359,9 @@ class Progress:
         yield from (self.translations[path] for path in sorted(self.translations))
 
     def beyond(self, head: Progress) -> Iterator[Action]:
-        """Yield the transactions, fences and merges that are higher than in the head, in the order of `actions`.
+        """Yield the transactions, fences and merges with a higher value than in the head.
+
+        The order is that of `actions`.
 
         First, the function yields removals of transactions. These transactions were pruned here, but the head still has
         them.

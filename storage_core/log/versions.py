@@ -1,4 +1,6 @@
-"""Reading of version files in order, forward from a snapshot or backward through history, and the changes of commits.
+"""The module reads version files in order, forward from a snapshot or backward through history.
+
+It also has the changes of commits.
 
 See docs/architecture/transaction-log.md, "History".
 """
@@ -85,7 +87,10 @@ def versions_down(
 
 
 def _following(store: ObjectStore, start: int, until: int | None, seen: int | None) -> Iterator[tuple[int, bytes]]:
-    """Yield the version files after `start`, read like in `advance`. Stop at the first missing file."""
+    """Yield the version files after `start`.
+
+    The function reads the files in the same way as `advance`. Stop at the first missing file.
+    """
     last = start
     while until is None or last < until:
         if until is not None:

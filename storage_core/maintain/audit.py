@@ -80,7 +80,7 @@ class Selection:
 
     - `holds`: selects windows by their start.
     - `since`: only splits and compactions that were added after this version.
-    - `commits`: only this number of the newest compactions, and the live splits of these compactions.
+    - `commits`: checks only the newest compactions, up to this number, and their live splits.
     - `last_run`: only the compactions of the newest job run that has compactions.
     """
 
@@ -260,7 +260,10 @@ class RetainedMerge:
 
     @property
     def name(self) -> str:
-        """The path of the merge in a report: the path of the first output, else of the first input."""
+        """The path that represents the merge in a report.
+
+        It is the path of the first output, or of the first input if there is no output.
+        """
         return (*self.outputs, *self.inputs)[0].path
 
     def to_object(self) -> dict[str, Any]:
@@ -403,7 +406,7 @@ def _window_of(compaction: Compaction, path: str) -> int | None:
 def audit_merge(store: ObjectStore, merged: RetainedMerge) -> tuple[list[Fault], str | None]:
     """Return the faults of a merge, and the reason if its rows could not be compared.
 
-    The check compares visible rows: the rows of the inputs before the version, and the rows of the outputs after the
+    The check compares visible rows. It compares the input rows before the version with the output rows after the
     version.
 
     Cost:
@@ -517,8 +520,8 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
     ends = [conform_split(each, schema) for each in every]
     keys = order.present(schema.names)
     by_last = sort_indices(pa.concat_tables([each.slice(1) for each in ends]), keys)
-    # Sort by the first row, then by the last row. An output with a single key thus comes before an output that begins
-    # with this key and has more keys.
+    # Sort by the first row, then by the last row. Two outputs may begin with the same key. The output that has only
+    # this key then comes first.
     by_first = sort_indices(pa.concat_tables([ends[number].slice(0, 1) for number in by_last.tolist()]), keys)
     return is_sorted(pa.concat_tables([ends[number] for number in by_last[by_first].tolist()]), keys)
 
@@ -526,8 +529,8 @@ def _are_disjoint(every: Sequence[pa.Table], order: SortOrder) -> bool:
 MOST_ITEMS: Final = 1_000
 """The largest number of tasks of one kind.
 
-If there are more splits or merges, one task checks several of them. A task costs about as much as the check of a small
-split.
+If there are more splits or merges, one task checks several of them. The overhead of one task is about as large as the
+check of a small split.
 """
 
 _REWRITE: Final = (
@@ -772,7 +775,10 @@ MOST_REPORTED = 1_000
 """The largest number of violations that a report lists. The report always contains the full number of violations."""
 
 DRIVER_BYTES = 64 * 2**20
-"""Maximum number of bytes that this process reads itself. Up to this number, a start of Spark would take longer."""
+"""Maximum number of bytes that this process reads itself.
+
+Up to this number, the start of Spark would take longer than the read.
+"""
 
 
 def run_audit(job: JobRun[Audit]) -> JobReport:

@@ -121,7 +121,7 @@ def _faults(split: OpenSplit, table: AuditedTable, written: AuditedTable, *, joi
 def _value_faults(split: OpenSplit) -> Iterator[Fault]:
     """Yield the columns with unreadable values, and the other values of the first affected rows.
 
-    A statement can find these rows by their other values.
+    The condition of a statement can select these rows by their other values.
     """
     rows = split.read()
     try:

@@ -172,8 +172,8 @@ def advance_boundary(store: ObjectStore, first: int, *, nonce: str) -> None:
     """Raise the boundary to `first` unless it is already at `first` or higher. One GET and at most one PUT.
 
     The boundary never moves back. The boundary moves before a version file below the new boundary is deleted. Only a
-    writer that was stalled for a long time creates a version below the boundary. The name of this version was used
-    before, so the commit never counts.
+    writer that was stalled for a long time creates a version below the boundary. An earlier version already had this
+    name, so the commit never counts.
 
     Raises:
         CommitConflict: Another collector moved the boundary. Nothing may be deleted.
@@ -189,9 +189,9 @@ def planned_for_deletion(store: ObjectStore, keys: Collection[str]) -> frozenset
     """Return the keys that are in the collector's plan. One GET.
 
     A sweep deletes only objects in its plan. The sweep writes the plan, waits for the horizon, and then reads the
-    roots. An operation that keeps an object, such as a new tag, therefore writes its root first. Then it reads the
-    plan. If the plan does not contain the object, there are two cases. The object is already deleted, or every later
-    sweep sees the root.
+    roots. Some operations keep an object, for example the creation of a tag. Such an operation therefore writes its
+    root first. Then it reads the plan. If the plan does not contain the object, there are two cases. The object is
+    already deleted, or every later sweep sees the root.
     """
     candidates = read_plan(store).candidates
     return frozenset(key for key in keys if key in candidates)
@@ -253,9 +253,9 @@ def _candidate(store: ObjectStore, key: str, now_ms: int) -> Candidate:
 class Unreachable:
     """An object that no root references.
 
-    It has the reason, the size in bytes, and the version and time (ms) of its removal.
+    The fields are the reason, the size in bytes, and the version and time (ms) of the object's removal.
 
-    The time is the time of the commit that removed the object, never the age of the file (lesson 40). Without such a
+    The time comes from the commit that removed the object, never from the file's age (lesson 40). Without such a
     commit, the time is the last modification by the store's clock.
     """
 
@@ -376,9 +376,9 @@ def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
     """Return the result of `look`, and retry if a concurrent collector deleted objects.
 
     Two collectors may overlap, or a paused collector may have lost its lease. A collector can then read the name of a
-    deleted object. This is not damage. A second call of `look` distinguishes this case from damage. The second call
-    does not read an object that only an outdated view needed. An object that the table really needs is missing again.
-    The caller deletes nothing in either case.
+    deleted object. This is not damage. A second call of `look` distinguishes this case from damage. If only an outdated
+    view needed the object, the second call does not read it. If the table really needs the object, the object is
+    missing again. The caller deletes nothing in either case.
 
     `look` must be idempotent. The function calls `look` again only after an error.
 
@@ -409,7 +409,10 @@ def undisturbed(store: ObjectStore, look: Callable[[], _T]) -> _T:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Horizon:
-    """The requested and the configured horizon: the minimum time in ms that an unneeded object stays in the plan."""
+    """The requested horizon and the configured horizon.
+
+    A horizon is the minimum time in ms that an unneeded object stays in the plan.
+    """
 
     requested_ms: int
     configured_ms: int
@@ -504,7 +507,7 @@ def _goes_last(candidate: Candidate) -> bool:
 
 
 def has_passed(since_ms: int, needed_ms: int, now_ms: int) -> bool:
-    """Return whether this time has passed. Zero always counts as passed, even if two clocks differ."""
+    """Return whether this time has passed. A time of zero always counts as passed, even if two clocks differ."""
     return needed_ms == 0 or now_ms - since_ms >= needed_ms
 
 
@@ -569,11 +572,11 @@ def collect(
     """Run both passes. Add unreachable objects to the plan, then delete objects that were in the plan for the horizon.
 
     The run is idempotent, and can be repeated after a kill at any point. Expired tags keep no object, and only this
-    function removes expired tags. At the end, the run updates the manifests of regions. It removes generations that
-    were deleted before the run.
+    function removes expired tags. At the end, the run updates the manifests of regions. It removes those generations
+    from the manifests that were deleted before the run.
 
-    The age of an object is measured with the earlier of this machine's clock and the store's clock. A clock that is
-    ahead therefore deletes nothing too early (lesson 48).
+    This machine's clock and the store's clock may show different times. The age of an object is measured with the
+    earlier time. A clock that is ahead therefore deletes nothing too early (lesson 48).
 
     A read error is raised before anything is deleted.
 

@@ -45,7 +45,7 @@ class Kind(StrEnum):
     advice: str
 
     def __new__(cls, name: str, severity: Severity, advice: str) -> Self:
-        """Create a member that equals its name."""
+        """Create a member. The member is a string that equals `name`."""
         found = str.__new__(cls, name)
         found._value_, found.severity, found.advice = name, severity, advice
         return found

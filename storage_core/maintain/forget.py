@@ -113,7 +113,7 @@ def with_named(
 ) -> tuple[RawTable, ...]:
     """Return the given raw logs and the raw logs in the table's settings, without duplicates. No request.
 
-    A raw log is a duplicate if all of its stores belong to another raw log in the list.
+    A raw log is a duplicate if another raw log in the list has all of its stores.
     """
     own = (RawTable(each.table, [*map(open_raw, (*each.stores, *each.optional))]) for each in named)
     found = [(each, {(each.table, store.uri) for store in each.opened()}) for each in (*given, *own)]
@@ -338,7 +338,7 @@ class Ending:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """The outcome of a commit: the version after it, its id and the number of rewritten splits.
+    """The outcome of a commit: the version after the commit, the id of the commit, and the number of rewritten splits.
 
     `commit_id` is empty if nothing was committed.
     """
@@ -449,8 +449,8 @@ def _may_be_of(action: Action, since: Since, found: Found) -> bool:
 def _contexts(head: Snapshot, splits: Sequence[Add]) -> list[SplitContext]:
     """Return the context for the rewrite of each split.
 
-    The context has the order and windows of the split. If these do not fit the table, the context has the order and
-    windows of the table.
+    The context has the order and windows of the split. If the split's order and windows do not fit the table, the
+    context has those of the table.
     """
     own = context_of(head)
     scopes = [scope_of(head.table_id, add) for add in splits]
@@ -654,7 +654,7 @@ class Forgetting:
         return delete_by_key(self.target.log, self.target.head, matching).rows
 
     def _searched(self, head: Snapshot) -> tuple[Judge, Found, Looked]:
-        """Search the table and the raw logs. A key that one search finds is also used in the other search."""
+        """Search the table and the raw logs. If one search finds a key, the other search also uses this key."""
         judge = self._judging(head)
         in_table = Search.of(self.target.log.store, judge)
         in_raw = [RawSearch.of(each, judge) for each in self.raw_logs]

@@ -2,9 +2,9 @@
 
 Metadata contains no rows. But bounds, row keys, expressions and keys of generations contain values of rows. Metadata
 refers to a split or a generation. If the split or generation exists, the search determines whether it contains the
-rows. A deleted split or generation may also have contained some of the rows. This is possible if the version of the
-last `FORGET` or an earlier version references it. Metadata about this split or generation may then contain values of
-these rows.
+rows. A deleted split or generation may also have contained some of the rows. This is possible if the last `FORGET`
+version or an earlier version references the deleted object. Metadata about this split or generation may then contain
+values of these rows.
 
 Index segments contain words, values or embeddings of rows (decision 0030). A segment contains the rows of its source
 splits, even if these rows were moved or deleted later. For an existing split, the search determines whether it had a
@@ -55,7 +55,7 @@ from storage_core.store.contract import ObjectStore
 from storage_core.store.meter import all_of
 from storage_core.write.region.manifest import read_version as read_region_manifest
 
-_NEARLY_ALL: Final = 1 - 1e-9  # a sum of shares is not exact
+_NEARLY_ALL: Final = 1 - 1e-9  # the sum of shares has rounding errors
 
 
 OPERATION = "FORGET"
@@ -222,7 +222,9 @@ class MetadataSearch:
         return any(isinstance(action, Add) and self._speaks_of(action.path, version) for action in actions)
 
     def _leaves(self, split: str, version: int) -> bool:
-        """Return the answer of `_speaks_of` for a version with a split in the folder of a partition.
+        """Return the answer of `_speaks_of` for a split in a partition folder.
+
+        The version `version` references the split.
 
         The name of the folder contains values of the rows in the split.
         """
@@ -331,7 +333,7 @@ class MetadataSearch:
         if removal is not None:  # If the segment still existed after the last FORGET, it was clean at that time.
             return removal.version <= self.since.version or is_forgetting(self.versions.get(removal.version, ()))
         written_ms = self.found.listing.objects[key].last_modified_ms
-        return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # an earlier job may have written it
+        return written_ms <= self.since.at_ms + self.head.config.gc_horizon_ms  # an earlier job may have written this
 
     @cached_property
     def versions(self) -> Mapping[int, list[Action]]:

@@ -50,7 +50,7 @@ class KeptBy(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Held:
-    """An object that contains the rows or may contain values of the rows, and the reason that keeps the object.
+    """A kept object, with the reason that keeps it. The object contains the rows, or may contain values of the rows.
 
     `until_ms` is the earliest time at which a daily collection deletes the object. `until_ms` is None if a person must
     act first (see `why`). `tag` and `version` identify a version in which the rows can be read, if there is one.

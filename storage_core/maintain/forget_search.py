@@ -1,8 +1,8 @@
 """Search for rows to forget: check rows, records and texts of every object against the condition.
 
 The search uses a listing and not the log, because a split outside all versions may also contain the rows. For live
-splits, the statistics of the log and the indexes give most answers. All other objects are decoded. Objects never
-change, so an answer stays correct and each object is read once.
+splits, most answers come from the indexes and from the statistics of the log. All other objects are decoded. Objects
+never change, so an answer stays correct and each object is read once.
 
 Records that contain a key but no row are an exception. Such a record belongs to a forgotten row if the search finds a
 row with this key. The search may find this row later. So objects with such records are read again when new keys are
@@ -376,7 +376,7 @@ class Search:
         return found
 
     def live(self) -> None:
-        """Store the answers that the log, the indexes and the files give for live splits.
+        """Store the answers for live splits that come from the log, the indexes and the files.
 
         Makes the requests of `ByCondition`.
 
@@ -468,7 +468,10 @@ class Search:
         found.generations = {at: known[at] for at in map(directory_of, manifests) if at in known}
 
     def _opens(self, at: Directory) -> bool:
-        """Return whether the generation has a WAL entry that holds rows, or a deleted entry that may have held rows."""
+        """Return whether a WAL entry of the generation contains rows.
+
+        A deleted entry also counts if it may have contained rows.
+        """
         keys = [wal_entry_key(at[0], entry) for entry in self.found.generations[at].entries]
         return any(key in self.found.entries or key not in self.found.listing.objects for key in keys)
 

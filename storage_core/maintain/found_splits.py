@@ -119,7 +119,7 @@ def metadata_of(store: ObjectStore, found: Iterable[FoundSplit]) -> Metadata:
 
 
 def spec_ids_of_merges(found: Iterable[FoundSplit]) -> dict[str, int]:
-    """Return the region spec ids of all regions whose merges wrote some of the splits."""
+    """Return the region spec ids of the regions with merges that wrote some of the splits."""
     return {each.lineage.merged.region: _spec_id(each.origin) for each in found if each.lineage.merged is not None}
 
 
@@ -159,12 +159,12 @@ def _newest_first(store: ObjectStore, listing: Listing, paths: Iterable[str]) ->
 class Evidence:
     """Facts from other sources: live and removed splits of the readable log, merge progress and generations.
 
-    - `live`, `deleted`: splits that are live, or removed, according to the readable log.
+    - `live`, `deleted`: the live splits and the removed splits according to the readable log.
     - `merged`: the last merged generation, by region.
     - `ranges`: the generations that readable commits merged. No other merge of these generations was committed.
     - `generations`: by region, the complete generations. Complete generations can be merged again.
     - `added_at`: for each live split, the version that added the split. If a rewrite with an earlier plan replaced the
-      split, a restore has undone the rewrite.
+      split, a later restore has undone this rewrite.
     """
 
     live: frozenset[str] = frozenset()
@@ -177,9 +177,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The live found splits, the other found splits with the reasons, and the replaced splits.
+    """The result of the choice: live found splits, other found splits with the reasons, and replaced splits.
 
-    - `replaced`: splits in `Evidence.live` that a live found split replaced later.
+    - `replaced`: splits in `Evidence.live` that a live found split has replaced.
     - `unproven`: live splits without proof that they were committed.
     - `merged`: the merge progress of every region.
     """
@@ -203,7 +203,7 @@ def choose(found: Sequence[FoundSplit], evidence: Evidence) -> Choice:
     while True:
         replay = _Replay(found, evidence, floor)
         replay.run()
-        if replay.merged == floor:  # Otherwise a postponed merge would be below a merge that counts.
+        if replay.merged == floor:  # Otherwise a postponed merge would have a lower generation than a counted merge.
             return replay.choice()
         floor = dict(replay.merged)
 
@@ -343,8 +343,8 @@ def _in_order(groups: Sequence[_Group], is_proven: Callable[[Iterable[FoundSplit
             waiting[follower].discard(name)
             if not waiting[follower]:
                 heapq.heappush(ready, (not is_proven(by_name[follower].members), by_name[follower].order))
-    # Names are never reused, so no operation replaces an output of a later operation. Groups with such a claim come
-    # last.
+    # Names are never reused. So an operation cannot replace an output of a later operation. If the metadata of a group
+    # claims this, the group comes last.
     yield from by_name.values()
 
 

@@ -66,7 +66,10 @@ def renumbered_up_to(configuration: Mapping[str, str]) -> int:
 
 
 def with_renumbered(configuration: Mapping[str, str], version: int) -> dict[str, str]:
-    """Return the configuration with the newer of `version` and the recorded version. -1 records no version."""
+    """Return the configuration with the higher of `version` and the recorded version.
+
+    A `version` of -1 records no version.
+    """
     newest = max(version, renumbered_up_to(configuration))
     return dict(configuration) if newest < 0 else {**configuration, RENUMBERED_UP_TO: str(newest)}
 
@@ -177,7 +180,10 @@ def _needed(log: TransactionLog, target: Snapshot) -> list[str]:
 
 
 def _checkpoint_keys(store: ObjectStore, version: int) -> list[str]:
-    """Return the objects that open the version without a version file."""
+    """Return the keys of all checkpoint objects of the version.
+
+    With these objects, a reader opens the version without a version file.
+    """
     try:
         found = [key for each in existing_forms(store, version) for key in (each.key, *named_keys(store, each))]
     except NotFound:
@@ -395,7 +401,10 @@ def _kept(store: ObjectStore, paths: Sequence[str]) -> set[str]:
 def _segments_deleted(
     head: Snapshot, target: Snapshot, back: Collection[IndexSegment], translations: Collection[Translation]
 ) -> tuple[IndexSegment, ...]:
-    """Return live segments that the older version cannot use, or that would cover a split twice."""
+    """Return two kinds of live segments.
+
+    The older version cannot use the first kind. The second kind would cover a split twice.
+    """
     alike = _indexes_alike(head, target)
     answered = {(each.index, split) for each in back for split in each.covers}
     moved = by_input([*head.translations.values(), *translations])
@@ -409,8 +418,8 @@ def _segments_deleted(
 
 
 def _indexes_alike(head: Snapshot, target: Snapshot) -> frozenset[str]:
-    # An index may have been dropped or redefined since the older version, or a column name may belong to another column
-    # now. The next catch-up builds the segments of such an index again.
+    # After the older version, an index may have been dropped or redefined. A column name may also belong to another
+    # column now. The next catch-up builds the segments of such an index again.
     return frozenset(
         index.name
         for index in target.config.indexes

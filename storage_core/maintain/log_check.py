@@ -180,7 +180,7 @@ class VersionWalk:
 
 
 def _fitting(times: Sequence[int]) -> Iterator[bool]:
-    """Yield for each time whether every longest increasing subsequence of the times contains it.
+    """Yield True for each time that is in every longest increasing subsequence of the times, else False.
 
     If a file is a copy under the key of another version, no longest subsequence contains its time. If two files are
     swapped, only some longest subsequences contain their times. The check does not trust such files.
@@ -397,7 +397,10 @@ class PartOfStore:
 
 
 def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: Collection[Checkpointed]) -> PartOfStore:
-    """Return a view of the store with only these version files and checkpoints and their parts, without a hint."""
+    """Return a view of the store without a hint.
+
+    It has only these version files and these checkpoints with their parts.
+    """
     roots = {each.key for each in checkpoints}
 
     def shows(key: str) -> bool:
@@ -412,7 +415,7 @@ def part_of_log(store: ObjectStore, *, versions: Collection[int], checkpoints: C
 def snapshot_differences(expected: Snapshot, found: Snapshot) -> list[str]:
     """Return the names of the fields that differ between two snapshots of one version.
 
-    The way of loading does not matter.
+    The result does not depend on the way in which the snapshots were loaded.
     """
     return [
         each.name
@@ -429,7 +432,10 @@ def _plain(value: object) -> object:
 
 @dataclass(slots=True)
 class _Checkpoints:
-    """Check of each checkpoint alone, and against the version files after the last valid checkpoint."""
+    """Check of each checkpoint.
+
+    A checkpoint is checked alone, and against the version files after the last valid checkpoint.
+    """
 
     store: ObjectStore
     listing: Listing
@@ -450,7 +456,7 @@ class _Checkpoints:
     def _wrong(self, checkpoint: Checkpointed) -> list[str]:
         """Return the fields in which a checkpoint differs from the version files."""
         found = self._load(checkpoint)
-        _ = dict(found.splits), dict(found.txns)  # loads both, because they are loaded only at their first use
+        _ = dict(found.splits), dict(found.txns)  # loads all splits and transactions, which else load at first use
         return self._against_versions(checkpoint.version, found)
 
     def _load(self, checkpoint: Checkpointed) -> Snapshot:

@@ -88,7 +88,7 @@ from storage_core.write.late_rows import (
 )
 
 Unit = tuple[str, int | None, str]
-"""The file of a line: its source, its size, and its content as recorded in the entry."""
+"""The file of a line: the file's source, size and content, as recorded in the entry."""
 
 RETRIES: Final = "quarantine:retries"
 """The transaction that counts the commits in which lines left the quarantine."""
@@ -182,7 +182,7 @@ def pending_entries(
             continue
         stored = [_whole(key, entry) for entry in entries]
         found = [left for each in stored if (left := _without(each, seen.get(each.unit, set()))) is not None]
-        for each in stored:  # only now, because an object never repeats a line
+        for each in stored:  # after the comparison, because an object never repeats a line
             seen.setdefault(each.unit, set()).update(each.lines)
         if not found and unneeded is not None:
             unneeded.append(key)
@@ -336,9 +336,9 @@ MOST_RECEIPTS: Final = 8
 def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[[], None] = lambda: None) -> int:
     """Combine the receipts if there are many, and prune the names of objects that the collector has deleted.
 
-    Return the number of transactions that were removed. A receipt is marked for the collector if no transaction
-    references the receipt any more and it is older than the horizon. Until then, a retry may be about to reference the
-    receipt.
+    Return the number of transactions that were removed. A receipt is marked for the collector under two conditions. No
+    transaction references the receipt any more, and the receipt is older than the horizon. A retry may be about to
+    reference a newer receipt.
 
     Args:
         require_held: called before the commit. It raises if the caller has lost its lease.
@@ -356,8 +356,8 @@ def prune(log: TransactionLog, *, dry_run: bool = False, require_held: Callable[
         names = [*head.txns.every("quarantined")]
         if not receipts and not names:
             return 0
-        # Listed after the snapshot. A named object was durable before its commit. If it is missing now, the collector
-        # has deleted it.
+        # The objects are listed after the snapshot is read. An object in the snapshot was durable before its commit. If
+        # the object is missing now, the collector has deleted it.
         stored = {info.key: info for info in log.store.list(QUARANTINE_PREFIX)}
         gone = [app for app in names if quarantine_key(SHARED, app.partition(":")[2]) not in stored]
         folded = receipts if len(receipts) > MOST_RECEIPTS else []
@@ -451,7 +451,7 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
     The lines are parsed with the format of `spec` and the schema of the table. The rows that are valid now are added in
     one commit. Late rows stay late unless the rule accepts them now, or the run accepts late rows. The other lines stay
     in quarantine with their new reason. A run stops reading after the object that makes its entries exceed 256 MiB. The
-    next run reads the entries that are then in quarantine. That run begins again with the lines that still fail.
+    next run reads the entries that are then in quarantine. It first reads the lines that still fail.
 
     In a keyed table, the records become generations of their regions, as in an ingest. They are applied after all
     existing records of the table, unless the landing location declares `order_by`.
@@ -472,7 +472,11 @@ def retry(job: JobRun[RetryQuarantine], spec: LandingSpec | None) -> JobReport:
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The entries to retry, the number of the other lines in their objects, and the objects without pending lines."""
+    """The plan of a retry.
+
+    `entries` are the entries to retry, and `others` counts the other lines in their objects. `unneeded` contains the
+    objects without pending lines.
+    """
 
     entries: list[PendingEntry]
     others: Counter[str]
@@ -496,7 +500,7 @@ def _plan(job: JobRun[RetryQuarantine], snapshot: Snapshot) -> _Plan:
             size += _size(each.entry)
         else:
             others[each.key] += len(each.lines)
-    if snapshot.config.kind == "keyed":  # the order of the files is the order of the records of a key
+    if snapshot.config.kind == "keyed":  # the records of a key are in the order of the files
         found.sort(key=lambda each: (_arrival(each.entry), each.entry.source, each.lines))
     read = {each.key for each in found}
     return _Plan(found, Counter({key: lines for key, lines in others.items() if key in read}), unneeded)
@@ -523,7 +527,7 @@ def _retried(job: JobRun[RetryQuarantine], spec: LandingSpec | None, plan: _Plan
 
 @dataclass(frozen=True, slots=True)
 class _AppliedPlan:
-    """The written rows and the result of a plan, and the number of lines that stay in each object."""
+    """The result of a plan: the written rows, the outcome, and the number of lines that stay in each object."""
 
     grown: GrownTable
     leaving: _Leaving
@@ -615,7 +619,8 @@ def _committed(job: JobRun[RetryQuarantine], found: _AppliedPlan) -> JobReport:
 def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed: bool) -> list[Entry]:
     """Return the entries to write again: the lines with a new reason.
 
-    Some rows are identified by their object. If another row of this object has left, these rows are written again.
+    The identity of some rows contains their object. If another row of the same object has left the quarantine, these
+    rows are written again.
     """
     entry, (_, _, content) = each.entry, each.unit
     if isinstance(entry, RejectedLines):
@@ -632,7 +637,7 @@ def _failed_again(each: PendingEntry, reasons: Mapping[int, str], *, has_passed:
 
 
 Applied = tuple[pa.Table, Sequence[int], Mapping[int, str]]
-"""The rows that are valid now, their positions in the entry, and the reasons for all other positions."""
+"""The rows of an entry that are valid now, with their positions. All other positions have a reason."""
 
 
 class _Declared:
@@ -731,7 +736,9 @@ class _Declared:
     def _groups(
         self, entry: RejectedLines, texts: Sequence[bytes], reasons: Mapping[int, str]
     ) -> Iterator[tuple[list[int], LandedTimes]]:
-        """Yield the positions of the texts that can be read together, with the meaning of their times.
+        """Yield groups of texts that can be read together.
+
+        A group has the positions of its texts, and the meaning of the times in these texts.
 
         Each of the texts is one record in the present format, so the number of a record shows its text.
         """
@@ -812,7 +819,7 @@ def _changes_of(spec: LandingSpec | None, snapshot: Snapshot) -> ChangeFormat | 
 
 
 def _has_text_time(text: bytes, times: LandedTimes) -> bool:
-    """Return whether a column has a text although its times can be numbers."""
+    """Return whether the record has a text in a column with times that can be numbers."""
     if not times.units:
         return False
     try:
@@ -831,7 +838,10 @@ def _bytes_of(line: Mapping[str, object]) -> bytes:
 
 
 def selection(source: str | None, reason: str | None) -> Wanted:
-    """Return a function that selects the lines of this source whose reason contains this text. None selects all."""
+    """Return a function that selects lines of this source.
+
+    The reason of a selected line contains this text. None selects all.
+    """
 
     def is_chosen(entry: Entry, index: int) -> bool:
         return source in (None, entry.source) and (reason is None or reason in _reason(entry, index))

@@ -2,18 +2,18 @@
 
 Collection deletes a chunk when every table has its records and the chunk is older than the retention
 (docs/architecture/collection.md). Like the collection of tables, it takes two passes per store, and each store has its
-own plan. A copy is deleted when it has been in the plan for the horizon and every table still has the records. Before
-the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of unknown tables go to
-quarantine. Record ids are deleted when no future record must be compared with these ids
+own plan. A copy is deleted when it has been in the plan for the horizon. Every table must still have the records.
+Before the deletion, the chunk is read once more. A chunk without a valid copy stays, and records of unknown tables go
+to quarantine. Record ids are deleted when no future record must be compared with these ids
 (docs/architecture/ingestion.md).
 
 The retention does not apply to a chunk with forgotten rows, or to any earlier chunk of the same writer. The retention
 also does not apply to a chunk that was already deleted on another store.
 
 Healing copies missing chunks from the other stores (docs/operations.md, "A store of a raw log was away"). All copies of
-a chunk have the same bytes. Healing copies a chunk only after a check of its checksum, writer and number, and only to
-an unused key. A damaged copy is replaced only if it has not changed since the read. Healing does not restore a
-collected chunk.
+a chunk have the same bytes. Healing copies a chunk only after a check of the chunk's checksum, writer and number. It
+copies the chunk only to an unused key. A damaged copy is replaced only if it has not changed since the read. Healing
+does not restore a collected chunk.
 """
 
 from __future__ import annotations
@@ -358,8 +358,8 @@ def _list_ids(store: ObjectStore) -> Iterator[tuple[IdsKey, ObjectInfo]]:
 def _candidates(due: Mapping[str, ObjectInfo], listed: frozenset[str], plan: Plan, now_ms: int) -> dict[str, Candidate]:
     """Return the current candidates. Known candidates keep their first time.
 
-    Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while it exists, even
-    if a table does not have its records.
+    Objects that are protected again or deleted are dropped. A forgotten object stays a candidate while the object
+    exists. It stays even if a table does not have the records of the object.
     """
     newest_ms = max((each.last_modified_ms for each in due.values()), default=0)
     found = {key: plan.candidates[key] for key in forgotten_keys([plan]) & listed}
@@ -386,7 +386,10 @@ _Sizes = Mapping[_Identity, int]
 
 @dataclass(frozen=True, slots=True)
 class _Item:
-    """An object that every store should have: a chunk, which may have several keys, or record ids."""
+    """An object that every store should have.
+
+    It is a chunk or an object with record ids, and a chunk may have several keys.
+    """
 
     identity: _Identity
     keys: tuple[str, ...]

@@ -199,9 +199,9 @@ class RegionRoots:
     """The needed objects of one region: its newest manifest and its unmerged generations.
 
     A generation is kept until *every* retained version has merged it (Lance MemWAL, "Garbage Collector"). A generation
-    is garbage if a sorted generation replaced it. It is kept if a retained version has merged a part of the sorted
-    generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer. A merge adds the segments of
-    the generation to the log (decision 0019).
+    is usually garbage if a sorted generation replaced it. It is kept only if a retained version has merged a part of
+    the sorted generation (docs/architecture/ingestion.md). Indexes do not keep a generation longer. A merge adds the
+    segments of the generation to the log (decision 0019).
 
     WAL entries are deleted together with the generation that references them. An entry outside all generations is a
     fence sentinel and is always kept. A fenced writer that was stalled for weeks uses the number of the sentinel for
@@ -596,8 +596,7 @@ def _salvage(regions: Regions, region: str) -> RegionSalvage:
     written = list(_written(reading, listing))
     highest, acknowledged = 0, list[ReadEntry]()
     for each in entries:
-        # After the first entry of a later epoch, entries of the earlier writer were not acknowledged (see
-        # `region.wal`).
+        # Entries of the earlier writer after the first entry of a later epoch were not acknowledged (see `region.wal`).
         highest = max(highest, each.says.writer_epoch)
         if each.says.writer_epoch == highest and each.rows:
             acknowledged.append(each)

@@ -138,7 +138,7 @@ class Outcome:
 class Transfer:
     """Copies verified objects to the target. Without a target, this class only verifies the objects.
 
-    The transfer also remembers the objects that were found under another key, and the objects that were not found.
+    The transfer also remembers which objects were found under another key, and which objects were not found.
 
     Cost:
         One GET and one PUT per object. If an object has wrong content, one more GET per object of equal size. One
@@ -207,7 +207,7 @@ class Transfer:
         return False
 
     def _places(self, named: File) -> Iterator[str]:
-        """Yield the object's own key.
+        """Yield the recorded key if the object under this key has the recorded size.
 
         If there is a checksum, also yield the keys of objects with the same kind and size.
         """

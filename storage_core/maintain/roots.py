@@ -308,9 +308,9 @@ class Roots:
       and the splits and manifests of mirrors. It also includes the manifests and parts of all existing checkpoints.
     - `regions`: by region id, the `RegionRoots` with the objects of the region that stay.
     - `published`: the splits and manifests that the mirrors reference.
-    - `first`: for each kind of numbered object, the first number that stays. For version files, this is the older of
-      the base and the oldest retained state. The table retains two or more states. If the newest state is damaged,
-      these files lead from an older state to the head.
+    - `first`: for each kind of numbered object, the first number that stays. For version files, this number is the
+      lower of the base and the oldest retained state. The table retains two or more states. If the newest state is
+      damaged, these files lead from an older state to the head.
     """
 
     retained: Retained

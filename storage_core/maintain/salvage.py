@@ -7,9 +7,9 @@ action (`KnownLog`). If the log contains no information, the split files decide 
 
 A merge hides superseded rows with deletion vectors, which are stored only in the log. If the version of a merge is
 lost, the files still contain most of this information. The base never contains two live rows of a key. If two rows of a
-key are found, the row in the split with the later plan is live. A deleted row has no newer row. The records of the
-merge show the delete, if they exist and the split is certainly older. If no rule applies, the repair reports that
-deleted rows may be visible again.
+key are found, the row in the split with the later plan is live. A deleted row has no newer row. If the records of the
+merge exist, they show the delete. The split must certainly be older than the merge. If no rule applies, the repair
+reports that deleted rows may be visible again.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def superseded(
     merged: Mapping[str, int],
     regions: Mapping[str, RegionSalvage],
 ) -> LostMerges:
-    """Return the effects of merges up to `merged` that are missing in the deletion vectors of splits.
+    """Return the missing effects of merges up to `merged`.
+
+    The deletion vectors of the splits do not contain these effects.
 
     A split that cannot be read is skipped. The repair does not copy such a split and reports it as lost.
 
@@ -151,7 +153,7 @@ class _Held:
 
 
 def _changed(held: _Held, codes: Codes, newest: Codes, touched: Mapping[str, Codes]) -> Add | None:
-    """Return the action that hides the superseded rows of the split, or None if there are no such rows."""
+    """Return the action that hides the superseded rows of the split. Return None if no row is superseded."""
     dead = newest[codes] > held.split.order
     if held.split.certain:
         for region, generations in touched.items():
@@ -205,9 +207,11 @@ class Replacement:
 
 
 class KnownLog:
-    """The kept part of the log, and every readable later action, even if versions between them are missing.
+    """The kept part of the log, and every readable later action.
 
-    - `live`, `deleted`, `named`: splits that are live at the end, removed, or in any action.
+    Versions between the kept part and these actions may be missing.
+
+    - `live`, `deleted`, `named`: the splits that are live at the end, the removed splits, and the splits in any action.
     - `progress`: the merge progress. `progress` contains the transactions and fences of the later versions only.
     - `read_versions`: the versions that were read.
     """
@@ -264,7 +268,7 @@ class KnownLog:
             self._merged_at |= {each.path: dict(self.merged) for each in actions if isinstance(each, Add)}
 
     def _take_back(self, path: str, replacements: list[Replacement]) -> None:
-        """Undo a compaction that replaced a split if a later version removes this split.
+        """Undo the compactions that replaced the split at `path`. A later version removes this split.
 
         The split was live for the later version, so a lost restore has undone the compaction.
         """
@@ -326,7 +330,7 @@ class KnownLog:
         return self._added_at.get(path, self._read_up_to)
 
     def merged_at(self, path: str) -> Mapping[str, int] | None:
-        """Return the merge progress of the version after the kept part that added a split.
+        """Return the merge progress of the version that added this split. This version must be after the kept part.
 
         Return None for other splits.
 
@@ -380,7 +384,7 @@ class Salvage:
     - `left_out`: found splits that are not live, with the reason.
     - `unproven`: live splits for which only the split files are evidence.
     - `unreadable`: splits that cannot be judged, with the reason.
-    - `superseded`: splits with only rows that lost merges superseded.
+    - `superseded`: splits without a remaining row, because lost merges superseded all of their rows.
     - `doubtful`: by region, the number of splits that may have deleted rows of lost merges.
     """
 
@@ -463,11 +467,14 @@ def _known(store: ObjectStore, check: LogCheck, kept: Kept | None) -> KnownLog:
 
 
 def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple[list[FoundSplit], dict[str, str]]:
-    """Separate the splits that a lost version up to `reached` may have added.
+    """Divide the found splits into two groups.
 
-    These splits are not live in version `reached`.
+    A lost version up to `reached` may have added the splits of the second group.
 
-    Exception: if an operation with a later plan replaced a split, the split was live.
+    The splits of the second group are not live in version `reached`.
+
+    Exception: if an operation with a later plan replaced a split, the split belongs to the first group. This split was
+    live.
     """
     old = {each.path for each in found if not known.has_read(each.origin.planned_version + 1, reached)}
     old -= {path for each in found if each.path not in old for path in each.lineage.replaces}
@@ -476,7 +483,11 @@ def _later_than(reached: int, found: list[FoundSplit], known: KnownLog) -> tuple
 
 
 def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_ids: Mapping[str, int]) -> DatedSplit:
-    """Return the place of a live split in time: the version that added it, else the version of its plan."""
+    """Return a live split with its place in time.
+
+    The place is the version that added the split. If this version is unknown, the place is the version of the split's
+    plan.
+    """
     kept = result.kept
     before = {} if kept is None else dict(kept.snapshot.merged_generations)
     found = choice.live.get(add.path)
@@ -487,8 +498,8 @@ def _dated(add: Add, known: KnownLog, result: Salvage, choice: Choice, *, spec_i
         whole = known.has_read(0 if kept is None else kept.snapshot.version + 1, added_at)
         return DatedSplit(add=add, order=2 * added_at, progress=later or {}, certain=whole)
     merged = found.lineage.merged
-    # A compaction writes the live rows of the version of its plan. A merge whose plan has the same version is therefore
-    # newer.
+    # A compaction writes the rows that were live at its planned version. A merge with the same planned version is
+    # therefore newer.
     order = 2 * found.origin.planned_version + (found.lineage.operation != "compact")
     if merged is None:
         return DatedSplit(add=add, order=order, progress=before, certain=False)
@@ -534,7 +545,7 @@ def _with_choice(known: Salvage, choice: Choice, metadata: Metadata, unreadable:
 
 
 def _lost_versions(listing: Listing, check: LogCheck, kept: Kept | None) -> tuple[range, ...]:
-    """Return the versions that certainly existed and no longer open.
+    """Return the versions that certainly existed but cannot be opened any more.
 
     Versions with a remaining object are returned one by one. The other versions are returned as ranges, because the
     number of a misplaced file can be very large.

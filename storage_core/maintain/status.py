@@ -1,4 +1,4 @@
-"""The status of a table, measured with bounded cost: the contract of `status` (`docs/spec.md`).
+"""The status of a table, measured with bounded cost. `docs/spec.md` contains the contract of `status`.
 
 The status contains the pending work that scheduled runs would do now. `compact.debt` and `index.catch_up` measure this
 work, and `region.idle` measures unmerged records. A rewrite after a change of the sort schema is included as `resort`,
@@ -76,8 +76,8 @@ def _quarantine_objects(store: ObjectStore, snapshot: Snapshot) -> int:
 def rows_came_ms(store: ObjectStore, snapshot: Snapshot, *, since_ms: int) -> int:
     """Return the commit time of the newest rows in ms. For a table without rows, return the creation time of the table.
 
-    The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If none of these commits
-    added rows, the result is the time of the oldest of these commits. The newest rows were then committed at this time
+    The search ends at the first commit before `since_ms`, or after `MOST_VERSIONS` versions. If no searched commit
+    added rows, the result is the time of the oldest searched commit. The newest rows were then committed at this time
     or earlier.
 
     Cost:
@@ -109,8 +109,8 @@ class RetainedBytes:
     """The reasons that keep the bytes of a table.
 
     - `live_bytes`: splits, segments and translations of the newest version.
-    - `versions`: removed files that older versions still reference, until the retention of versions and the horizon
-      have passed.
+    - `versions`: removed files that older versions still reference. They stay until the retention of versions and the
+      horizon have passed.
     - `horizon`: unneeded files in the plan of the last collection, until the horizon has passed.
     - `orphans`: files that no commit references, until the horizon has passed.
     - `tags`: live tags that keep files of older versions, with their time of expiry in ms (None means no expiry).
@@ -166,7 +166,7 @@ class Status:
     """The status of a table at `version`. Times are in ms since the epoch, ages in ms, and sizes in bytes.
 
     - `newest_row_at`: the newest row by the time column.
-    - `rows_came_at`: if a `freshness` is declared, the commit time of the newest rows or a later time.
+    - `rows_came_at`: the commit time of the newest rows, or a later time. It is set only if a `freshness` is declared.
     - `behind`: the times that are older than the freshness.
     - `owed`: the pending work by step.
     - `unknown`: the reasons why values are unknown, by step or `held`.
@@ -310,7 +310,8 @@ def _owed(
     if uncovered := sum(each.rows for each in lags):
         yield "catch_up", Owed(count=uncovered, unit="rows")
     newest = -1 if snapshot.checkpoint_version is None else snapshot.checkpoint_version
-    # Fewer versions than the checkpoint interval are not pending work, although a scheduled run includes them.
+    # If fewer versions than the checkpoint interval follow the last checkpoint, they are not pending work. A scheduled
+    # run includes them nevertheless.
     if (behind := snapshot.version - newest) >= max(snapshot.config.checkpoint_interval, 1):
         yield "checkpoint", Owed(count=behind, unit="versions")
 
@@ -318,8 +319,8 @@ def _owed(
 def measure_retained(store: ObjectStore, snapshot: Snapshot, plan: Plan, *, now_ms: int) -> RetainedBytes:
     """Return the reasons that keep the bytes of the table.
 
-    Versions older than the retention are not read. Each time is the earliest possible time of deletion, under the
-    assumption that the next collection deletes the object.
+    Versions older than the retention are not read. Each time is the earliest possible time of deletion. The function
+    assumes that the next collection deletes the object.
 
     Cost:
         One GET for the tags, and one GET for each of the 32 newest versions.

@@ -25,8 +25,8 @@ LOG = logging.getLogger(__name__)
 def run_collect(job: JobRun[Collect]) -> JobReport:
     """Prune landed files that no longer exist, and run both passes of the collector. `details` lists the candidates.
 
-    The driver deletes the objects in batches. Spark is not needed, because no data is moved and one process must read
-    all roots again. Raises `Held` while another run collects. Raises `Fenced` before the next batch if another run has
+    The driver deletes the objects in batches. Spark is not needed. No data is moved, and one process must read all
+    roots again. Raises `Held` while another run collects. Raises `Fenced` before the next batch if another run has
     taken over.
     """
     return job.carry_out(

@@ -185,7 +185,7 @@ def named_keys(action: Action) -> Iterator[str]:
     """Yield every key that keeps its object while this action is part of a retained version.
 
     The function visits every field and nested value, also fields of later releases. The only exceptions are the fields
-    in `NOT_KEEPING`. A test compares this function and the list with the actions by reflection.
+    in `NOT_KEEPING`. A test uses reflection to compare the actions with this function and with `NOT_KEEPING`.
 
     Raises:
         Unsupported: The path of a split, segment or translation is not a key of this release. The object is unknown, so

@@ -84,7 +84,7 @@ def reader_of(schema: pa.Schema, batches: Generator[pa.RecordBatch]) -> pa.Recor
 def _end_all() -> None:
     """Close all streams while their libraries are still loaded.
 
-    Otherwise DuckDB prints long messages about objects that still exist after it.
+    Otherwise some objects exist longer than DuckDB, and DuckDB prints long messages about these objects.
     """
     for batches in [*_READING]:
         with suppress(ValueError):  # another thread is still reading at the end of the program
@@ -218,11 +218,11 @@ Most query errors occur while these bytes are read.
 
 
 class SqlResult(ArrowRows):
-    """The rows of a query result. It can be used as an Arrow table.
+    """The rows of a query result. The object can be used as an Arrow table.
 
-    If a result has more than `AT_ONCE_BYTES`, the process that computes it keeps the other rows until the caller reads
-    them. `to_reader` streams the result once, in bounded memory. Every other method holds the whole result in memory.
-    This process ends when the result is closed or garbage-collected.
+    If a result has more than `AT_ONCE_BYTES`, the computing process keeps the remaining rows. It keeps these rows until
+    the caller reads them. `to_reader` streams the result once, in bounded memory. Every other method holds the whole
+    result in memory. The computing process ends when the result is closed or garbage-collected.
 
     If a method reads the remaining rows, it raises the errors of `Table.sql`. Only one thread at a time may use a
     result.

@@ -64,7 +64,7 @@ class Limits:
     bytes: int
 
     def admit(self, values: ColumnValues, wanted: Mask, rows: int | None) -> bool:
-        """Return whether it is worthwhile to read the wanted bitmaps of a column, in a split with this number of rows.
+        """Return whether a read of the wanted bitmaps of a column is worthwhile. The split has `rows` rows.
 
         A row takes at most two bytes in a bitmap.
         """
@@ -128,7 +128,9 @@ class Rows:
         return [*(self._chosen(*each) for each in masks.items()), *map(self.that_may_meet, others)]
 
     def _mask(self, predicate: Predicate) -> tuple[str, Mask] | None:
-        """Return the single column of a predicate, and a mask of the values that may meet the predicate.
+        """Return the single column of a predicate, and a mask of this column's values.
+
+        The mask selects values that may meet the predicate.
 
         The last entry stands for null.
         """
@@ -193,7 +195,11 @@ def _has_opaque(predicate: Predicate) -> bool:
 
 
 def _joined(values: ColumnValues, children: Sequence[Predicate], *, is_all: bool) -> Mask:
-    """Return a mask of the values of a column that may meet all (`is_all`) or at least one of the predicates."""
+    """Return a mask of a column's values.
+
+    With `is_all`, the mask selects values that may meet all predicates. Otherwise it selects values that may meet at
+    least one predicate.
+    """
     mask = _members(values, children, Comparison.NE if is_all else Comparison.EQ)
     if mask is not None:
         return mask
@@ -239,7 +245,7 @@ def _meeting(values: ColumnValues, condition: Compare | IsNull) -> Mask:
 _logger = logging.getLogger(__name__)
 
 PAYS: Final = 3
-"""An index is used if the cost of reading the split is at least this multiple of the cost of the index."""
+"""The minimum ratio of a split's read cost to an index's cost. Below this ratio, the index is not used."""
 
 LOCAL_BYTES: Final = 2**20
 """The minimum size in bytes of a local split for which an index is used.
@@ -266,8 +272,8 @@ class Answer:
     `rows` are the live rows that may meet the filter, or None if any row may meet it.
 
     If `is_exact` is True, all of these rows meet the filter. The only exception is rows that a stored deletion vector
-    hides. `told_by` is the position of the first index that excluded rows, or of the index after which no row remained.
-    `not_asked` contains the reason for each index that was not used.
+    hides. `told_by` is the position of the first index that excluded rows. If no row remained after an index, `told_by`
+    is the position of that index. `not_asked` contains the reason for each index that was not used.
     """
 
     rows: BitMap | None = None
@@ -470,7 +476,7 @@ class Bitmaps:
 
 @dataclass(slots=True)
 class _Question:
-    """The state of one split during the use of the indexes: the parts that were read, and the result so far.
+    """The state of one split while the indexes are used: the parts that were read, and the current result.
 
     `is_joint` is True if the result is for all columns together.
     """
@@ -499,7 +505,7 @@ class _Question:
 
 @dataclass(frozen=True)
 class _Split:
-    """A split, the `share` of its bytes that the read needs, and the limits for using an index on the split."""
+    """A split, and the limits for using an index on the split. The read needs the `share` of the split's bytes."""
 
     store: ObjectStore
     add: Add

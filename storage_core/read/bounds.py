@@ -7,7 +7,7 @@
   if any of these values could match.
 - `may_hold` compares the bounds with a condition, for all splits of a batch in one comparison.
 - `is_exact` and `meeting` evaluate conditions on rows without DuckDB. They accept only literals that have the column's
-  own type, so no value is cast or rounded. Therefore Arrow's comparisons give the same results as DuckDB's comparisons.
+  own type, so no value is cast or rounded. Therefore Arrow's comparisons have the same results as DuckDB's comparisons.
   Both compare numbers and times by value, and texts by their bytes. False is less than true, and a comparison with null
   is never true.
 """
@@ -118,7 +118,7 @@ def points(values: Iterable[Literal], column_type: pa.DataType, keys: pa.DataTyp
 
 
 def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
-    """Return, for each bound, whether it is at most the limit, or less than the limit with `strictly`.
+    """Return, for each bound, whether it is at most the limit. With `strictly`, the bound must be less than the limit.
 
     The result for an unknown bound is True.
     """
@@ -129,7 +129,9 @@ def at_most(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
 
 
 def at_least(bounds: pa.Array, limit: Limit, *, strictly: bool = False) -> Mask:
-    """Return, for each bound, whether it is at least the limit, or greater than the limit with `strictly`.
+    """Return, for each bound, whether it is at least the limit.
+
+    With `strictly`, the bound must be greater than the limit.
 
     The result for an unknown bound is True.
     """
@@ -255,8 +257,7 @@ def _microseconds(instant: dt.datetime) -> int:
 
 
 _MICROSECONDS = 1_000_000
-# A time outside this range (126,000 years) does not fit into a column, and the number of its microseconds would
-# overflow.
+# A time outside this range (126,000 years) does not fit into a column. Its number of microseconds would overflow.
 _FURTHEST_SECOND = 4 * 10**12
 
 
@@ -299,7 +300,7 @@ def statistics_of(files: pa.RecordBatch, schema: pa.Schema) -> Source:
 
 
 def expressions_of(files: pa.RecordBatch, schema: pa.Schema) -> Callable[[str], pa.Array | None]:
-    """Return a function that returns, for a text column, the regular expression of each split.
+    """Return a function for text columns. It returns the regular expression of a column for each split.
 
     The expression matches all values of the column in the split. The expression is null if it is unknown.
     """
@@ -418,7 +419,7 @@ def may_hold(bounds: ColumnBounds, condition: Compare | IsNull) -> Mask:
 
 
 def _nullness_may_match(bounds: ColumnBounds, *, negated: bool) -> Mask:
-    """Return, for each part, whether a row may be null, or whether a row may be not null with `negated`."""
+    """Return, for each part, whether a row may be null. With `negated`, return whether a row may have a value."""
     some = pc.not_equal(bounds.nulls, bounds.rows) if negated else pc.greater(bounds.nulls, 0)
     return unless_false(some)
 
@@ -498,7 +499,10 @@ def meeting(rows: pa.Table, predicate: Predicate) -> pa.ChunkedArray:
 
 
 def only_values(predicate: Predicate, columns: Mapping[str, pa.DataType]) -> dict[str, pa.Scalar]:
-    """Return the columns for which an exact predicate allows only one value, and return this value of each column."""
+    """Return a value for each column that has only one possible value.
+
+    The given predicate is exact, and allows only this value in the column.
+    """
     match predicate:
         case And(children):
             return {name: value for each in children for name, value in only_values(each, columns).items()}

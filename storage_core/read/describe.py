@@ -266,7 +266,10 @@ def _size(store: ObjectStore, key: str) -> int:
 
 
 def _opening(store: ObjectStore, manifests: int) -> Row:
-    """Return the cost of opening the newest version without a cache, and the number of GETs to read all its splits."""
+    """Return the cost of opening the newest version without a cache.
+
+    Also return the number of GETs that read all splits of this version.
+    """
     metered = MeteredStore(store)
     open_head(metered)
     return {"requests": metered.meter.requests, "bytes": metered.meter.bytes_read, "manifest_gets": manifests}
@@ -346,7 +349,7 @@ class TailRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CollectedEntries:
-    """The number of WAL entries of a region that the collector removed before a follower read these entries.
+    """The number of removed WAL entries of a region. The collector removed these entries before a follower read them.
 
     The entries were merged or sorted. The table contains the records of these entries, but the records can no longer be
     listed.
@@ -359,8 +362,8 @@ class CollectedEntries:
 class Tail:
     """The newest records at one point in time, and the records that writers acknowledge after that time.
 
-    Each record is either returned once or counted as removed. The records of one region come after the records of
-    another region. Records of different regions have no order.
+    Each record is either returned once or counted as removed. The result lists the regions one after the other. The
+    order of records of different regions has no meaning.
     """
 
     def __init__(self, store: ObjectStore, snapshot: Snapshot) -> None:
@@ -382,7 +385,9 @@ class Tail:
         }
 
     def newest(self, limit: int) -> list[TailRecord]:
-        """Return at most `limit` of the newest unmerged records of each region, in the order of acknowledgement.
+        """Return the newest unmerged records of each region, at most `limit` per region.
+
+        They are in the order of acknowledgement.
 
         A sorted generation contains one record per key, in the order of keys.
 

@@ -209,12 +209,13 @@ PIECES_AT_ONCE: Final = 8
 HELD_BYTES: Final = 128 * 2**20
 """The approximate memory, in bytes, for pieces that are being read and for pieces that were read in advance.
 
-A single piece may need more. If there is a condition, the columns that are fetched first may need a quarter more.
+A single piece may need more. With a condition, the columns that are fetched first may need an additional quarter of
+this memory.
 """
 
 
 _RELEASE_BYTES: Final = 64 * 2**20
-"""Each time after reading this number of bytes of rows, the reader tells Arrow to release freed memory.
+"""Each time the reader has read this many bytes of rows, it tells Arrow to release freed memory.
 
 Otherwise Arrow would keep several times the memory that is in use.
 """
@@ -236,7 +237,7 @@ class SplitPlan:
     condition: Predicate | None
 
     def stages(self, group: int) -> tuple[Sequence[str], Sequence[str]]:
-        """Return the columns of a row group that are fetched first, and the rest: see `first_and_rest`."""
+        """Return the columns of a row group that are fetched first, and the other columns (see `first_and_rest`)."""
         return first_and_rest(self.footer, group, self.columns, self.condition)
 
 

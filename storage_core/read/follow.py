@@ -143,8 +143,8 @@ def rows_of(portion: Portion, wanted: Wanted, *, batch_rows: int) -> Iterator[pa
     """Yield the wanted rows of a task in batches of at most `batch_rows` rows, in bounded memory.
 
     Without a filter, the rows are decoded directly from the files. A direct read costs half as much as a read through
-    DuckDB. Each part of a file is verified when it is used. Requests and errors are those of `fetching.fetched`, or
-    those of `Scan.to_reader` if there is a filter.
+    DuckDB. Each part of a file is verified when it is used. Without a filter, requests and errors are those of
+    `fetching.fetched`. With a filter, they are those of `Scan.to_reader`.
     """
     store, snapshot = open_table_store(portion.uri), portion.snapshot
     scan = Scan(store, snapshot, wanted.columns, wanted.filter)

@@ -9,7 +9,7 @@ the captured state. The pages contain the records in this order (docs/architectu
    order of their numbers. Sorted generations are older than unsorted generations.
 3. The durable WAL tail of each region.
 4. The undistributed records of raw logs (decision 0027). A token identifies the chunks of raw logs, but not the records
-   in these chunks. A page that starts in the raw logs reads all of these chunks that are not cached.
+   in these chunks. If a page starts in the raw logs, it reads all uncached chunks of the token.
 
 The records of one key are in the order in which they must be applied. A fold of all pages (`rows.fold`) therefore
 produces the captured state of the table. The size of the pages does not change the sequence of records. A token marks a
@@ -148,7 +148,7 @@ class ReadPosition:
     snapshot: Snapshot
     regions: tuple[RegionPosition, ...]
     raw: Sequence[Callable[[], Iterable[pa.Table]]] = ()
-    """For each raw log, this is a function that returns the table's records in order."""
+    """One function per raw log. Each function returns the table's records in order."""
     whole_split_bytes: int = WHOLE_SPLIT_BYTES
 
     def pieces(self, place: Place) -> Iterator[Piece]:
@@ -272,7 +272,8 @@ def _before_logged(region: int, entry: int) -> Callable[[int], Place]:
 def positions_with(view: View) -> tuple[Snapshot, list[RegionPosition], tuple[RawPosition, ...]] | None:
     """Return the head, the read positions of the regions, and the undistributed chunks of raw logs.
 
-    Like `undistributed_over`, the function returns None if another process changed any of this state during the read.
+    The function returns None if another process changed any of this state during the read. `undistributed_over` does
+    the same.
 
     Cost:
         The requests of `undistributed_over` and of `region_positions`. If chunks wait for distribution, one GET per
@@ -496,7 +497,7 @@ def _resumed(view: View, text: str, consistency: str | None) -> HistoryToken:
 
 
 def _require_restart(view: View, reading: HistoryToken, error: NotFound | SnapshotExpired | Corrupt) -> None:
-    """Return if the captured state was collected and the history may restart.
+    """Return without an error if the captured state was collected and the history may restart.
 
     Otherwise raise the error that describes the failure.
     """

@@ -43,7 +43,7 @@ _NAME: Final = ("key index",)
 
 @dataclass(frozen=True, slots=True)
 class KeyAnswer:
-    """The positions of the rows in a split that may have one of the keys, ascending.
+    """The ascending positions of those rows of a split that may have one of the keys.
 
     If the index was not used, `places` is None and `why` is the reason.
     """
@@ -320,7 +320,10 @@ def rows(read: KeyRead, add: Add) -> Iterator[pa.Table]:
 
 
 def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
-    """Return the splits in manifests that may contain a key, and all splits that are known without a request."""
+    """Return two kinds of splits.
+
+    The first kind is in manifests that may contain a key. The second kind is known without a request.
+    """
     splits, config = snapshot.splits, snapshot.config
     partitions = {each.column for each in config.partition_fields}
     bounded = {*snapshot.metadata.partitionColumns, *partitions, config.time_column}
@@ -330,7 +333,7 @@ def _files(snapshot: Snapshot, wanted: pa.Table) -> pa.Table:
 
 
 def bounds_of_keys(files: pa.Table, key: pa.Schema) -> Sequence[Range]:
-    """Return, for each key column, the bounds of the column's values in each split of a table."""
+    """Return the bounds of each key column. The bounds have one entry per split of the table."""
     parts = [
         [map_column(chunk) for chunk in files.column(name).chunks if len(chunk)] for name in ("minValues", "maxValues")
     ]
@@ -346,7 +349,7 @@ def _joined(texts: Sequence[pa.Array]) -> pa.Array:
 
 
 def _admitting(snapshot: Snapshot, files: pa.Table, wanted: pa.Table) -> set[str]:
-    """Return the paths of the splits that may contain one of the keys, according to all statistics of the log."""
+    """Return the paths of the splits that may contain one of the keys. The function uses all statistics of the log."""
     keep = np.zeros(files.num_rows, np.bool_)
     for start in range(0, wanted.num_rows, _KEYS_AT_ONCE):
         equal = _equal(wanted.slice(start, _KEYS_AT_ONCE))

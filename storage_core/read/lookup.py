@@ -4,10 +4,10 @@ A lookup has three steps:
 
 1. It selects the regions that may contain the key (`holding_regions`, `matching_regions`). The source columns of a
    region's fields are part of the primary key. Therefore all rows of a region have the same field values. A manual
-   region may contain any row. An excluded region never changes the result. None of its rows in the region or in the
-   base meets the predicate.
-2. It reads the unmerged records of these regions. It reads a generation only if the key may be in the generation
-   according to the bounds and the Bloom filter.
+   region may contain any row. An excluded region never changes the result. No row of an excluded region meets the
+   predicate, neither in the region nor in the base.
+2. It reads the unmerged records of these regions. It skips a generation if the bounds or the Bloom filter show that the
+   key is not there.
 3. It reads the base (`get_many`). It selects the splits with a key range that contains the key. In these splits, it
    reads the key columns of those row groups that may contain the key. If a row group contains the key, it also reads
    the other columns of the row group.
@@ -135,7 +135,7 @@ def _by_values(regions: Sequence[Region], spec: RegionSpec, schema: pa.Schema) -
 def _tests(
     field: RegionField, comparison: Comparison, wanted: tuple[pa.Array, pa.Array]
 ) -> Iterator[Callable[[Any], bool]]:
-    """Yield tests of a field's value for a comparison with a value between the two limits.
+    """Yield functions that test the value of a field. They belong to a comparison with a value between the two limits.
 
     A test returns True for the field value of every row that meets the comparison.
     """
@@ -178,7 +178,7 @@ def _limits(value: Literal, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | N
         return None  # DuckDB compares these types by its own rules
     try:
         return _rounded(found.least, type_, up=True), _rounded(found.greatest, type_)
-    except (TypeError, ValueError, OverflowError, pa.ArrowException):  # the limit is beyond the type of the column
+    except (TypeError, ValueError, OverflowError, pa.ArrowException):  # the limit is outside the range of the type
         return None
 
 
@@ -202,7 +202,10 @@ def _fits(region: Region, pinned: dict[int, Value]) -> bool:
 
 
 def _pinned(field: RegionField, equal: dict[str, pa.Array]) -> list[Value]:
-    """Return the single field value of rows with these equalities, or an empty list if they do not determine it."""
+    """Return the single field value of rows with these equalities.
+
+    Return an empty list if the equalities do not determine the value.
+    """
     if any(name not in equal for name in field.source_ids):
         return []
     try:
@@ -386,7 +389,7 @@ def _scalar_array(value: object, wanted: pa.DataType) -> pa.Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPlan:
-    """The unmerged part of one region, and the share of it that a lookup reads.
+    """The unmerged part of one region, and the share of this part that a lookup reads.
 
     Attributes:
         region_id: The id of the region.

@@ -20,7 +20,7 @@ from storage_core.store.pieces import CacheCounts, CachedPieces
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawPart:
-    """The chunks and records of a raw log that are not distributed yet, and that a read must add."""
+    """The chunks and records of a raw log that are not distributed yet. A read must add these records."""
 
     name: str
     chunks: int

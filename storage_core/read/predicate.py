@@ -363,7 +363,10 @@ def are_alike(values: Collection[object]) -> bool:
 
 
 def _is_short(value: int | Decimal) -> bool:
-    """Return True if a number has few enough digits to stay a decimal together with short decimals and a `BIGINT`."""
+    """Return True if a number stays a decimal together with short decimals and a `BIGINT`.
+
+    Such a number has few digits.
+    """
     exact = Decimal(value)
     exponent = exact.as_tuple().exponent
     return isinstance(exponent, int) and -exponent <= _SHORT_SCALE and exact.adjusted() < _SHORT_DIGITS

@@ -74,7 +74,7 @@ Answer = Callable[[Compare | IsNull], Mask | None]
 
 
 def texts_of(files: pa.RecordBatch) -> Texts:
-    """Return a function that takes a partition field and returns its texts, one text per split of the batch.
+    """Return a function of a partition field. It returns the texts of the field, one text per split of the batch.
 
     The splits must be in Tidemark's format.
     """
@@ -179,7 +179,9 @@ Step = tuple[str, Callable[[pa.RecordBatch], Leaf]]
 
 @dataclass(frozen=True, slots=True)
 class PruneStep:
-    """The effect of one pruning step: the numbers of excluded splits, bytes, and row groups in remaining splits.
+    """The effect of one pruning step.
+
+    It has the numbers of excluded splits, of excluded bytes, and of excluded row groups in remaining splits.
 
     If the step could not run, `note` contains the reason.
     """
@@ -312,10 +314,12 @@ def manifest_filter(
     partition_columns: Iterable[str],
     partition_by: Sequence[PartitionField] = (),
 ) -> Callable[[ManifestBounds], bool]:
-    """Return a function that tests by the bounds of a manifest whether one of its splits may have a matching row.
+    """Return a function that tests manifests.
 
-    The function returns False only if no split of the manifest can contain a matching row. It uses only the bounds of
-    the columns `partition_columns`, of the fields `partition_by` and of the time column.
+    It uses a manifest's bounds to decide whether a split of the manifest may have a matching row.
+
+    The function returns False only if no split of the manifest can contain a matching row. It uses only three kinds of
+    bounds: those of the columns `partition_columns`, the fields `partition_by`, and the time column.
     """
     # A text bound of a Tidemark table may be truncated, so only its partition field can interpret it.
     trusted = frozenset[str]() if partition_by else frozenset(partition_columns)
@@ -468,7 +472,7 @@ def groups_left(footer: pq.FileMetaData, predicate: Predicate | None, schema: pa
 
 
 def groups_with(rows: BitMap, footer: pq.FileMetaData, groups: Sequence[int]) -> Sequence[int]:
-    """Return the given row groups that contain one of these rows of the file, ascending."""
+    """Return, ascending, those of the given row groups that contain one of these rows of the file."""
     ends = np.cumsum([footer.row_group(index).num_rows for index in range(footer.num_row_groups)]).tolist()
     firsts = [0, *ends[:-1]]
     return [group for group in groups if rows.range_cardinality(firsts[group], ends[group])]
@@ -549,7 +553,7 @@ def _keys(raw: Sequence[Any], type_: pa.DataType) -> Callable[[], pa.Array]:
 def _values(raw: Sequence[Any], type_: pa.DataType) -> pa.Array:
     kinds = pa.types
     if kinds.is_date32(type_):
-        return pa.array(raw, pa.int32()).view(type_)  # through Python's dates, no year after 9999 would be possible
+        return pa.array(raw, pa.int32()).view(type_)  # Python's dates allow no year after 9999
     if kinds.is_timestamp(type_):
         return pa.array(raw, pa.int64()).view(type_)
     if kinds.is_decimal(type_):

@@ -50,7 +50,7 @@ NOTHING_KNOWN: Final = Known(BitMap(), BitMap())
 
 
 class RowFilter:
-    """A filter over rows of one snapshot. It keeps the rows for which it is true, by DuckDB's rules."""
+    """A filter over rows of one snapshot. The filter keeps the rows that make its condition true by DuckDB's rules."""
 
     columns: Sequence[str]
     """The columns that the filter reads. There is at least one."""
@@ -87,7 +87,7 @@ class RowFilter:
         read = columns_of(wanted, names)
         self.columns = tuple(names if read is None else sorted(read) or names[:1])
         self._predicate = in_columns(wanted.predicate, names)
-        # A condition that Tidemark does not understand may give another result later. Therefore its results are not
+        # A condition that Tidemark does not understand may have another result later. Therefore its results are not
         # cached after the search.
         self._kept = values if values is not None and _is_lasting(self._predicate or wanted.predicate) else KeptValues()
         self._bitmaps = Bitmaps(store, snapshot, self._predicate, columns=self.columns, parts=parts, is_bounded=False)
@@ -102,7 +102,7 @@ class RowFilter:
 
     @property
     def bitmap_indexes(self) -> tuple[str, ...]:
-        """The names of the bitmap indexes that the filter uses, each for the splits that it covers."""
+        """The names of the bitmap indexes that the filter uses. Each index is used for the splits that it covers."""
         return tuple(each.definition.name for each in self._bitmaps.indexes)
 
     @property
@@ -181,7 +181,7 @@ class RowFilter:
 
 
 def _is_lasting(predicate: Predicate) -> bool:
-    """Return whether a condition always gives the same result for the same row."""
+    """Return whether a condition always has the same result for the same row."""
     match predicate:
         case And(children) | Or(children):
             return all(map(_is_lasting, children))

@@ -50,7 +50,7 @@ class Scan(Conversions):
     """The raw logs from which some of the records come."""
 
     def require_distributed(self, rows: pa.Table) -> None:
-        """Raise `Unavailable` if a raw log has a record for one of these rows that is not distributed yet.
+        """Raise `Unavailable` if a raw log has an undistributed record for one of these rows.
 
         The table is keyed.
 
@@ -177,7 +177,9 @@ class Scan(Conversions):
 
     @property
     def _effective_limits(self) -> QueryLimits | None:
-        """The given limits, or the default limits if only a filter is given, because a filter may be expensive.
+        """The given limits, or the default limits if only a filter is given.
+
+        A filter needs limits because it may be expensive.
 
         Otherwise None.
         """

@@ -80,7 +80,10 @@ def hidden_rows(store: ObjectStore, splits: Sequence[Add], kept: KeptValues) -> 
 
 
 def requests_for_hidden(add: Add, kept: KeptValues | None) -> int:
-    """Return the number of GETs for a split's deletion vector: 1 if it is stored and not in `kept`, else 0."""
+    """Return the number of GETs for a split's deletion vector.
+
+    The number is 1 if the vector is stored and not in `kept`, else 0.
+    """
     is_stored = add.deleted_rows is not None and add.deleted_rows.path is not None
     return int(is_stored and (kept is None or kept.get(_name(add)) is None))
 
@@ -119,7 +122,7 @@ def _lasting(rows: pa.Table) -> DeletedRows:
     return DeletedRows(rows, digest.hexdigest())
 
 
-_BATCH_ROWS = 8_192  # 40 MB for rows of 5 kB, and as fast as larger batches for narrow rows
+_BATCH_ROWS = 8_192  # 40 MB for rows of 5 kB. For narrow rows, such batches are as fast as larger batches
 _TEMPLATE = "tidemark_template_"
 _DELETED = "tidemark_deleted_"
 _FETCHED = "tidemark_fetched_"
@@ -157,7 +160,7 @@ class Source:
     columns: tuple[Columns, ...] = ()
     """The columns of each split.
 
-    Splits are adjacent if they have equal columns and agree on whether they have deleted rows.
+    Splits with equal columns are adjacent if all of them have deleted rows, or none of them.
     """
     deleted: DeletedRows | None = None
     """The positions of the deleted rows: the index of the split in `splits`, and the row in the split."""
@@ -351,7 +354,7 @@ def _column(found: pa.Schema, field: pa.Field) -> str | None:
     name, type_ = _quoted(stored), found.field(stored).type
     if not is_of_earlier(type_, field):
         return name
-    if pa.types.is_date(type_):  # a direct cast to a time with zone gives midnight in the zone of the session
+    if pa.types.is_date(type_):  # a direct cast to a time with zone returns midnight in the zone of the session
         at_utc = " AT TIME ZONE 'UTC'" if field.type.tz else ""
         return f"CAST({name} AS TIMESTAMP){at_utc}"
     return f"CAST({name} AS {sql_type(field.type)})"

@@ -74,7 +74,7 @@ def where_of(tree: Node, table: str, schemas: Mapping[str, pa.Schema] | None = N
 
 
 def is_plain_table(node: Node | None, table: str) -> bool:
-    """Return whether a FROM clause, or one side of a join, is the whole table with its own column names."""
+    """Return whether a FROM clause or one side of a join is the whole table. The columns must have their own names."""
     return (
         node is not None
         and _is_table(node, table)
@@ -213,8 +213,9 @@ _LARGEST = 18
 def first_of(tree: Node, table: str, names: Sequence[str]) -> First | None:
     """Return the rows of `table` that a query with LIMIT needs. ORDER BY may use one of the columns `names`.
 
-    Returns None if the query may depend on other rows. The query may depend on other rows if it contains a condition,
-    GROUP BY, DISTINCT, a window or an aggregate function. The same applies to a second table or a second SELECT.
+    Returns None if the query may depend on other rows. The query may depend on other rows if it has one of these parts:
+    a condition, GROUP BY, DISTINCT, a window or an aggregate function. The same applies to a second table or a second
+    SELECT.
     """
     if not is_one_table(tree, table):
         return None
@@ -320,7 +321,10 @@ def _is_named(node: Node, column: str, table: str) -> bool:
 
 
 def _leaves_alone(item: Node, column: str, table: str) -> bool:
-    """Return True if a selected item is the column itself, or has a name that differs from the column's name."""
+    """Return True if a selected item is the column itself.
+
+    Also return True if the item's name differs from the column's name.
+    """
     if item["class"] == "STAR":
         return not any(item.get(each) for each in _STARS)
     if item.get("alias"):
@@ -484,7 +488,7 @@ _ADVICE = "Cast it in the query, for example to VARCHAR."
 
 
 def reject_changed_values(batch: pa.RecordBatch) -> None:
-    """Raise `InvalidInput` if a column has a value that differs from the value of the query."""
+    """Raise `InvalidInput` if a value in a column differs from the value that the query computed."""
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
         if find_long_decimals(column) is not None:
             raise InvalidInput(f"column {quoted(name)}: {TOO_LONG}, {column.type}. {_ADVICE}", column=name)

@@ -115,7 +115,7 @@ def _from_sql(text: str) -> Filter:
 
 
 def _unchecked(node: Node) -> Iterator[Node]:
-    """Yield the parts of a condition that DuckDB uses as conditions, but that may have another type than boolean.
+    """Yield those parts of a condition that DuckDB uses as conditions. Such a part may have another type than boolean.
 
     DuckDB casts each of these parts to a boolean. For example, `status` would be true for each status that is not 0.
     """
@@ -206,7 +206,10 @@ def _always(node: Node) -> Predicate | None:
 
 
 def _are_alike(constants: Sequence[Node]) -> bool:
-    """Return True if all nodes are literals that give the same results together and one by one (`are_alike`)."""
+    """Return True if all nodes are literals that can be compared together.
+
+    The results must equal those of separate comparisons (`are_alike`).
+    """
     values = [_constant(each) for each in constants]
     types = {str(each["type_expr"].get("type_name", "")).upper() for each in constants if each["class"] == "CAST"}
     return None not in values and len(types) <= 1 and are_alike(values)
@@ -238,7 +241,7 @@ def _any(node: Node, table: Names) -> Predicate:
     if not is_list or node["subquery_type"] != "ANY" or node["comparison_type"] != "COMPARE_EQUAL":
         return Opaque("ANY")
     found = (_compare(node["child"], Comparison.EQ, each, table) for each in members)
-    return And((Or(tuple(found)), Opaque("ANY")))  # The rest is unknown, because the subquery may contain more.
+    return And((Or(tuple(found)), Opaque("ANY")))  # The subquery may contain more than the list.
 
 
 def _given(node: Node, function: str) -> list[Node]:
@@ -325,7 +328,9 @@ def _constant(node: Node) -> Scalar | Instant | None:
 
 
 def _integer(node: Node) -> int | None:
-    """Return the value of an INTEGER literal, or of a sum, difference or product of INTEGER literals, else None.
+    """Return the value of integer arithmetic, or None for other nodes.
+
+    The node is an INTEGER literal, or a sum, difference or product of INTEGER literals.
 
     If a value or an intermediate value exceeds the range of the type, DuckDB raises an error. For such an expression,
     the result is None.
@@ -391,7 +396,8 @@ def _columns_of(condition: str, names: tuple[str, ...]) -> frozenset[str] | None
 def _names_what_is_there(node: Node) -> bool:
     """Return whether a node reads columns without their names in the query.
 
-    Such a node reads all columns, the columns that two tables share, or a column by its position.
+    Such a node is one of three kinds. It reads all columns, the columns that two tables share, or a column by its
+    position.
     """
     kind = node.get("type")
     return (

@@ -67,7 +67,7 @@ class First:
 def first_splits(snapshot: Snapshot, first: First) -> Pruned:
     """Return the splits that may contain one of the first rows.
 
-    They are ordered like these rows. Reads every manifest.
+    The splits are in the order of these rows. Reads every manifest.
     """
     files = snapshot.splits.table()
     rows = files.column("numRecords").fill_null(0).to_numpy()
@@ -519,8 +519,8 @@ class _Part:
 
     If the whole split is read, no part is excluded.
 
-    `groups_untold` counts the row groups that an index excluded. Row groups that statistics excluded are counted
-    separately, among the other row groups.
+    `groups_untold` counts the row groups that an index excluded. The count of other excluded row groups contains the
+    row groups that statistics excluded.
     """
 
     requests: int
@@ -558,7 +558,7 @@ def _part(read: TableRead, add: Add) -> _Part:
 
 
 def _chunks(footer: pq.FileMetaData, split: SplitPlan, *, is_local: bool) -> _Part:
-    """Return the column chunks of a split that are read, and the column chunks that are excluded."""
+    """Return the column chunks of a split that a read includes, and the column chunks that it excludes."""
     places = verification.places(footer)
     sizes = places[:, :, 1] - places[:, :, 0]
     named, groups = np.array(split.named, np.int64), np.array(split.groups, np.int64)

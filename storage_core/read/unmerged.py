@@ -1,4 +1,6 @@
-"""Records that a snapshot does not contain yet: WAL entries, generations and raw logs, for reads and searches.
+"""Records that a snapshot does not contain yet.
+
+Reads and searches take them from WAL entries, generations and raw logs.
 
 `take_apart` divides the unmerged records into groups for a search (decision 0022). Only the newest record of a key
 counts:
@@ -11,10 +13,10 @@ counts:
 `LogRuns` divides the rows of WAL entries into runs, and searches index each run. A run is a sequence of adjacent
 entries. Entries never change, so an indexed run stays valid while new entries arrive (decision 0019).
 
-`captured_with` adds rows of raw logs that are not distributed yet to the captured state of the regions (decision 0027).
-For each raw log, a read makes one LIST per 1,000 chunks on each store. It also makes one GET per note of collected
-chunks. Each chunk that waits for distribution and that the view has not cached takes one more GET. The order of these
-requests is described in `distribution.undistributed`.
+`captured_with` adds undistributed rows of raw logs to the captured state of the regions (decision 0027). For each raw
+log, a read makes one LIST per 1,000 chunks on each store. It also makes one GET per note of collected chunks. If the
+view has not cached a waiting chunk, the chunk takes one more GET. The order of these requests is described in
+`distribution.undistributed`.
 """
 
 from __future__ import annotations
@@ -57,7 +59,7 @@ if TYPE_CHECKING:
 
 
 LEAST_RATIO = 2
-"""The minimum ratio between the number of rows of a run and that of the next run.
+"""A run has at least this many times as many rows as the next run.
 
 So there are few runs, and rows are rarely indexed again.
 """
@@ -102,7 +104,9 @@ class LogRuns:
         self._ends: dict[str, frozenset[int]] = {}
 
     def divided(self, logged: LoggedRows) -> list[LoggedRows]:
-        """Return the rows in runs of whole entries: the earlier runs that still exist, and a run of the new entries.
+        """Return the rows in runs of whole entries.
+
+        These are the earlier runs that still exist, and a run of the new entries.
 
         Runs before the last run become part of it if they have less than `LEAST_RATIO` times its rows.
         """
@@ -147,9 +151,9 @@ class Overlay:
     These are the rows of `generations` and of `logs` that are not deleted, and the rows of `rest`. The rows of `rest`
     are in ascending order of the key. `logs` has the runs of entries of each log.
 
-    `deletes` are records that hide every base row for which a newer record of the same key exists. `touched` contains
-    the paths of the splits that may have one of these keys. `footers` caches footers and deletion vectors, so each is
-    fetched once.
+    `deletes` are records that hide base rows. A base row is hidden if a newer record of the same key exists. `touched`
+    contains the paths of the splits that may have one of these keys. `footers` caches footers and deletion vectors, so
+    each is fetched once.
     """
 
     generations: tuple[WholeRows, ...]
@@ -400,7 +404,7 @@ def _captured(
 
 @dataclass(frozen=True, slots=True)
 class Capture(Generic[_Found]):
-    """The captured state of regions (`found`), a function that returns their offsets, and the ids of the regions.
+    """The captured state of regions (`found`), a function that returns the regions' offsets, and the regions' ids.
 
     If the ids are None, all regions were captured.
     """
@@ -415,8 +419,8 @@ def undistributed_over(
 ) -> tuple[Snapshot, _Found, tuple[Waiting, ...]] | None:
     """Return the newest snapshot, the result of the earlier `capture`, and the raw log chunks that still wait.
 
-    Like `undistributed.settled`, the function returns None if another process distributed, merged or changed the
-    regions in the meantime.
+    The function returns None if another process distributed, merged or changed the regions in the meantime.
+    `undistributed.settled` does the same.
 
     Cost:
         The requests of `Listed.look`, of `capture` and of `refresh`. If chunks wait, also the requests for the offsets.

@@ -117,7 +117,7 @@ class Verified:
             found = _identity(path)
             require_sound(path, add)
             self._files[add.path] = _Sound(path, found, self._columns_in(path))
-        except FileNotFoundError:  # the file was just removed, and the read reports that as for every other store
+        except FileNotFoundError:  # the file was just removed, and the read raises the same error as for other stores
             return None
         except OSError as error:
             raise Unavailable(f"{add.path}: {error.strerror}. Try again later", key=add.path) from error

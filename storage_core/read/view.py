@@ -45,7 +45,9 @@ _MILLISECOND = dt.timedelta(milliseconds=1)
 
 
 def snapshot_at(log: TransactionLog, at: At) -> Snapshot:
-    """Return the snapshot of a version or of a tag, or the newest snapshot committed at or before a point in time.
+    """Return the snapshot of a version, of a tag or of a point in time.
+
+    For a time, it is the newest snapshot committed at or before it.
 
     Args:
         log: The transaction log of the table.

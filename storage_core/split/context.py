@@ -1,4 +1,7 @@
-"""The context of a task that writes splits, and the order of the rows. The planner of the work fixes the context."""
+"""The context of a task that writes splits, and the order of the rows.
+
+The planner of the work determines the context.
+"""
 
 from __future__ import annotations
 

@@ -76,7 +76,9 @@ were chosen for fewer rows, they are not reused for more rows.
 _SAMPLE_SLICES: Final = 4
 _SAMPLE_ROWS: Final = ROWS_PER_PAGE
 _WORTH_BYTES: Final = 0.25
-"""The minimum saving, in bytes per row, of another encoding of a string column compared with the dictionary.
+"""The minimum saving in bytes per row.
+
+Another encoding of a string column must save at least this much compared with the dictionary.
 
 A merge does not decode dictionaries, so it is several times as fast with a dictionary.
 """
@@ -129,8 +131,8 @@ def choose(rows: pa.Table, total_rows: int, codec: SplitCodec = USUAL_CODEC) -> 
 
     Each column is measured separately with the codec. The sample has 4 slices of one page each, and 1 to 4 encodings
     are tried. The size of a dictionary for all rows is estimated. The estimate uses the growth of the number of
-    distinct values over the sample. From `LEAST_ROWS` rows on, the dictionary of a string column may take a quarter of
-    a byte per row more than the smallest encoding.
+    distinct values over the sample. If there are at least `LEAST_ROWS` rows, a string column prefers the dictionary.
+    The dictionary may take up to a quarter of a byte per row more than the smallest encoding.
     """
     slices = _slices(rows)
     chosen: dict[str, Encoding] = {}
@@ -219,7 +221,10 @@ def _smallest(
 
 
 def _growth(parts: Sequence[pa.ChunkedArray], sample: pa.ChunkedArray) -> float:
-    """Return the exponent, from 0 to 1, with which the number of distinct values grows with the rows (Heaps' law)."""
+    """Return the exponent of the growth of the number of distinct values with the rows (Heaps' law).
+
+    It is from 0 to 1.
+    """
     every_other = pa.chunked_array([chunk for part in parts[::2] for chunk in part.chunks], sample.type)
     half, whole = (max(1, int(pc.count_distinct(each).as_py())) for each in (every_other, sample))
     return min(1.0, max(0.0, math.log(whole / half) / math.log(max(2.0, len(sample) / max(1, len(every_other))))))
@@ -247,7 +252,7 @@ def _measured(sample: pa.ChunkedArray, encoding: Encoding, codec: SplitCodec) ->
 def _estimate(column: pq.ColumnChunkMetaData, factor: float, growth: float) -> float:
     """Return the estimated compressed bytes for rows that are `factor` times the sample.
 
-    The exponent `growth` gives the size of the dictionary.
+    The exponent `growth` determines the size of the dictionary.
     """
     dictionary = column.data_page_offset - column.dictionary_page_offset if column.has_dictionary_page else 0
     pages = cast("int", column.total_compressed_size) - dictionary
@@ -291,7 +296,7 @@ class Sink:
         return int(self.stream.tell())
 
     def writing(self) -> AbstractContextManager[None]:
-        """Return a context that raises errors of the file and a lack of memory as `Unavailable`, with the reason."""
+        """Return a context that raises file errors and a lack of memory as `Unavailable`, with the reason."""
         return typed(_WHAT) if self._descriptor is None else scratch(_WHAT)
 
     def finish(self) -> pa.Buffer:
@@ -450,7 +455,7 @@ class FileWriter:
 
 
 def _footer(schema: pa.Schema, metadata: Mapping[str, str], closed: pq.FileMetaData) -> bytes:
-    """Return the end of a file that has the row groups of `closed` and this metadata.
+    """Return the footer bytes of a file. The file has the row groups of `closed` and this metadata.
 
     The metadata contains the positions of column chunks. The positions are known only after Arrow has written its own
     footer. Arrow cannot add metadata after that.
@@ -540,7 +545,10 @@ def encoded_bytes_per_row(
 
 
 def _identified(field: pa.Field, ids: Mapping[str, int]) -> pa.Field:
-    """Return the field in the form that Arrow writes, with its id and the ids of inner fields, or without ids."""
+    """Return the field in the form that Arrow writes.
+
+    The result has the ids of the field and of its inner fields, or no ids.
+    """
     number = ids.get(field.name)
     return field.remove_metadata() if number is None else identified(field, number)
 
@@ -577,7 +585,7 @@ def _leaves(schema: pa.Schema, *, but: Collection[str]) -> list[str]:
 def _shared_paths(schema: pa.Schema) -> frozenset[str]:
     """Return the paths that two leaves share, for example the column `a.b` and the field `b` of the column `a`.
 
-    The settings of Arrow's writer for such a path apply to both leaves, but the types of the leaves may differ.
+    A setting of Arrow's writer for such a path applies to both leaves. But the types of the leaves may differ.
     Therefore both leaves get Parquet's defaults.
     """
     if not any("." in name for name in schema.names):

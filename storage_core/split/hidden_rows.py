@@ -28,8 +28,8 @@ from storage_core.store.pieces import NOT_CACHED, CachedPieces, Piece
 INLINE_BYTES = 1024
 """The maximum size of a bitmap in the action itself. This size is sufficient for about 500 scattered rows.
 
-A larger deletion vector is stored in an object. An action is part of a version file, of a manifest, and of every
-reader's memory. An object costs each reader one request when the reader opens the split.
+A larger deletion vector is stored in an object. A version file, a manifest, and the memory of every reader contain the
+action. An object costs each reader one request when the reader opens the split.
 """
 
 

@@ -387,8 +387,8 @@ def stretches(groups: Sequence[int]) -> list[list[int]]:
 # Search for the row groups of a split that may contain a key. The search uses bounds in the file's own metadata, which
 # has a checksum.
 #
-# Parquet's statistics in the footer contain the same bounds. But splits of early 0.1 have no checksum of the footer, so
-# the statistics of these splits cannot be trusted. Damaged statistics would hide a row, or make Arrow abort the
+# Parquet's statistics in the footer contain the same bounds. But splits of early 0.1 have no footer checksum. So the
+# reader cannot trust the statistics of these splits. Damaged statistics would hide a row, or make Arrow abort the
 # process. Lookups use the bounds in the metadata for every split (decision 0025).
 
 

@@ -4,7 +4,7 @@
 cached for later searches. A row group has sixteen pages per column. Arrow always reads a column chunk from its first
 page. Therefore Arrow gets a view of the file without the pages before the wanted page (`ShiftedFile`). The headers of
 nested columns' pages do not contain row numbers. Therefore whole row groups of nested columns are decoded. Vectors
-without nulls are an exception, because the number of values in a page gives its number of rows.
+without nulls are an exception. The number of values in a page determines its number of rows.
 
 **Vectors by ranges** (`RangedVectors`). If a split is read by ranges, only the pages with the requested vectors are
 fetched. Each page is verified by its own checksum.
@@ -483,7 +483,9 @@ def is_kept(add: Add, group: int, kept: KeptValues) -> bool:
 
 
 def missing(add: Add, wanted: pa.Table, kept: KeptValues) -> int | None:
-    """Return the number of row groups that may contain one of these keys and are not cached in `kept`.
+    """Return the number of row groups that may contain one of these keys.
+
+    Row groups that are cached in `kept` do not count.
 
     Return None if `kept` has nothing about the split.
     """
@@ -499,7 +501,7 @@ def _name(add: Add) -> tuple[object, ...]:
 
 
 def find_keys(add: Add, opened: Callable[[], OpenSplit], wanted: pa.Table, kept: KeptValues) -> Positions:
-    """Return the ascending row numbers of rows with a key that has the same hash as a key in `wanted`.
+    """Return, ascending, the row numbers of rows whose key has the same hash as a key in `wanted`.
 
     Deleted rows are included. In rare cases, the result includes a row with another key, because two keys can have the
     same hash.

@@ -1,7 +1,7 @@
 """Reading of splits. The module opens a split, reads its row groups, and adapts the rows to the table's current schema.
 
-A read either returns exactly the rows that were written and not deleted since, or raises an error. Three checks ensure
-this (lessons 60 and 61):
+A read either returns exactly the written rows that were not deleted, or raises an error. Three checks ensure this
+(lessons 60 and 61):
 
 - The size and xxh3-64 in the log are compared with the whole file.
 - If only a part is read, checksums of the footer and of column chunks are compared. In files of early 0.1, the
@@ -101,9 +101,9 @@ VALUE_BYTES = 16
 def decoded_bytes(chunk: pq.ColumnChunkMetaData) -> int:
     """Return the approximate memory in bytes that a chunk takes while Arrow decodes it.
 
-    The decoded size of texts with a dictionary is not recorded. The function assumes that each text is as long as the
-    smallest or the largest text, whichever is longer. If these two texts are too long, they are not recorded. The
-    function then assumes the size of a row group.
+    The decoded size of texts with a dictionary is not recorded. The function compares the lengths of the smallest and
+    the largest text. It assumes the greater length for each text. If these two texts are too long, they are not
+    recorded. The function then assumes the size of a row group.
     """
     size = int(chunk.total_uncompressed_size) + VALUE_BYTES * int(chunk.num_values)
     if chunk.physical_type != "BYTE_ARRAY":
@@ -463,7 +463,7 @@ WHOLE_SPLIT_BYTES = 8 * 2**20
 """The size limit for a read of some rows with one GET. A larger split is read by ranges."""
 
 SMALL_SPLIT_BYTES = 2**20
-"""If nearly all of a split is wanted, a split up to this size is read as a whole.
+"""If nearly all bytes of a split are wanted, a split up to this size is read whole.
 
 The transfer of a split of this size takes about as long as one request.
 """
@@ -546,7 +546,7 @@ def open_split(
     whole = whole or (has_checksums and file_path is None and is_small(add, share))
     footer = None
     with corrupt_on_failure(add):
-        # If a thread of Arrow is the last owner of a Python object, the process aborts after Python has ended. So
+        # A thread of Arrow may be the last owner of a Python object. Then the process aborts after Python has ended. So
         # threads read only buffers that Arrow owns. The calling thread reads ranges, and never reads them in advance.
         if file_path is not None:
             footer, source = footers.held(add), mapped(add, file_path)

@@ -75,7 +75,7 @@ def corrupt_on_failure(add: Add) -> Iterator[None]:
 
 
 def whole_file(store: ObjectStore, add: Add) -> bytes:
-    """Return the bytes of a split. One GET. Raises `Corrupt` if the size or the xxh3-64 is not as in the log."""
+    """Return the bytes of a split. One GET. Raises `Corrupt` if the size or the xxh3-64 differs from the log."""
     data = store.get(add.path).data
     if len(data) != add.size:
         raise Corrupt(f"{add.path}: expected {add.size} bytes, found {len(data)}", key=add.path)
@@ -114,7 +114,7 @@ def columns_of(add: Add, columns: pa.Schema, metadata: Mapping[str, str]) -> pa.
 
 
 def require_itself(add: Add, metadata: Mapping[str, str], schema: pa.Schema, footer: pq.FileMetaData) -> None:
-    """Raise `Corrupt` if columns, path or rows in the footer contradict the log, or contradict each other.
+    """Raise `Corrupt` if columns, path or rows in the footer contradict the log or each other.
 
     If the log has no checksum of the footer, redundant values in the footer must agree. Otherwise, the reader would not
     find a column with a damaged name.
@@ -239,7 +239,7 @@ def recorded_checksums(
 
     Return None if the file contains no checksums.
 
-    Raises `Corrupt` with the name `path` if the number of checksums is not the number of chunks in the footer.
+    Raises `Corrupt` with the name `path` if the numbers of checksums and of chunks in the footer differ.
     """
     text = metadata.get(CHECKSUMS_KEY)
     if text is None:

@@ -68,7 +68,7 @@ from storage_core.store.contract import ObjectStore, create_once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rewrite:
-    """The splits that a task has written, and the splits that these splits replace.
+    """The splits that a task has written, and the splits that the written splits replace.
 
     Not committed yet. Serialized as JSON.
 
@@ -304,7 +304,9 @@ class SplitWriter:
 
 
 def row_key(row: pa.Table, order: SortOrder, *, is_first: bool, longest: int = LONGEST_KEY_TEXT) -> str | None:
-    """Return the sort key of the first or last row as a JSON array of text forms of `data.rows.codes`.
+    """Return the sort key of the first or last row as a JSON array.
+
+    Its elements are the text forms of `data.rows.codes`.
 
     A null value becomes null in the array. A text of more than `longest` code points is shortened. The resulting key of
     the first row then sorts at or before the first row. The resulting key of the last row sorts at or after the last
@@ -367,8 +369,8 @@ def _require_window(rows: pa.Table, context: SplitContext, window: int | None) -
 def with_file_metrics(add: Add, data: pa.Buffer) -> Add:
     """Return the action with the values that need the whole file: size, checksums, footer offsets, uncompressed bytes.
 
-    If the footer contains no checksums of column chunks, the checksum of the footer is omitted. It would verify nothing
-    in this case.
+    If the footer contains no checksums of column chunks, the checksum of the footer is omitted. The checksum of the
+    footer would verify nothing in this case.
     """
     view, start = _bytes_view(data), footer_start(data)
     metadata = pq.read_metadata(pa.BufferReader(data))
@@ -433,8 +435,8 @@ class RollingWriter:
     The rows are divided only at a change of the key, so the row keys of the splits do not overlap. Rows with equal keys
     are never divided, even if they exceed the target size. The number of splits is the total size divided by the target
     size, rounded to the nearest integer. If there are several splits, each has at least about three quarters of the
-    target size. Therefore the planner does not merge them again as small splits. After each piece, the end of the
-    current split is computed again from the actual size of the rows so far.
+    target size. Therefore the planner does not merge them again as small splits. After each piece, the writer computes
+    the end of the current split again. It uses the actual size of the rows that it has written.
 
     Makes one PUT per split. If a PUT fails, the earlier splits are orphans.
     """
@@ -503,7 +505,7 @@ class RollingWriter:
             self._writer = None
 
     def _measure(self, rows: int, size: int) -> None:
-        """Update the bytes per row. The actual size of the rows so far is more exact than the first sample."""
+        """Update the bytes per row. The actual size of the written rows is more exact than the first sample."""
         if self._bytes_per_row and rows:
             self._bytes_per_row = (self._closed[1] + size) / (self._closed[0] + rows)
 

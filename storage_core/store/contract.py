@@ -63,7 +63,7 @@ class IfAbsent:
 class IfMatch:
     """The precondition that the object still has this ETag. The put is then a compare-and-swap.
 
-    An ETag may be a hash of the content. If an object is ever replaced, each body must therefore differ from all
+    An ETag may be a hash of the content. If a caller replaces an object, each new body must therefore differ from all
     earlier bodies. A nonce in the body ensures this difference.
     """
 
@@ -262,7 +262,7 @@ def missing(store: ObjectStore, keys: Collection[str]) -> list[str]:
     """
     unseen = set(keys)
     if len(unseen) > LIST_FROM:
-        # A listing may lack an existing object. Only a HEAD proves that an object is absent.
+        # A listing may lack an existing object. Only a HEAD shows for certain that an object is absent.
         unseen.difference_update([info.key for info in store.list(commonpath(unseen))])
     return sorted(key for key in unseen if not exists(store, key))
 
@@ -385,7 +385,8 @@ def create_derived(store: ObjectStore, key: str, data: bytes, *, advice: str) ->
         case Committed():
             return True
         case Conflict():
-            # A conflict may be transient (409). Only a read of the key proves that the object exists (lesson 04).
+            # A conflict may be transient (409). Only a read of the key shows for certain that the object exists (lesson
+            # 04).
             _require(store, key, reason=_REFUSED, advice=advice)
             return False
         case OutcomeUnknown(reason):
@@ -402,8 +403,8 @@ def create_numbered(store: ObjectStore, key: str, data: bytes, *, clock: Clock) 
 
     Use this function for numbered keys if several writers compete for the same number. The bytes must be unique to the
     caller. Therefore they contain a writer id and a number. If the stored bytes are equal to `data`, this call has
-    written the object. So the call succeeds even if a reply is lost or an attempt conflicts with an earlier attempt of
-    this call. The call never creates a second object.
+    written the object. So the call succeeds even if a reply is lost. It also succeeds if an attempt conflicts with an
+    earlier attempt of this call. The call never creates a second object.
 
     Raises:
         CommitUnknown: The store reported no outcome in any attempt. The object may appear later.
@@ -489,9 +490,9 @@ def compare_and_swap(
     """Apply `change` to the object by compare-and-swap, and return the new value.
 
     Each attempt reads the value, changes it and puts the result. If `change` returns its argument unchanged, the
-    function writes nothing. In this case, no change was needed, or an earlier put of this call took effect and its
-    reply was lost. The stored value is made durable before it is returned. The pauses between attempts are random and
-    become longer.
+    function writes nothing. There are two reasons for this case. No change was needed, or an earlier put of this call
+    took effect and its reply was lost. The stored value is made durable before it is returned. The pauses between
+    attempts are random and become longer.
 
     Args:
         put: A function that writes the value. It must fail if the object has changed since the read, and must write

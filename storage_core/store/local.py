@@ -55,7 +55,7 @@ from storage_core.store.contract import (
 # fsync.
 #
 # Every path is opened segment by segment, relative to the parent folder, with O_NOFOLLOW. So a symlink anywhere below
-# the root is refused, even if somebody replaces a folder with a symlink between a check and its use.
+# the root is refused. It is refused even if somebody replaces a folder with a symlink between a check and its use.
 
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -151,7 +151,7 @@ def stat_object(folder: int, name: str, key: str) -> os.stat_result:
 
 
 def what_lies(folder: int, name: str, key: str) -> os.stat_result | None:
-    """Return the metadata of any object with this name, or None if it does not exist. Raises `Unavailable`.
+    """Return the metadata of any object with this name, or None if there is no such object. Raises `Unavailable`.
 
     For a symlink, the result is the metadata of the link itself.
     """
@@ -249,7 +249,7 @@ def _open_root(root: Path, key: str, *, create: bool) -> int:
 
 
 def _fsync_above(root: Path, descriptor: int) -> None:
-    """Make the names of the root and of its parent folders durable. Names that cannot be new are left out."""
+    """Make the names of the root and of its parent folders durable. The function skips names that cannot be new."""
     device = os.fstat(descriptor).st_dev
     for each in root.parents:
         try:
@@ -610,8 +610,8 @@ def walk(root: Path, folder_key: str, prefix: str, start_after: str) -> Iterator
         for name in sorted(list_folder(folder, folder_key)):
             key, inside = folder_key + name, folder_key + name + "/"
             is_requested = key.startswith(prefix) and key > start_after
-            # Every key in the folder starts with `inside`. If `start_after` is not in the folder and does not sort
-            # before it, all keys in the folder are smaller than `start_after`.
+            # Every key in the folder starts with `inside`. Suppose that `start_after` sorts after `inside` and does not
+            # start with `inside`. Then all keys in the folder are smaller than `start_after`.
             may_hold = (inside.startswith(prefix) or prefix.startswith(inside)) and (
                 inside > start_after or start_after.startswith(inside)
             )

@@ -3,8 +3,8 @@
 `RequestMeter` and `MeteredStore` count requests. Tests check budgets of requests, because request counts are stable and
 latencies are not (docs/architecture/object-store.md, "Request budgets").
 
-The functions `prefetch` and `all_of` run several reads concurrently, because the latency of a request is usually larger
-than the transfer time. Choose between two functions:
+The functions `prefetch` and `all_of` run several reads concurrently. The reason is that the latency of a request is
+usually larger than the transfer time. Choose between two functions:
 
 - `prefetch` yields results one by one and bounds the memory.
 - `all_of` returns all results at once, so a slow read delays no other read. If some reads take ten times as long as
@@ -283,7 +283,8 @@ def all_of(read: Callable[[Key], Found], keys: Sequence[Key], at_once: int) -> l
 def under_way(read: Callable[[], Found], *, near: bool = False) -> Iterator[Callable[[], Found]]:
     """Run `read` concurrently with the block.
 
-    The block gets a function that waits for `read`, then returns its result or raises its error.
+    The block gets a function that waits for `read`. This function then returns the result of `read`, or raises its
+    error.
 
     Args:
         near: True if the read does not wait for a store. `read` then runs only when the block calls the function.

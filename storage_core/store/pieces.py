@@ -46,7 +46,7 @@ LARGEST: Final = 4
 """The size limit divided by this number is the maximum size of a write. One read also caches at most this size."""
 
 IN_CACHE: Final = "tmp"
-"""The name of folders in which entries are filled, as an argument for `storage_core.base.process`."""
+"""The name part of the folders in which processes fill entries. It is an argument for `storage_core.base.process`."""
 
 TEMPORARY: Final = f"tidemark-{IN_CACHE}-"
 """The prefix of folders in which entries are filled or removed."""
@@ -434,7 +434,8 @@ def _name(uri: str, path: str, checksum: str) -> str:
 def _opened(folder: int, name: str, flags: int) -> Iterator[int]:
     """Yield the file.
 
-    If the name belongs to something else, the file counts as missing. A write then replaces the other entry.
+    If the name belongs to an entry that is not such a file, the file counts as missing. A write then replaces this
+    entry.
     """
     try:
         file = _open_own(folder, name, flags)

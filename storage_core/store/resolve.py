@@ -6,7 +6,8 @@ location.
 `probe` checks a store once before it is used for a table. Some servers with S3's protocol ignore the condition of a
 conditional write. On such a server, two writers would both commit the same version, and nobody would notice. So
 Tidemark refuses the store with an error that contains the missing capability. Some gateways drop the user metadata of
-objects. On such a gateway, a writer whose put has a lost reply would treat its own object as another writer's object.
+objects. On such a gateway, a reply to a put may be lost. The writer would then treat its own object as another writer's
+object.
 """
 
 from __future__ import annotations
@@ -289,7 +290,7 @@ class Probe:
         return tuple(each for each in self.trials if not each.ok)
 
     def require(self) -> None:
-        """Raise `Unsupported` if a capability is missing. The error names the missing capabilities."""
+        """Raise `Unsupported` if a capability is missing. The error contains the missing capabilities."""
         if self.missing:
             what = "; ".join(f"{each.capability}: {each.found}" for each in self.missing)
             raise Unsupported(

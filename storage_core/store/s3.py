@@ -168,8 +168,8 @@ def _verdict(found: Stored | Failure, write_id: str, mode: PutMode, *, in_doubt:
         return Committed(found.etag)
     match mode:
         case IfAbsent():
-            # A writer that replaces an object has created or read this object before. So if the object at a key is
-            # never replaced, no other object can hide our own object.
+            # A writer replaces an object only after it has created or read this object. So if objects at this key are
+            # never replaced, the found object has not replaced our own object.
             return Conflict() if isinstance(found, Stored) else None
         case IfMatch(etag):
             deleted = isinstance(found, Failure) and found.trouble is Trouble.ABSENT
@@ -319,7 +319,7 @@ class S3Store:
     A call is tried up to five times while the server is busy or unreachable. After the last attempt, the call raises
     `Unavailable`. Denied access raises `Unavailable` at once. A missing bucket raises `InvalidInput`. If the server
     reports that the bucket is elsewhere, the call raises `Unsupported`, because no redirect is followed. An answer that
-    S3 never gives counts as a missing answer. In this case, a read raises `Unavailable` after the last attempt, and a
+    S3 never sends counts as a missing answer. In this case, a read raises `Unavailable` after the last attempt, and a
     put checks the object. The costs below do not include retries.
     """
 

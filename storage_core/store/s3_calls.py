@@ -1,7 +1,7 @@
 """Calls of the S3 API with two clients: `S3Reader` for reads with a known route, and boto3 for all other calls.
 
-`s3_location.route` chooses the client. Neither client repeats a call or follows a redirect, because a repeated
-conditional write would conflict with its own object (lesson 01).
+`s3_location.route` chooses the client. Neither client repeats a call or follows a redirect. A repeated conditional
+write would conflict with its own object (lesson 01).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from storage_core.store.s3_location import Route, S3Location, Signer, route, tar
 
 
 class _Lines:
-    """A stream of an answer's headers that remembers the last line."""
+    """A stream with the headers of an answer. It remembers the last line."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self._stream = stream
@@ -61,8 +61,7 @@ class _Lines:
 class WholeHead(HTTPResponse):
     """A response.
 
-    If the headers of this answer are incomplete, it raises `RemoteDisconnected`. This is the error for a missing
-    answer.
+    If the headers are incomplete, this class raises `RemoteDisconnected`. This is the error for a missing answer.
     """
 
     def begin(self) -> None:
@@ -94,8 +93,8 @@ def _watching(pool: Any) -> Any:
     return type(pool.__name__, (pool,), {"ConnectionCls": connection})
 
 
-# GET, HEAD and LIST of S3 over persistent connections. The interface is that of boto3's client, but the calls take a
-# fraction of the time.
+# GET, HEAD and LIST of S3 over persistent connections. The client has the interface of boto3's client, but its calls
+# take a fraction of the time.
 #
 # `S3Calls` uses either this client or boto3's client for these three calls, with the same results and the same
 # failures. The client sends one request per call. It repeats no request and follows no redirect. It refuses an answer
@@ -356,8 +355,8 @@ class S3Calls:
     """The clients of one store. Safe for threads. Nothing is resolved, opened or sent before the first call.
 
     After a fork(), the child process gets its own clients. If two processes shared a connection, each process could
-    read the answer to a request of the other process. It could then mistake the other process's write for its own
-    write.
+    read the answer to a request of the other process. A process could then mistake the other process's write for its
+    own write.
     """
 
     def __init__(self, location: S3Location, retries: Retries, *, clock: Clock, ids: Ids) -> None:
@@ -516,7 +515,7 @@ def _keep_requests_out_of_logs() -> None:
 def _follow_no_redirect(context: dict[str, Any], **_: object) -> None:
     """Mark a request as redirected before it is sent.
 
-    Otherwise boto3 follows one redirect, and asks other servers for the target of the redirect.
+    Otherwise boto3 follows one redirect, and sends requests to other servers to find the target of the redirect.
     """
     context.get("s3_redirect", {})["redirected"] = True
 

@@ -12,9 +12,9 @@ Credentials are never part of a location. boto3 finds them in its usual sources.
 the message does not repeat the URI (docs/architecture/lessons.md, lesson 85).
 
 A `Route` contains the host of reads and the keys for their signatures. There is a route only if the host and the keys
-can be determined without a client of boto3. Creating boto3's client takes a third of a second, and a GET of boto3 takes
-several times as long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every setting that
-affects the reads. Reads use boto3 in each of these cases:
+can be determined without a client of boto3. The creation of boto3's client takes a third of a second. A GET of boto3
+takes several times as long as the request itself. So reads use `s3_calls.S3Reader` if this module supports every
+setting that affects the reads. Reads use boto3 in each of these cases:
 
 - a proxy
 - an AWS configuration that changes addresses or requests
@@ -107,8 +107,8 @@ class S3Location:
 def parse_s3_uri(uri: str, environment: Mapping[str, str]) -> S3Location:
     """Return the location of the URI, completed from the environment.
 
-    Raises `InvalidInput` for an invalid bucket or prefix, for an unknown, repeated or empty parameter, and for anything
-    that looks like credentials. The message does not repeat the credentials or the URI.
+    Raises `InvalidInput` for an invalid bucket or prefix, and for an unknown, repeated or empty parameter. Also raises
+    it for anything that looks like credentials. The message does not repeat the credentials or the URI.
     """
     rest = uri.split("://", 1)[1]
     path, _, query = rest.partition("?")
@@ -345,7 +345,7 @@ def _keys_in(environment: Mapping[str, str]) -> Keys | None:
 
 
 def _frozen(credentials: Any) -> Keys | None:
-    """Return the current keys. If they expire soon, a request to their provider renews them first."""
+    """Return the current keys. If the keys expire soon, a request to their provider renews them first."""
     if credentials is None:
         return None
     found = credentials.get_frozen_credentials()

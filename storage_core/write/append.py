@@ -59,7 +59,7 @@ def fitting(rows: Rows, schema: pa.Schema, nonzero: Collection[str] = ()) -> Ite
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenRows:
-    """The splits that one writer of an append wrote, and the numbers of input, output and late rows.
+    """The splits that one writer of an append wrote. The numbers count the writer's input, output and late rows.
 
     The writer used the table version `version`. A task sends this object to the driver as JSON.
     """

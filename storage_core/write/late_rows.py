@@ -1,10 +1,10 @@
 """Quarantine, and the filter for late rows.
 
 The quarantine of a table contains incoming rows and lines that were not added to the table. Each row or line has a
-reason (rule 7). The key of an object is derived from its content, so a second write gives the same object. The entries
-of a batch of landed files share objects (`SharedEntries`). Two runs may divide the same files into different batches,
-so two objects may have the same line. Each line has an identity: the file, the content of the file, and the number of
-the line. `storage_core.maintain.quarantine` combines equal lines, and removes entries.
+reason (rule 7). The key of an object is derived from its content, so a second write creates no second object. The
+entries of a batch of landed files share objects (`SharedEntries`). Two runs may divide the same files into different
+batches, so two objects may have the same line. Each line has an identity: the file, the content of the file, and the
+number of the line. `storage_core.maintain.quarantine` combines equal lines, and removes entries.
 
 A `LateRowFilter` accepts, quarantines or drops late rows. The table's rule determines the treatment
 (docs/architecture/ingestion.md).
@@ -46,8 +46,8 @@ class Kept:
 def keep(store: ObjectStore, entry: Entry) -> Kept:
     """Write an entry to the quarantine and return its key. The entry is durable when this returns. One PUT.
 
-    The call is idempotent, because equal entries give the same object. Raises `CommitUnknown` if the store did not
-    report the outcome and the object cannot be found.
+    The call is idempotent, because equal entries always have the same object. Raises `CommitUnknown` if the store did
+    not report the outcome and the object cannot be found.
     """
     data = arrow_files.encode_quarantine(entry)
     key = quarantine_key(entry.source, arrow_files.id_of(data))

@@ -18,7 +18,10 @@ _STOP = 0
 
 
 class Board:
-    """Numbers in a memory-mapped file: the start of the current work and the number of events of each process."""
+    """Numbers in a memory-mapped file.
+
+    They are the start of the current work and the number of events, for each process.
+    """
 
     def __init__(self, path: Path, places: int) -> None:
         if not path.exists():

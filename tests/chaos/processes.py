@@ -42,7 +42,7 @@ EVENTS_SHARE = 0.3
 """The share of reads that read the append table."""
 
 PACES = {"writer": 1.5, "appender": 0.2, "maintainer": 0.5, "collector": 0.25}
-"""The number of calls that a process of each role may make for each call of any reader."""
+"""For each role, the maximum number of calls of a process per call of any reader."""
 
 LEAD = 4
 """The number of calls that a process may make before it must wait for the readers."""

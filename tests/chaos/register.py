@@ -1,11 +1,11 @@
-"""Checker of the reads of one key of a keyed table. The key must be a linearizable register.
+"""Checker of the reads that request one key of a keyed table. The key must be a linearizable register.
 
 A call takes effect as a whole, at one instant between its start and its end. A call without a recorded end takes effect
 later or never. The next claim of the region settles the content of the region. After this claim was granted
 (`Write.latest`), such a call can no longer take effect. A rejected call never takes effect.
 
 A read shows the content of the key at one instant of its interval. At a level that promises less than `latest`, the
-interval starts before the read. The instants of the reads of one session at one level have the order of these reads.
+interval starts before the read. The reads of one session at one level have instants in the order of these reads.
 
 The search goes through the events in time order and keeps every state of the key that explains all reads so far. This
 is the algorithm of Wing and Gong. The search delays the effect of a write until the end of a call requires it. Reads

@@ -2,9 +2,10 @@
 
 It starts with the most urgent windows, and always stays within its budgets.
 
-Rows continue to arrive. The test kills the daemon several times, each time after an equal share of the pending work is
-done. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with a week of hours
-each, and ten kills. The jobs of each run are then processes. The hour of the budgets is shorter than 60 minutes.
+Rows continue to arrive. The test kills the daemon several times. Between two kills, the daemon always does the same
+share of the pending work. By default there are two tables with a few windows. With SCALE=32 there are fifty tables with
+a week of hours each, and ten kills. The jobs of each run are then processes. The hour of the budgets is shorter than 60
+minutes.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ def _assert_within_budgets(records: list[RunRecord], backlog: Backlog, at: float
 def _bytes_read(instance: DagsterInstance, record: RunRecord) -> dict[str, int]:
     """Return for each table the bytes that the jobs of a run read.
 
-    The largest reported value of a table covers its whole job.
+    Each event reports a value for a table. The largest value covers the whole job of the table.
     """
     kinds = {DagsterEventType.ASSET_MATERIALIZATION, DagsterEventType.ASSET_OBSERVATION}
     found = dict[str, int]()

@@ -42,11 +42,12 @@ In a short trial, the line is due at most one time.
 """
 SAMPLE_SECONDS = 2.0
 MOST_TICKS = 60
-"""The maximum number of ticks of the maintenance sensor between the last row and the end of all work."""
+"""The maximum number of ticks of the maintenance sensor after the last row, until all work has ended."""
 SOON_RUNS, SOON_SECONDS = 12, 120
 """Limits for the median landed file.
 
-They are the number of runs and of seconds until its rows are visible. Only a soak checks the seconds.
+The limits are the numbers of runs and of seconds until the rows of this file are visible. Only a soak checks the
+seconds.
 """
 BY_TIME = {"checkpoint", "expire", "publish"}
 """Steps that stay pending until their cron schedule starts them."""

@@ -270,7 +270,7 @@ def test_a_backfill_is_launched_cancelled_and_resumed_by_clicks_names_the_bad_wi
     assert site.javas() == cancelled + 2
     assert len(Table.open("warehouse/ticks").snapshot.splits) == len(starts)
 
-    fourth = launch(site, page)  # all of it again: nothing is left to do, which is not a failure
+    fourth = launch(site, page)  # the same backfill again: no work is left, and the backfill still succeeds
     status(page, "Succeeded")
     progress(page, of=WINDOWS, succeeded=WINDOWS, failed=0)
     assert runs(site, fourth) == ["SUCCESS"] * DAYS

@@ -2,7 +2,7 @@
 
 `python -m tests.integration.forking_program WORK` runs each scenario in a separate process. `WORK` is JSON: the name,
 the table URI and a folder of each scenario. For each scenario the program prints one line of JSON with the results of
-parent and child: the keys of acknowledged rows and the kinds of errors.
+parent and child. The results are the keys of acknowledged rows and the kinds of errors.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A helper that runs a job in a separate process with its own environment, in the way a person or Dagster starts it."""
+"""A helper that runs a job as a person or Dagster does: in a separate process with its own environment."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class _Source:
             return F.unix_micros(self.column)
         seconds = F.unix_date(F.to_date(self.column)).cast("long") * 86_400
         clock = F.hour(self.column) * 3600 + F.minute(self.column) * 60
-        return (seconds + clock) * 1_000_000  # seconds and smaller units change no part
+        return (seconds + clock) * 1_000_000  # seconds and smaller units do not change the parts that transforms use
 
     @property
     def date(self) -> Column:
@@ -74,7 +74,7 @@ class _Source:
         if pa.types.is_date32(self.type):
             return self.column
         day = F.lit(_DAY_US)
-        # The multiples are exact, so the quotient is a whole number except for rounding.
+        # All multiples of a day are exact. So only the division can cause a rounding error, which `round` removes.
         days = F.round((self.micros - F.pmod(self.micros, day)) / day)
         return F.date_from_unix_date(days.cast("int"))
 

@@ -3,7 +3,7 @@
 The test checks each cell of the row "compact" of the conflict table.
 
 First the tasks of the compaction write their splits. Then the other operation commits. The compaction commits last. A
-model in plain Python gives the expected rows for both outcomes of the race.
+model in plain Python computes the expected rows for both outcomes of the race.
 """
 
 from __future__ import annotations

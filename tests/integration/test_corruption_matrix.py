@@ -291,7 +291,7 @@ def judged(case: tuple[str, Damage], seed: int = 1) -> Judged:
 
 @cache
 def _answers_of(objects: frozenset[tuple[str, bytes]]) -> dict[str, object]:
-    """Return the answers of a table with these objects. Many cases of damage give the same repaired objects."""
+    """Return the answers of a table with these objects. Many cases of damage lead to the same repaired objects."""
     store = MemoryStore("repaired", clock=_clock())
     for key, data in objects:
         store.put(key, data, IfAbsent())
@@ -316,14 +316,17 @@ def _differing(found: dict[str, object]) -> frozenset[str]:
 
 
 def _about(report: Report, named: set[str]) -> tuple[Finding, ...]:
-    """Return the findings about the named objects that the undamaged table does not have."""
+    """Return the findings about the named objects. Omit findings that the undamaged table has, too."""
     new = [each for each in report.findings if (each.kind, each.key) not in noted()]
     assert all(each.advice and each.expected and each.found for each in new)
     return tuple(each for each in new if each.key in named or any(key in each.found + each.expected for key in named))
 
 
 def _told_by(name: str) -> set[str]:
-    """Return the checkpoint keys in a finding if an intact part comes from another checkpoint."""
+    """For a damaged part of a JSON checkpoint, return the keys of all JSON checkpoints.
+
+    The finding names a checkpoint if an intact part comes from another checkpoint.
+    """
     if name != "json_checkpoint_part":
         return set()
     return {info.key for info in table().store.list("") if _kind(info.key) is KeyKind.JSON_CHECKPOINT}

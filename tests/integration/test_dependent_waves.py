@@ -165,7 +165,7 @@ def keyed() -> str:
 def flush_newer(uri: str, *, entries: int = 2) -> None:
     """Write a tenth of the rows again.
 
-    The rows are in several generations over one key range, with several entries each.
+    The rows are in several generations. All these generations cover one key range and have several entries.
     """
     table = Table.open(uri)
     newer = np.append(np.arange(0, 2 * ROWS, 20), 2 * ROWS - 2)
@@ -211,7 +211,7 @@ def test_a_lookup_waits_five_times_for_a_row_of_the_base_and_less_for_a_newer_on
 
 
 def test_volatile_sources_are_asked_before_the_head_whatever_is_asked_beside_them(keyed: str) -> None:
-    """The read requests log and manifest before the version.
+    """A read sends the requests for the log and the manifest before the request for the version.
 
     A flush or merge between these requests therefore never causes a gap.
     """

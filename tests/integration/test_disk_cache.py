@@ -110,7 +110,7 @@ def cache_command(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[s
 def test_the_next_process_opens_a_table_without_its_manifests(
     uri: str, s3_server: S3Server, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The process requests the state and the versions after it, because no checksum for them is stored elsewhere."""
+    """No checksum of the state and of the versions after it is stored elsewhere. So the process requests both."""
     table = Table.open(uri)
     table.log.checkpoint(table.snapshot)
     table.append(pa.table({name: [1] for name in "abc"}))

@@ -140,7 +140,7 @@ def test_the_schedule_asks_until_everything_is_distributed_and_a_gap_fails_the_c
     result = distributed(root, spark, instance)
     assert verdicts(result)["nothing_is_missing"] is False
     (event,) = result.asset_materializations_for_node("all_rows__distributed")
-    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # missing chunks are not work of windows
+    assert event.metadata.keys() == METADATA - {"debt_left"} | {"gaps"}  # a missing chunk is not work of a window
     assert event.metadata["gaps"].value == 1
     skipped = distribution_reason(raw_log, instance)
     assert isinstance(skipped, SkipReason)

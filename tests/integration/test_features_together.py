@@ -158,7 +158,7 @@ def test_what_is_forgotten_in_a_shallow_clone_is_named_in_its_source_until_that_
 
 
 def collected(table: tm.Table) -> None:
-    """Collect three times. A later run removes the objects of a state that an earlier run removed."""
+    """Collect three times. One run removes a state, and a later run removes the objects of this state."""
     for _ in range(3):
         upkeep.collect(table.refresh(), horizon_ms=0, at_ms=FAR_AHEAD)
 

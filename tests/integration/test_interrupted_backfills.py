@@ -94,7 +94,7 @@ def is_released() -> bool:
 @pytest.mark.timeout(900)  # the processes load Dagster or Spark, on a machine that may be busy
 def test_ctrl_c_ends_the_whole_backfill_and_its_last_line_says_what_is_left(checkout: Path) -> None:
     with begun(checkout, BACKFILL) as process:
-        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the job gets the signal from it and from Dagster
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does: the terminal and Dagster both signal the job
         out, err = process.communicate()
 
     assert process.returncode == 130, err

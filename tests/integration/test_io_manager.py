@@ -478,8 +478,8 @@ def test_a_store_that_was_killed_after_its_commit_is_retried_and_writes_once(
     assert [each.operation for each in appended] == ["APPEND", "CREATE TABLE"]
 
 
-# A process that appends and is killed after the commit, before it reports to Dagster. If it retries another run, it is
-# not killed.
+# A program that appends rows. It is killed after the commit, before it reports to Dagster. A run that retries another
+# run is not killed.
 APPENDING = """
 import os, signal, sys
 import pyarrow as pa

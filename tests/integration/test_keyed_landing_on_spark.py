@@ -1,4 +1,7 @@
-"""With Spark, Debezium files land in a keyed table with regions in the same way as in the process of the job."""
+"""Debezium files land in a keyed table with regions.
+
+The result with Spark equals the result in the process of the job.
+"""
 
 from __future__ import annotations
 

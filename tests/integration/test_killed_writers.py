@@ -207,7 +207,7 @@ def journal(folder: Path, number: int, thread: int) -> tuple[list[list[object]],
 def far_enough(path: Path, number: int) -> bool:
     """Return True when a writer may be killed.
 
-    Of four writers, one is killed at its start, one in a call, two later.
+    One of four writers is killed at its start, one during a call, and two later.
     """
     told = path.read_text() if path.exists() else ""
     match number % 4:

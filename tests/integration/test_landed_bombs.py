@@ -1,4 +1,4 @@
-"""Landed files with false lengths or huge expansion give rows, or rejections with a reason, in bounded memory.
+"""Landed files with false lengths or huge expansion become rows or rejections with a reason, in bounded memory.
 
 One process with limited address space reads all these files. If the process believed a false length, it would die.
 """

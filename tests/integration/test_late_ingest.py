@@ -1,6 +1,6 @@
 """Late rows of landed files are ingested on Spark.
 
-The policy decides how report, commit and quarantine count them, and no row is lost.
+The policy decides how the late rows count in the report, the commit and the quarantine. No row is lost.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ class ReadingAgain:
 
 
 class HurriedClock:
-    """The machine's clock with pauses of a tenth of their length.
+    """The machine's clock, with each sleep cut to a tenth of its length.
 
     The test is therefore fast, and writers collide more often.
     """
@@ -193,7 +193,8 @@ def test_two_processes_of_many_commits_each_lose_none_and_leave_no_gap(uri: str,
     told, met = (sum((Counter(report[name]) for report in reports), Counter[str]()) for name in ("told", "met"))
     print(told, met)  # noqa: T201 -- shown by `pytest -rA`
     assert told["committed"] == len(expected)
-    # The rival and the faults must have occurred. Otherwise this test would prove less than its name.
+    # This test needs enough lost races against the rival, and enough faults of the store. Without them, it would not
+    # test the claim in its name.
     assert told["overtaken"] + told["exhausted"] > 10
     assert met["PutFault.APPLIED_THEN_UNKNOWN"] + met["PutFault.APPLIED_THEN_UNAVAILABLE"] > 10
     assert met["PutFault.REFUSED"] > 10

@@ -417,7 +417,7 @@ def test_a_segment_whose_clusters_are_too_unlike_is_trained_again_once(monkeypat
     (after,) = trained(table)
     assert after.again
     assert after.clusters == before.clusters
-    assert retrain(table, every=False) == 0  # the same rows give similar clusters
+    assert retrain(table, every=False) == 0  # the same rows form similar clusters
     patient = replace(definition, options={**definition.options, "retrain_imbalance_threshold": "1000"})
     assert retrain(with_points(1, 400, patient), every=False) == 0
 

@@ -110,8 +110,8 @@ STEPS: list[Step] = [
 ]
 
 
-# Over HTTP, the test covers only the decisive stops. They are no request, an entry, the generation, and the commit of
-# its manifest.
+# Over HTTP, the test covers only the decisive stops. At the decisive stops, the writer stops before no request or
+# before one of four puts. They are the puts of a WAL entry, the Bloom filter, the manifest, and its version hint.
 ON_S3 = [STEPS[number] for number in (0, 1, 2, 8, 9)]
 
 

@@ -312,7 +312,7 @@ def test_a_key_that_does_not_fit_is_refused_before_any_request(table: Table, tmp
 
 
 def test_lookups_in_several_versions_of_one_open_table_are_each_of_their_own(table: Table) -> None:
-    for first in (0, 200, 400):  # separate splits, whose order differs between a state and the log
+    for first in (0, 200, 400):  # separate splits, which a state and the log list in different orders
         flush(table, planes(first))
         merge(table)
     opened = Table.open(table.uri)

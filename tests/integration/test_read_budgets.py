@@ -1,4 +1,6 @@
-"""Limits of requests and round trips for each kind of read from a remote store, by a new process and an open table.
+"""Limits of requests and round trips for each kind of read from a remote store.
+
+The reader is a new process or an open table.
 
 Requests are counted at an in-memory store. For S3 over HTTP they are counted at the client and at the server, and both
 counts must be equal.

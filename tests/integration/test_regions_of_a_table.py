@@ -100,8 +100,8 @@ def test_many_keys_cost_as_many_requests_as_regions_and_not_as_keys(table: Table
     before = opened.store.requests
     assert all(opened.get_many(list(IDS)))
     # Per region, a read requests the hint, the manifest, the end of the log (twice), and one WAL entry of its
-    # generation. Per read, two requests find no newer version. The read does not request the registry, because the keys
-    # name their regions.
+    # generation. Per read, two requests find no newer version. The read computes the region of each key from the key,
+    # so it does not request the registry.
     assert requests(opened, before) == {"get": 4 * 5 + 2, "head": 4}
 
 

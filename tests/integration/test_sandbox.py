@@ -1,6 +1,6 @@
 """Tests of the query processes.
 
-They cover the events that end them, their memory and files, and a call that never ends.
+The tests cover the events that end query processes, and their memory and files. They also cover a call that never ends.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small work gives the same tables and reports in the job's own process as on Spark."""
+"""Small work in the job's own process leads to the same tables and reports as work on Spark."""
 
 from __future__ import annotations
 

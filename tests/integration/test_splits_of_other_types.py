@@ -1,6 +1,7 @@
 """The column types of a split differ from the table's types, for example after a copy of files or a lost log.
 
-No call of Tidemark writes this split, and a read refuses it. DuckDB would cast every row instead.
+No call of Tidemark writes this split, and a read refuses it. Without this refusal, DuckDB would cast every row to the
+type of the table.
 """
 
 from __future__ import annotations

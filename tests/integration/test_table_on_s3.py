@@ -1,4 +1,4 @@
-"""The whole life of a table on S3, where no object is a local file, in this process and by jobs in Spark tasks.
+"""The whole life of a table on S3, where no object is a local file. This process and jobs in Spark tasks use the table.
 
 Each job runs in its own process, as for users. A Spark session of this process and its Python workers could have
 started before the credentials were in the environment.

@@ -65,8 +65,8 @@ def test_of_tied_rows_the_first_column_is_decoded_once_for_all_queries(
         assert found.column("name").to_pylist() == names(word)[1:3]
         whole = [each for each in decoded if each == (ROWS, ("name",))]
         assert len(whole) == (SPLITS if word == WORDS[0] else 0)
-        # A row may be among the best rows of its split. For each of these rows, a search decodes one page of every
-        # column.
+        # A search decodes one page of every column for each of some rows. These rows may be among the best rows of
+        # their split. For each of these rows, a search decodes one page of every column.
         assert sum(len(columns) for rows, columns in decoded if rows <= ROWS_PER_PAGE) <= 3 * SPLITS * len(SCHEMA)
         assert all(rows <= ROWS_PER_PAGE or columns == ("name",) for rows, columns in decoded)
     assert table._kept is not None

@@ -6,8 +6,8 @@ has its own keys and its own journal in the folder. The thread records each oper
 operation begins and after it is acknowledged.
 
 `… maintain URI FOLDER` merges, sorts, compacts and collects, each in its own thread. The program ends when the folder
-contains a file `stop`, but not before each thread except the sorter has worked once. It then prints the number of times
-that each thread has worked. The threads use no leases, so that the test also covers interference between two
+contains a file `stop`. Before the end, each thread except the sorter must have worked once. It then prints the number
+of times that each thread has worked. The threads use no leases, so that the test also covers interference between two
 maintenance processes.
 """
 
@@ -52,7 +52,10 @@ Calls may be rare, because the test only needs different points of interruption.
 MAINTAINERS_PAUSE_S = 0.05
 
 READS_OF_LATENESS = 4
-"""The clock of a collector is late by this number of read durations, because a busy machine slows all processes."""
+"""The clock of a collector is late by this multiple of the time that a read takes.
+
+The delay is necessary, because a busy machine slows all processes.
+"""
 
 CERTAIN = ("merged", "compacted", "collected")
 """Steps that always have work. A program that waits for these steps therefore ends."""

@@ -1,4 +1,4 @@
-"""A declaration of a table of one day with hourly windows, for tests of backfills."""
+"""A declaration of a table with hourly windows over one day, for tests of backfills."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After any sequence of changes to an append table, every read of every version returns the rows of a list."""
+"""After any changes, every read of every version of an append table returns the rows of a plain list."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The fast path of landed text gives the same rows and rejections as the exact path.
 
-A batch gives the rows and rejections of its files.
+The result of a batch is the rows and rejections of all its files.
 
 The exact path is the same code without `cast_text` and `read_plain`.
 """

@@ -76,7 +76,7 @@ VALID: Mapping[str, Any] = {
 }
 """A valid value for each parameter name. Parameters that are not listed keep their default."""
 LEFT_OUT = {"declare", "open", "create", "import_from", "clone", "recall"}
-"""Calls that the test omits, because they use other locations or measure.
+"""Calls that the test omits, because they use other locations or measure recall.
 
 The first four calls have their own tests below.
 """

@@ -70,7 +70,10 @@ HOSTILE: dict[str, Callable[[int], str]] = {
 
 
 def calls_of(act: Callable[[], object]) -> int:
-    """Return the number of function calls of the action. This number replaces its run time, and it is repeatable."""
+    """Return the number of function calls of the action.
+
+    A test compares this number in place of the run time, because this number is repeatable.
+    """
     count = 0
 
     def profile(_frame: object, event: str, _argument: object) -> None:

@@ -1,4 +1,4 @@
-"""A search by text and embedding is the fusion of two rankings of all rows, for any state of rows and indexes."""
+"""A search by text and embedding fuses two rankings of all rows. Rows and indexes may have any state."""
 
 from __future__ import annotations
 

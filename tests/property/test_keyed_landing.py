@@ -1,4 +1,4 @@
-"""A random history in envelopes of Debezium gives the rows of a dictionary.
+"""Random envelopes of Debezium change a keyed table. Its rows then equal the rows of a plain dictionary.
 
 Its files are shuffled, and its runs are random.
 """

@@ -1,4 +1,4 @@
-"""After any sequence of changes to a keyed table, every read of every version returns the rows of a dictionary."""
+"""After any changes, every read of every version of a keyed table returns the rows of a plain dictionary."""
 
 from __future__ import annotations
 

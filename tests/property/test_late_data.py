@@ -200,7 +200,10 @@ def _text(time: int | None) -> str | None:
 @settings(max_examples=scaled(20))
 @given(case=cases(), crash=st.booleans(), only=st.booleans())
 def test_a_batch_loses_nothing_and_straddles_no_window(case: Case, crash: bool, only: bool) -> None:
-    """If a run dies before its commit, or runs process one window after another, each late row is still kept once."""
+    """Each late row is kept exactly once.
+
+    A run may die before its commit, or runs may process one window after another.
+    """
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "a.ndjson"
         lines = [json.dumps({"at": _text(time), "id": number}) for time, number in case.rows]

@@ -310,7 +310,7 @@ class LogAgainstADictionary(RuleBasedStateMachine):
     def commit(
         self, writer: int, actions: list[Action], model: Model | None, requirements: tuple[Requirement, ...] = ()
     ) -> None:
-        """Commit work that leads to `model`.
+        """Commit work. If the commit succeeds, the table must equal `model`.
 
         If `model` is None, check that the commit conflicts. A refused writer refreshes.
         """

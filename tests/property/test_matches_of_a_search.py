@@ -1,4 +1,4 @@
-"""Counts, facets, orders and snippets of a search match the rows of a scan, at any lag of index and merge."""
+"""Counts, facets, orders and snippets of a search match the rows of a scan. Index and merge may lag."""
 
 from __future__ import annotations
 

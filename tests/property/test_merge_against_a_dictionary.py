@@ -143,7 +143,7 @@ class Model:
             assert add.visible_rows > 0, "a split without a live row is removed"
 
     def check_history(self) -> None:
-        """Assert that applying all changes since the first version gives exactly the rows of the base."""
+        """Apply all changes since the first version. Assert that the result is exactly the rows of the base."""
         log = self.table.log
         net: Counter[tuple[Any, ...]] = Counter()
         for row in changes(self.table.store, log.snapshot(version=0), log.snapshot()).read_all().to_pylist():

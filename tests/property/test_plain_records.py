@@ -1,4 +1,7 @@
-"""Records get the same types and values by column as one by one. The producer may send any content."""
+"""The conversion by columns returns the same types and values as the conversion of single records.
+
+The producer may send any content.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""After upserts, deletes, merges, sorts, compactions and catch-ups in any order, lookups find the rows of a dictionary.
+"""After upserts, deletes, merges, sorts, compactions and catch-ups, lookups find the rows of a plain dictionary.
 
 Lookups and merges use the index for every split that it covers. The test sets the cost of requests to zero, so that
 only bytes count.
@@ -98,7 +98,10 @@ def row(key: Key, n: int) -> Row:
 
 
 class Judged:
-    """A table, the expected rows, and the number of splits for which lookups used the index, over all lookups."""
+    """A table, its expected rows, and a count.
+
+    The count is the sum, over all lookups, of the splits for which a lookup used the index.
+    """
 
     def __init__(self) -> None:
         self.table = KeyedTable(MemoryStore(f"key-index-{next(_names)}")).create(SCHEMA, CONFIG)
@@ -130,7 +133,7 @@ class Judged:
         return 0 if index is None else sum(index.of_split(add).places is not None for add in head.splits.values())
 
     def index(self) -> None:
-        """Execute a catch-up. A later call of `commit` commits it."""
+        """Execute a catch-up. A later call of `commit` commits the actions of the catch-up."""
         planned = self.table.snapshot
         plan = catch_up.plan(planned, INDEX.name)
         items = [catch_up.CatchUpWork.from_json(work.to_json()) for work in plan.work]

@@ -90,7 +90,7 @@ EXPRESSIONS = st.sampled_from(["(", "^a$"]) | st.lists(TEXTS, min_size=1, max_si
 def texts(draw: st.DrawFn, column: str) -> tuple[str | None, str | None]:
     """Draw bounds of a column in the form that writers use.
 
-    Some bounds are missing, finer, or not a value of the column.
+    Some bounds are missing, have more digits than the type, or are not a value of the column.
     """
     spoilt = draw(st.sampled_from(["", "", "", "", "low", "high", "finer", "text"]))
     if spoilt == "text":

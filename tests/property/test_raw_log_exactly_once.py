@@ -1,4 +1,4 @@
-"""In any sequence of events, each producer ID gives exactly one row per table, and no acknowledged record is lost.
+"""After any events, each table has exactly one row per producer ID, and no acknowledged record is lost.
 
 Producers append to one store or both and repeat records. Distributors and collectors end at any request. A copy is lost
 and healed. Tables are added later. The model contains only the acknowledged IDs.
@@ -63,7 +63,7 @@ class _World:
         return Board(raw, tables, seed=10_000 * self.seed, clock=ManualClock(LATER_MS), raw_clock=self.clock)
 
     def append(self, numbers: list[int], where: str) -> None:
-        """Append one chunk. Each record has the ID of its number, and goes to both tables."""
+        """Append one chunk. The number of a record is its ID, and each record goes to both tables."""
         self.seed += 1
         self.clock.now += 1
         places = [*self.raw.values()] if where == "both" else [self.raw[where]]

@@ -2,8 +2,8 @@
 
 Producers append through open writers, lose replies and repeat records with their own IDs. Copies are lost and healed.
 Distributors, merges and collectors end at any request. Other processes write, alter the schema and delete. After each
-step, the test compares every table with two results. They are its content after a full distribution, and a model of the
-appended rows.
+step, the test compares every table with two results. The first result is the table's content after a full distribution.
+The second result is a model of the appended rows.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Reads of unmerged records return the rows of a dictionary.
+"""Reads of unmerged records return the rows of a plain dictionary.
 
 These reads keep only the changed rows of the base in memory.
 """

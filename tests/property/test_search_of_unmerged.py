@@ -1,4 +1,4 @@
-"""Searches of unmerged records find the rows of a dictionary, at each level of consistency."""
+"""Searches of unmerged records find the rows of a plain dictionary, at each level of consistency."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ texts = st.lists(st.tuples(pieces, st.sampled_from(BETWEEN)), min_size=1, max_si
 
 @st.composite
 def searches(draw: st.DrawFn) -> tuple[list[str], list[str]]:
-    """Draw texts, and search terms that are parts of these texts and of others."""
+    """Draw texts and search terms. Each search term is a part of one of these texts or of another text."""
     rows = draw(st.lists(texts, min_size=2, max_size=6))
     wanted = []
     for _ in range(8):

@@ -35,7 +35,10 @@ ORDERS = [
     ("n", "timestamp/V2"),
     ("n", "name|-timestamp/V2"),
 ]
-"""The first column that orders tied rows (after a time column). The second value is the sort schema of the splits."""
+"""The first value is the column that orders tied rows.
+
+A time column comes before it in the order. The second value is the sort schema of the splits.
+"""
 INDEXES = [
     {"name": "words", "kind": "fulltext", "columns": ["text"]},
     {"name": "texts", "kind": "bitmap", "columns": ["text"]},

@@ -25,7 +25,10 @@ WAYS = ("get", "get_many", "scan", "sql")
 
 
 def by_letter(horizon_ms: int) -> TableConfig:
-    """Return the settings of a table with one region per first letter of its key, without retention of old versions."""
+    """Return the settings of a table with one region for each first letter of its keys.
+
+    The table does not retain old versions.
+    """
     field = {"field": "letter", "transform": "truncate", "width": 1, "source": "tailnum"}
     return TableConfig(
         primary_key=("tailnum",),
@@ -50,7 +53,7 @@ def letter(key: str) -> str:
 class Ledger:
     """The history of all actors.
 
-    For each generation of a region, it also has the last stamp whose writes the generation covers.
+    It also records, for each generation of a region, a stamp: the generation contains all writes before this stamp.
     """
 
     def __init__(self) -> None:

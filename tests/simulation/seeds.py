@@ -41,7 +41,9 @@ def naming(seed: int) -> Iterator[None]:
 
 
 def run_until_met(simulate: Callable[[int], Mapping[str, int]], wanted: Collection[str], *, first: int = 0) -> None:
-    """Run seed after seed until all wanted events have happened. A simulation without events would prove nothing.
+    """Run seed after seed until all wanted events have happened.
+
+    Without the wanted events, a simulation would not test the code for them.
 
     For a seed, `simulate` returns the number of occurrences of each event. A change of the random choices can change
     which seeds cause an event. Some seed always causes the event.

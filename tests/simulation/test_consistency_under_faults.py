@@ -126,7 +126,10 @@ class World:
 
 
 class Process:
-    """A process that sometimes crashes. A new process without its memory then replaces it."""
+    """A process that sometimes crashes.
+
+    After a crash, a new process continues without the memory of the old process.
+    """
 
     def __init__(self, world: World, *acts: Callable[[Process], None], minutes: int = 0) -> None:
         self.world, self.random, self._acts = world, world.random, acts

@@ -240,7 +240,7 @@ def test_a_spec_whose_end_was_begun_fails_the_table_and_loses_nothing() -> None:
 
 @dataclass
 class _Watching:
-    """Tasks that run a check before each `divide`."""
+    """Tasks that run a check before each call of `divide`."""
 
     tasks: Tasks
     look: Callable[[], object]

@@ -156,7 +156,7 @@ def test_a_lost_reply_leaves_it_done_or_to_be_done(fault: PutFault) -> None:
 
 
 def _compaction(table: KeyedTable) -> list[Action]:
-    """Rewrite every window, also expired windows, like a run that was planned before they expired."""
+    """Rewrite every window, also expired windows. A run that was planned before the windows expired would do this."""
     operations = merge_plan.plan(table.snapshot, now_ms=OLD * 1000)
     results = [execute(table.store, each, ids=table.ids, now_ms=table.clock.now_ms()) for each in operations]
     return [action for each in results for action in each.actions]
@@ -168,7 +168,7 @@ def _compacts(store: ObjectStore) -> None:
 
 
 def _deletes(store: ObjectStore) -> None:
-    """Delete the row of each split whose only row is 10 seconds after the start of its window."""
+    """Delete the only row of each split whose row is 10 seconds after the start of its window."""
     table = _process(store, 7)
     adds = [add for add in table.snapshot.splits.values() if read_split(store, add)["id"].to_pylist()[0] >= 10]
     marked = [replace(add, deletionVector=inline([0])) for add in adds]

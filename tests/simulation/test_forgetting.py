@@ -1,6 +1,6 @@
 """Kill an erasure at each of its requests, and run it again.
 
-Also commit another operation at each request of the erasure, and the erasure at each request of another operation.
+Also run another operation at each request of the erasure. Also run the erasure at each request of another operation.
 
 In every order, the person is out of the table, all other persons are in it, and the report is correct.
 """

@@ -2,8 +2,8 @@
 
 The pages must end, and together they must equal one read of the whole history.
 
-The oracle is a dictionary of the written rows. The pages of a history are compared with one page of all records that
-was read at the start of the history. That page is compared with the dictionary.
+The oracle is a dictionary of the written rows. At the start of a history, all records are read in one page. The pages
+of the history are compared with this page. That page is compared with the dictionary.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Several writers commit to one log over faulty stores, and the log must match the results that the writers got.
 
 The stores lose replies, refuse or delay requests, return wrong listings, and end processes. One thread plays all
-writers. Before any request of a writer, the seed may run another writer for one piece of work, or apply a delayed put.
-The same seed replays the same run exactly:
+writers. Before any request of a writer, another writer may do one piece of work. A delayed put may also be applied. The
+seed decides this. The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)

@@ -73,7 +73,10 @@ def _go_on(store: ObjectStore, seats: int, clock: ManualClock | None = None) -> 
 
 @cache
 def start(horizon_ms: int) -> MemoryStore:
-    """Return merged, sorted and waiting generations, with checkpoints to keep and to drop, and a tagged version."""
+    """Return a store with merged, sorted and waiting generations, and with a tagged version.
+
+    The collector must keep some checkpoints and drop other checkpoints.
+    """
     config = TableConfig(
         primary_key=("tailnum",), checkpoint_interval=0, version_retention_ms=0, gc_horizon_ms=horizon_ms
     )
@@ -93,7 +96,7 @@ def start(horizon_ms: int) -> MemoryStore:
 
 
 def _rows(seats: int) -> dict[object, Row]:
-    """Return the expected rows after the last write gave `a` and `b` this number of seats."""
+    """Return the expected rows. The last write set the `seats` of `a` and `b` to this number."""
     return {name: _plane(name, n) for name, n in {"a": seats, "b": seats, "c": 7, "d": 7, "tail": 8}.items()}
 
 

@@ -1,4 +1,6 @@
-"""Let another process commit at each request of a statement, or the statement at each request of the other process.
+"""Let another process commit at each request of a statement.
+
+Also let the statement commit at each request of the other process.
 
 The result must equal the effect of the commits in the order of the log. The conflict table of statements contains all
 pairs, and each cell is one test.

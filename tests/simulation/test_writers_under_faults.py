@@ -3,11 +3,11 @@
 The stores lose replies, refuse or delay requests, and end processes. A merger takes the region from a writer that it
 considers dead. A writer that is alive continues under its own epoch.
 
-One thread plays all processes. Before any request of a process, the seed may run another process for one piece of work,
-or apply a delayed put. The clocks differ by ten minutes. The expected result is a set of possible table contents. Each
-of them includes all acknowledged calls, and all, some or none of the calls of unknown outcome. A claim decides
-permanently which of these calls took effect. A call under a lost epoch is never acknowledged and never visible. The
-same seed replays the same run exactly:
+One thread plays all processes. Before any request of a process, another process may do one piece of work. A delayed put
+may also be applied. The seed decides this. The clocks differ by ten minutes. The expected result is a set of possible
+table contents. Each of them includes all acknowledged calls, and all, some or none of the calls of unknown outcome. A
+claim decides permanently which of these calls took effect. A call under a lost epoch is never acknowledged and never
+visible. The same seed replays the same run exactly:
 
     TIDEMARK_SEED=1234 python -m pytest tests/simulation      one seed
     TIDEMARK_SCALE=100 python -m pytest tests/simulation    a hundred times as many (`make simulate SCALE=100`)
@@ -164,7 +164,10 @@ class World:
         self.tell("refused")
 
     def claimed(self, epoch: int) -> None:
-        """Record a claim. It decides all calls of unknown outcome, so only the visible content remains possible."""
+        """Record a claim.
+
+        The claim decides all calls whose outcome was unknown, so only the visible content remains possible.
+        """
         self.tell("claimed")
         if epoch < self.epoch:
             return  # another claim succeeded before this claim returned
@@ -290,7 +293,7 @@ class Process:
             self.writer = None
 
     def flush_idle(self) -> None:
-        """Flush the records of a dead writer, or of a writer that has not flushed them yet."""
+        """Flush the records of a dead writer, or the unflushed records of a live writer."""
         with suppress(Unavailable, CommitUnknown):
             if self.table.flush_idle():
                 self.world.tell("flushed")

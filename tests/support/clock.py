@@ -6,7 +6,9 @@ START_MS = 1_700_000_000_000
 
 
 class ManualClock:
-    """A clock that moves when a test sets `now`, when code sleeps, and by `step_ms` at each reading.
+    """A clock that moves when a test sets `now`, and when code sleeps.
+
+    Each reading of the time also moves it by `step_ms`.
 
     By default, the clock stands still between readings. With a step, no two readings return the same time. `slept_ms`
     contains the durations of the sleeps.

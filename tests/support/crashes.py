@@ -80,8 +80,8 @@ def left_in_stores(
 def at_both_ends(left: Iterable[T], store_of: Callable[[T], ObjectStore]) -> list[T]:
     """Return the first and the last state after each decisive put, in the order of the run.
 
-    These two states contain the fewest and the most of the objects that decide nothing. With a larger `SCALE`, return
-    all states.
+    Some objects of a put are not decisive. The first state has the fewest of these objects, and the last state has the
+    most. With a larger `SCALE`, return all states.
     """
     alike: dict[frozenset[str], list[T]] = {}
     for each in left:

@@ -21,7 +21,10 @@ def plan(
     mode: Mode = Mode.FINALIZE,
     most_inputs: int = MOST_INPUTS,
 ) -> list[CompactionTask]:
-    """Return the work of a job that runs now: all parts that `choose` returns, each limited to `most_inputs`."""
+    """Return the work of a job that runs now.
+
+    The work is all parts that `choose` returns, each limited to `most_inputs`.
+    """
     chosen = choose(snapshot, windows=windows, now_ms=now_ms, mode=mode).first(most_inputs)
     return [operation for part in chosen.parts() for operation in part]
 

@@ -303,7 +303,10 @@ def _handler(server: _Server) -> type[MotoRequestHandler]:
         disable_nagle_algorithm = True  # otherwise the reply after a `100 Continue` waits 40 ms for its acknowledgement
 
         def run_wsgi(self) -> None:
-            """Serve one request. Read the whole request first. Send the reply when other requests can already run."""
+            """Serve one request.
+
+            Read the whole request first. Send the reply only after the server can handle other requests again.
+            """
             connection = self.rfile
             self.rfile = io.BytesIO(connection.read(int(self.headers.get("Content-Length") or 0)))
             reply = server.reply(self)

@@ -195,7 +195,7 @@ class StandaloneCluster:
         return path
 
     def tasks(self, ending: str = "Success") -> dict[str, int]:
-        """Return the number of tasks with this ending, by executor (application and number of the executor).
+        """Return the number of tasks with this ending by executor. The application and a number identify an executor.
 
         Endings are named as in Spark's event log: `Success`, `TaskKilled`, `ExecutorLostFailure`. Spark writes the
         event log a little later than it replies. The call therefore waits for the end of every job whose start is in
@@ -204,7 +204,7 @@ class StandaloneCluster:
         return dict(self._whole_events().endings[ending])
 
     def begun_tasks(self) -> dict[str, int]:
-        """Return the number of started tasks with any ending, by executor as in `tasks`."""
+        """Return the number of started tasks by executor, as in `tasks`. All endings count."""
         return dict(self._whole_events().beginnings)
 
     def _whole_events(self) -> _Events:

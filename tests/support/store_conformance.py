@@ -273,7 +273,7 @@ class StoreConformance:
 
 
 class WriteNumberConformance:
-    """Tests for stores whose ETags number the writes. Each write gets a new ETag, even with equal bytes.
+    """Tests for stores whose ETags contain a write number. Each write gets a new ETag, even with equal bytes.
 
     The contract does not require this.
     """

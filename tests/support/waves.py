@@ -3,10 +3,10 @@
 Clocks cannot measure this. On a busy machine, or in a fast store, one of two concurrent requests may end before the
 other begins. This module therefore tracks which thread waits for which other thread.
 
-The round trip number of a request is one higher than the highest number of all requests for which its thread had
-waited. A thread waits for its own requests, and for the earlier requests of the thread that submitted its work. If a
-thread takes a result, it also waits for the requests behind this result. Concurrent requests of other threads do not
-count.
+Each request has a round trip number. Its thread may have waited for earlier requests. The number is one higher than the
+highest number of these requests. A thread waits for its own requests, and for the earlier requests of the thread that
+submitted its work. If a thread takes a result, the thread also waits for all requests that this result needed.
+Concurrent requests of other threads do not count.
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ COUNTRIES = StaticPartitionsDefinition(["at", "de"])
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[tm.Table]:
-    """Make a row per hour of five days around a change to summer time, numbered from 0 on the 27th of March."""
+    """Make a row per hour for five days around a change to summer time. Row 0 is the first hour of 27 March."""
     hours = [dt.datetime(2026, 3, 27, tzinfo=dt.UTC) + dt.timedelta(hours=number) for number in range(5 * 24)]
     columns = {
         "at": hours,

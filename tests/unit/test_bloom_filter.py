@@ -1,4 +1,7 @@
-"""Bloom filters have no false negatives, few false positives, and a size by the number of keys (lesson 24)."""
+"""Bloom filters have no false negatives and few false positives.
+
+Their size depends on the number of keys (lesson 24).
+"""
 
 from __future__ import annotations
 

@@ -156,7 +156,8 @@ def test_the_pods_get_every_file_of_the_declarations() -> None:
         volumes = {each["name"]: each["configMap"] for each in pod["volumes"]}
         assert {each["name"] for each in mounted[name].values()} == volumes.keys()
         needed |= {each["name"] for each in volumes.values() if not each.get("optional")}
-        # Without the optional volume, no raw log is declared. A file of a missing volume would become a folder.
+        # Without the optional volume, no raw log is declared. A file that is mounted from a missing volume would become
+        # a folder.
         assert {each["name"] for each in volumes.values() if each.get("optional")} <= {"tidemark-raw-logs"}
         secrets = {each["secretRef"]["name"] for each in pod["containers"][0]["envFrom"]}
         assert secrets == {"tidemark"}

@@ -34,7 +34,7 @@ SECOND = 1_000
 
 
 def raw(*stores: ObjectStore, seed: int = 1, clock: ManualClock | None = None) -> RawLog:
-    """Return a writer whose segments close after a second of a clock that only the test advances."""
+    """Return a writer whose segments close after one second. Only the test advances the clock of the writer."""
     return RawLog(stores, clock=clock or ManualClock(), ids=SeededIds(seed), limits=RawLimits(segment_ms=SECOND))
 
 

@@ -1,4 +1,4 @@
-"""Fusion returns the sums of its formulas, and refuses weights that sum to nothing."""
+"""Fusion returns the sums of its formulas, and refuses weights whose sum is 0."""
 
 from __future__ import annotations
 

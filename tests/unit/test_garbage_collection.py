@@ -396,7 +396,10 @@ def test_a_first_sight_by_a_clock_that_is_behind_does_not_shorten_the_horizon(ta
 
 def test_a_split_committed_before_any_read_of_a_collection_survives_it(clock: ManualClock) -> None:
     def survives_commit_before_read(number: int) -> bool | None:
-        """Return True if the split still exists, or None if fewer reads came before the delete."""
+        """Return True if the split still exists.
+
+        Return None if the collection made fewer than `number` reads before its delete.
+        """
         table = SampleTable(MemoryStore("meanwhile", clock=clock), clock, TableConfig(checkpoint_interval=0))
         upload = table.upload_split()
         seen: list[str] = []

@@ -398,8 +398,7 @@ def test_a_page_costs_what_it_reads_and_nothing_of_what_was_read_before() -> Non
     assert all(set(each) == {"get"} for each in spent[1:])
     gets = {kind: [each["get"] for at, each in zip(kinds, spent, strict=True) if at == kind] for kind in set(kinds)}
     assert gets == {
-        # The split, and the requests that prove that this was its last row: the next split, or manifest, generation and
-        # entry.
+        # The split, and the requests that detect its last row: the next split, or manifest, generation and entry.
         "InBase": [5, 1, 1, 1, 1, 2, 1, 1, 1, 1, 4],
         # Manifest, generation and entry. Then the next entry, with its generation if it differs.
         "InGenerations": [3, 4, 4, 5, 3, 4, 4, 4],

@@ -106,7 +106,10 @@ The region's manifest has copies of the bounds and the filter.
 """
 
 PER_SPLIT = {"N1": 1, NEVER_THERE: 0, BEYOND: 0}
-"""GETs per split: one, if its bounds and its expression do not exclude the key, because a small file is read whole."""
+"""GETs per split: one, because a small file is read whole.
+
+There is no GET if its bounds or its expression exclude the key.
+"""
 
 
 @pytest.mark.parametrize("key", ["N1", NEVER_THERE, BEYOND])

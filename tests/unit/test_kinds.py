@@ -123,7 +123,10 @@ def test_a_kind_that_is_no_document_has_no_codec_in_its_entry() -> None:
 
 
 def test_a_kind_takes_an_entry_and_its_module() -> None:
-    """The visitors of objects refer to an always-kept document only if that document is about rows."""
+    """Some documents are always kept.
+
+    The maintenance modules name the kind of such a document only if the document is about rows.
+    """
     visitors = "".join(each.read_text(encoding="utf-8") for each in MAINTAIN.glob("*.py"))
     named = {each.kind for each in DOCUMENTS if f"KeyKind.{each.kind.name}" in visitors}
     assert named == {each.kind for each in DOCUMENTS if each.rows is not Rows.NONE}

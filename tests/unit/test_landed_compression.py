@@ -205,7 +205,7 @@ def test_an_error_of_the_store_is_not_reported_as_damage(codec: Codec) -> None:
 
 @pytest.mark.parametrize("codec", [*Codec])
 def test_a_reader_holds_a_part_of_the_file(codec: Codec) -> None:
-    """A read of some bytes of the text takes only the beginning of the file."""
+    """To read some bytes of the text, the reader takes only the beginning of the file."""
     text = b"".join(b"%d %x\n" % (number, number * 2654435761 % 2**32) for number in range(200_000))
     data = lzma.compress(text, preset=0) if codec is Codec.XZ else CODECS[codec.value](text)
     file = io.BytesIO(data)

@@ -56,7 +56,8 @@ FORBIDDEN: Mapping[str, frozenset[str]] = {
 def layer_of(module: str) -> str | None:
     """Return the layer of a module. This is the longest name in the table that equals the module or is its parent."""
     parts = module.split(".")
-    # `storage_core` itself is the facade and not a parent of layers: an unknown `storage_core.x` has no layer.
+    # `storage_core` itself is the facade and not a parent of layers. So an unknown module `storage_core.x` has no
+    # layer.
     names = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
     return next((name for name in names if name in HEIGHT and (name != "storage_core" or module == name)), None)
 
@@ -85,7 +86,10 @@ def _absolute(package: str, target: str | None, level: int) -> str:
 
 
 def violations(sources: Mapping[str, tuple[str, bool]]) -> list[str]:
-    """Return the violations in `sources` (module name to its text and whether it is a package) as sentences."""
+    """Return the violations as sentences.
+
+    `sources` maps the name of a module to its text and to whether it is a package.
+    """
     known = frozenset(sources)
     found = []
     for module, (source, is_package) in sorted(sources.items()):

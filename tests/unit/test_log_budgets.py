@@ -96,8 +96,8 @@ def test_opening_a_version_behind_the_newest_state_costs_what_lies_between(aged:
 
 def test_opening_a_version_before_the_newest_state_lists_the_states_near_it_at_any_age(aged: Aged) -> None:
     for version in AGES:
-        # The hint, which names a later state, a state and six versions. The young log has seven versions from 0 on
-        # instead.
+        # These requests read the hint, a state and six versions. The hint contains a later state. The young log has
+        # seven versions from 0 on instead.
         cost = _cost(aged(version), lambda log, at=version - 7: log.snapshot(version=at))  # type: ignore[misc]
         assert cost == {"get": 1 + 7, "list": 1}
 

@@ -1,4 +1,4 @@
-"""Live splits as columns: the schema is that of the Avro entry, and actions survive a round trip."""
+"""Columns of live splits have the schema of the Avro entry, and actions survive a round trip."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results and page counts of a listing near a version or the head, for all ages, gaps and formats."""
+"""A listing near a version or the head: its results and its number of pages, for all ages, gaps and formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parquet files in every encoding, codec and nesting in use are read with the same values as by Arrow."""
+"""For every encoding, codec and nesting in use, a read of a Parquet file returns the same values as Arrow."""
 
 from __future__ import annotations
 

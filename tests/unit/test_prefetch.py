@@ -31,7 +31,10 @@ CONFIG = TableConfig(checkpoint_interval=0)
 
 
 class Meeting:
-    """A `watch` that fails the first GETs of one kind of object unless all of them are in progress at once."""
+    """A `watch` that fails the first GETs of one kind of object.
+
+    They succeed if all of them are in progress at once.
+    """
 
     def __init__(self, kind: KeyKind, parties: int) -> None:
         self._kind, self._barrier, self._lock = kind, Barrier(parties), threading.Lock()

@@ -1,4 +1,4 @@
-"""The size of a page counts every row with at least its bytes.
+"""Each row counts in the size of a page with at least its own bytes.
 
 See docs/architecture/ingestion.md, "Paged reading".
 """

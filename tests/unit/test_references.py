@@ -48,7 +48,7 @@ def _emphasised(path: Path) -> set[str]:
 
 
 def _numbers(text: str) -> list[str]:
-    """Return the numbers of `01, 05 and 07 to 09`, with only the two ends of a range."""
+    """Return the numbers in a text such as `01, 05 and 07 to 09`. For a range, return only its two ends."""
     return re.findall(r"\d+", text)
 
 

@@ -1,4 +1,6 @@
-"""An operating system that refuses (full disk, read-only, no files or memory left) causes a typed, temporary error.
+"""If an operating system refuses a call, the result is a typed, temporary error.
+
+The reason may be a full disk, a read-only disk, or a lack of files or memory.
 
 Every system call of the local store fails once, with every error, at every step. The tests replace the system calls,
 not our classes. The tests below set limits on real processes.

@@ -147,7 +147,7 @@ def test_an_interrupted_change_loses_nothing_takes_no_row_and_is_finished_by_the
         with table.routing_writer() as writer:
             writer.put(rows(9))
         assert seats(table) == dict.fromkeys(NAMES, 9)
-    assert interrupted > 12  # a failed put of a hint does not interrupt, and some steps come after the end
+    assert interrupted > 12  # not every step interrupts: the put of a hint may fail, and some steps come after the end
 
 
 def _write_if_allowed(table: KeyedTable, expected: dict[object, object]) -> None:

@@ -281,7 +281,7 @@ def test_writes_flushes_and_merges_between_the_requests_of_a_reader_make_no_gap_
     acknowledged = {*of_bucket(table, 0), *of_bucket(table, 1)}
     assert acknowledged <= found.keys()
     assert all(found[name] in (1, 2) for name in acknowledged)
-    if head.version > before.version:  # the merge is committed, so no older row may hide its rows
+    if head.version > before.version:  # the merge is committed, so the newer rows must be visible
         assert all(found[name] == 2 for name in acknowledged)
 
 

@@ -1,4 +1,4 @@
-"""The report as text: any names, errors and windows give one well-formed page without scripts."""
+"""The report as text: for any names, errors and windows, it is one well-formed page without scripts."""
 
 from __future__ import annotations
 

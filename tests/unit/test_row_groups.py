@@ -1,4 +1,4 @@
-"""The row groups and requests of a lookup. No bound in a footer alone can hide a row."""
+"""The row groups and requests of a lookup. A bound in a footer cannot hide a row by itself."""
 
 from __future__ import annotations
 

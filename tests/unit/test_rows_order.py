@@ -74,7 +74,7 @@ def test_the_whole_range_of_64_bits_and_a_null_are_told_apart() -> None:
     values = [2**63 - 1, None, -(2**63), 0]
     assert _sorted(values, pa.int64()) == [-(2**63), 0, 2**63 - 1, None]
     assert _sorted(values, pa.int64(), descending=True) == [2**63 - 1, 0, -(2**63), None]
-    # All values of a word except one, plus null, need as many codes as a word has values.
+    # All values of a word except one, and null: together they need as many codes as a word has values.
     almost = [2**63 - 1, None, 1 - 2**63, 0]
     assert _sorted(almost, pa.int64()) == [1 - 2**63, 0, 2**63 - 1, None]
     assert _sorted(almost, pa.int64(), descending=True) == [2**63 - 1, 0, 1 - 2**63, None]

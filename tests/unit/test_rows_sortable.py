@@ -1,4 +1,4 @@
-"""Sort keys order as the values do: one definition for every type (docs/architecture/compaction.md)."""
+"""Sort keys have the same order as the values: one definition for every type (docs/architecture/compaction.md)."""
 
 from __future__ import annotations
 

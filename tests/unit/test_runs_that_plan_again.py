@@ -1,4 +1,4 @@
-"""Runs for which another process commits first. The run plans again, and does only the work that is left."""
+"""During a run, another process commits first. Then the run plans again, and does only the work that is left."""
 
 from __future__ import annotations
 

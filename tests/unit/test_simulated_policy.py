@@ -1,4 +1,4 @@
-"""The simulated policy has the same limits per run as real runs, and lasts until no work is pending."""
+"""The simulated policy has the same limits per run as real runs. The simulation lasts until no work is pending."""
 
 from __future__ import annotations
 

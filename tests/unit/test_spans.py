@@ -1,4 +1,4 @@
-"""One copy of several spans of equal length equals their slices, and reads nothing beyond the end."""
+"""Several spans of equal length are copied at once. The copy equals the slices, and reads nothing beyond the end."""
 
 from __future__ import annotations
 

@@ -83,7 +83,10 @@ def test_what_is_another_at_another_time_is_told_by_the_engine() -> None:
 
 
 def test_every_function_that_gives_a_time_of_nothing_is_another_at_another_time() -> None:
-    """Add a new function that the engine lists as consistent to `engine.statement`, and remove listed ones."""
+    """Add a new function that the engine lists as consistent to `engine.statement`.
+
+    Functions that are listed there must be removed.
+    """
     query = """
         SELECT DISTINCT function_name, stability FROM duckdb_functions()
         WHERE function_type = 'scalar' AND len(parameters) = 0 AND regexp_matches(return_type, 'TIME|DATE|UUID')

@@ -1,4 +1,4 @@
-"""States that share manifests: reused, retired, joined and rewritten manifests give the same splits."""
+"""States that share manifests: reused, retired, joined and rewritten manifests contain the same splits."""
 
 from __future__ import annotations
 

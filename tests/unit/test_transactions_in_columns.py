@@ -79,7 +79,10 @@ def named_of(table: Table, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 def opened(count: int) -> tuple[dict[str, int], int, int, int]:
-    """Return requests, bytes and steps of opening a table after `count` files and writers, and its root's lines."""
+    """Open a table after `count` files and writers.
+
+    Return the requests, bytes and steps of the opening, and the number of lines of the state's root.
+    """
     table = Table()
     recorded = progress_of(count)
     every = Transactions(recent={app_id: Txn(appId=app_id, version=1) for app_id in recorded})
@@ -273,7 +276,7 @@ def test_objects_that_no_state_names_are_collected_and_others_are_not(monkeypatc
         clock.now += 100
     expected = dict(log.snapshot().txns)
     written = sum(key.startswith("_transaction_log/progress/") for key in contents(store))
-    for _ in range(5):  # first states, then objects that only they named
+    for _ in range(5):  # the first runs delete states, and later runs delete objects that only these states used
         clock.now += 1_000
         collect(store, log, clock=clock)
     states = [parsed for key in contents(store) if (parsed := parse(key)) and parsed.kind is KeyKind.STATE]

@@ -41,7 +41,7 @@ def windows(table: Table) -> list[tuple[int | None, int | None]]:
 
 @pytest.fixture
 def table(request: pytest.FixtureRequest) -> Table:
-    """Make a table of two 15-minute windows that now has hourly windows, with one hourly window."""
+    """Make a table with two 15-minute windows. Then change its windows to one hour, and add one hourly window."""
     place = re.sub("[^a-z0-9]", "-", request.node.name.lower())
     table = Table.create(f"memory://{place}", SCHEMA, time_column="time", window="15m")
     table.append(rows(1, 2, 20))

@@ -1,4 +1,4 @@
-"""Groups of windows, and two needs of their driver: concurrent calls, and a count of the time spent in them."""
+"""Groups of windows, and two functions for their driver: concurrent calls, and a count of the time spent in them."""
 
 from __future__ import annotations
 

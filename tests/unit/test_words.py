@@ -1,4 +1,4 @@
-"""Retired words stay out of the repository: house words out of texts, vague words out of names."""
+"""No text of the repository contains a house word, and no name contains a vague word."""
 
 from __future__ import annotations
 

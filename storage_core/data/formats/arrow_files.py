@@ -76,8 +76,8 @@ def read_stream(
 ) -> tuple[pa.Table, Mapping[bytes, bytes]]:
     """Return the rows of the stream and the metadata of its schema. Every value of the rows can be read.
 
-    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. It does so before it allocates
-    memory for them.
+    The function refuses wrong lengths, and expanded lengths that LZ4 cannot reach. It checks a length before it
+    allocates the memory.
 
     Args:
         data: The stream.

@@ -3,12 +3,14 @@
 The bytes of a file may be damaged or hostile, so lengths, counts and expanded sizes are checked before decoding. The
 functions convert bytes to records or columns and back, without I/O on the table. The parts of the module:
 
-- **Blocks**: the size of a compressed block is measured while the block expands. The file may state any size, but only
-  one piece of the block is in memory at a time. (Apache Avro 1.11 specification, "Required Codecs", "Optional Codecs".)
+- **Blocks**: the size of a compressed block is measured while the block expands. The file may claim any size. However,
+  only one piece of the block is in memory at a time. (Apache Avro 1.11 specification, "Required Codecs", "Optional
+  Codecs".)
 - **Schemas of files** (`least_bytes`): a schema is checked before a decoder uses it. A schema could make the decoders
   in C recurse and repeat without a limit. The check refuses three kinds of schemas. In the first kind, a type contains
-  itself. (A value with a million levels would end the process.) In the second kind, the sizes of types multiply each
-  other. In the third kind, a value has no bytes, so a few bytes can state any number of values.
+  itself. (A value with a million levels would end the process.) In the second kind, each level of nested types
+  multiplies the size of a value. In the third kind, a value needs no bytes. A small file could then claim to have any
+  number of values.
 - **Schemas of records that Tidemark writes** (`record_schema`, `optional`), without Avro's boilerplate.
 - **Containers** (`inspect`): the function reads all blocks and needs a few steps per block. It guarantees four
   properties that the decoders do not guarantee. A file that ends too early between two blocks is refused. A block never
@@ -177,7 +179,7 @@ def least_bytes(text: bytes, where: str) -> int:
 
 
 class _Types:
-    """The minimum bytes and the number of parts of a value, for each named type so far.
+    """Two numbers for each known type name: the minimum bytes of a value, and its number of parts.
 
     The keys are the last parts of the type names. Two types must not share this last part.
     """
@@ -286,8 +288,8 @@ _MARK = bytes(SYNC_BYTES)
 _LONGEST_LONG = 10
 
 # The address space that DataFusion needs. Its libraries need space, and their allocator reserves 2 GiB. Each thread
-# needs a stack and a heap. There is one thread per core, and there are some more threads. Each byte of a block needs
-# twice the size of the data that may be decoded from the byte.
+# needs a stack and a heap. There is one thread per core, and there are some more threads. One byte of an expanded block
+# may become several bytes of decoded data. DataFusion needs twice this number of bytes.
 _LOADED_BYTES: Final = 2**31 + 256 * 2**20
 _THREAD_BYTES: Final = 72 * 2**20
 _OTHER_THREADS: Final = 4
@@ -398,7 +400,7 @@ def read_records(data: bytes, where: str, inspected: Container | None = None) ->
 def read_columns(data: bytes, where: str, inspected: Container | None = None) -> pa.Table:
     """Return the records as an Arrow table.
 
-    The names and types of the columns, and the order of the rows, are those of the file.
+    The columns have the names and types of the file. The rows are in the order of the file.
 
     DataFusion decodes each column as a whole and creates no object per record ("Checkpoints"). Raises the errors of
     `read_records`. Also raises `CopiedProcess` if this process is a fork() copy of a process that called this function.
@@ -446,11 +448,12 @@ def _reserved_bytes(found: Container) -> int:
 
 
 def _plain_copy(data: bytes, found: Container, where: str) -> list[bytes]:
-    """Return a copy of the file with a single uncompressed block. The block states one record per byte.
+    """Return a copy of the file with a single uncompressed block.
 
-    If a block has more bytes than the stated records need, DataFusion runs without end. A record takes at least one
-    byte, so the stated number is always large enough. DataFusion stops at the end of the bytes, or fails inside a
-    record.
+    In the block's header, the number of records equals the number of bytes.
+
+    If a block has more bytes than its records need, DataFusion runs without end. A record takes at least one byte, so
+    this number of records is always large enough. DataFusion stops at the end of the bytes, or fails inside a record.
     """
     header = [MAGIC, _long(1), _long(len(_SCHEMA_KEY)), _SCHEMA_KEY, _long(len(found.schema)), found.schema, _long(0)]
     blocks = [expand(found.codec, data[each], where) for each in found.blocks]

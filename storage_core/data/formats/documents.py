@@ -90,7 +90,7 @@ def decode_gc_plan(data: bytes) -> Plan:
 
 
 class CheckpointKind(StrEnum):
-    """The form of a checkpoint. Each value is the spelling in the hint."""
+    """The form of a checkpoint. The hint contains the form as one of these texts."""
 
     AVRO_STATE = "avro-state"
     JSON = "json"
@@ -336,7 +336,8 @@ def _region(body: Mapping[str, Any]) -> Region:
 class Collected:
     """The last chunk of one writer that may be collected.
 
-    The entry also contains the last record of the chunk, and its own time in ms.
+    The entry also contains the sequence number of the last record of the chunk. `at_ms` is the time of the entry
+    itself.
     """
 
     number: int

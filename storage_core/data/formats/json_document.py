@@ -110,7 +110,9 @@ _READ: Final[Mapping[str, Callable[[Any], Any]]] = {
 
 
 class JsonRecord(Generic[T]):
-    """The JSON object of a dataclass. Its keys are the field names in camel case, unless `keys` contains others.
+    """The JSON object of a dataclass.
+
+    The keys are the field names in camel case, but `keys` may contain other keys for some fields.
 
     The annotation of a field determines how the field is read. If `read` contains a function for a field, that function
     reads the field. An optional field that is None is omitted.

@@ -213,11 +213,14 @@ class BloomFilter:
 
 
 DENIES_NOTHING = BloomFilter(0, np.full((1, len(_SALTS)), 2**32 - 1, dtype=np.uint32))
-"""A filter that may contain every key. It replaces a filter that cannot be read."""
+"""A filter that excludes no key. Readers use this filter if they cannot read the filter of a generation."""
 
 
 def build_bloom(hashes: Hashes) -> BloomFilter:
-    """Return a filter of these hashed keys. The number of keys determines its size. It contains every added key."""
+    """Return a filter of these hashed keys.
+
+    The number of keys determines its size. The filter contains every added key.
+    """
     blocks = 1
     while blocks * _BLOCK_BITS < len(hashes) * BITS_PER_KEY:
         blocks *= 2

@@ -138,7 +138,9 @@ def version_key(version: int) -> str:
 
 
 def near_prefix(version: int, kind: KeyKind) -> str:
-    """Return the common prefix of the keys of 1,000 versions. These versions differ only in the last three digits.
+    """Return the prefix that the keys of 1,000 versions have in common.
+
+    These versions differ only in the last three digits.
 
     For the kind `STATE`, these are the keys of states. For other kinds, they are the keys of version files and JSON
     checkpoints together.
@@ -395,7 +397,10 @@ def raw_chunk_key(chunk: ChunkKey) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IdsKey:
-    """The parts of the key of record ids: the start of the first and last segment, and the checksum of the object."""
+    """The parts of a key for record ids.
+
+    They are the starts of the first and last segment, and the checksum of the object.
+    """
 
     first_ms: int
     last_ms: int

@@ -280,13 +280,19 @@ class Keeper(StrEnum):
     NOTHING = "nothing"
     ALWAYS = "always"
     REFERENCE = "reference"
-    """A reference. A root, or an object that is reachable from a root, contains the key of the object."""
+    """A reference.
+
+    A root contains the key of the object. Or an object that is reachable from a root contains this key.
+    """
     NUMBER = "number"
-    """The number of the object. The first retained number of the kind and all greater numbers are protected."""
+    """The number of the object. The collector keeps all objects from the first retained number of the kind onwards."""
     REGION = "region"
     """The newest manifest of the object's region."""
     RAW_LOG = "raw_log"
-    """The retention of the object's raw log, and each table that has not yet received the records of the object."""
+    """The retention of the object's raw log protects the object.
+
+    Each table that has not yet received its records also protects it.
+    """
 
 
 class Rows(StrEnum):
@@ -588,7 +594,7 @@ def document_of(kind: KeyKind) -> JsonDocument:
 
 
 def with_rows(*rows: Rows) -> frozenset[KeyKind]:
-    """Return the kinds of table objects with one of these values of `Rows`."""
+    """Return the kinds of table objects that have one of these `Rows` values."""
     return frozenset(each.kind for each in _ALL if each.tables and each.rows in rows)
 
 

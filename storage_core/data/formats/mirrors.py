@@ -31,7 +31,7 @@ from storage_core.data.formats.keys import ICEBERG_FOLDER
 OWN: Final = "tidemark"
 """The name of Tidemark's field in `commitInfo`.
 
-The application of Tidemark's transactions and its writer feature have the same name.
+Tidemark's writer feature has the same name. The application of Tidemark's transactions also has this name.
 
 A writer that does not support a feature of a table must not write or vacuum the table. A reader ignores such a feature.
 """
@@ -39,7 +39,8 @@ A writer that does not support a feature of a table must not write or vacuum the
 ENCODING: Final = "utf-8"
 """The encoding of a commit.
 
-If a commit has this encoding, the statistics up to this commit contain no escapes that other readers misread.
+If a commit has this encoding, its statistics contain no escapes that other readers misread. The same is true for all
+earlier commits.
 """
 
 Json = dict[str, Any]
@@ -150,8 +151,8 @@ def vector(bitmap: bytes, cardinality: int) -> Json:
     """Return the descriptor of an inline deletion vector.
 
     `bitmap` is a portable Roaring bitmap of 32 bits and is not empty. Delta requires a bitmap of 64 bits. The 64-bit
-    form begins with the number of 32-bit bitmaps. After it, the form contains the upper 32 bits of the row numbers and
-    the bitmap, for each 32-bit bitmap.
+    form begins with the number of 32-bit bitmaps. Each 32-bit bitmap follows, after the upper 32 bits of its row
+    numbers.
     """
     data = struct.pack("<IQI", _MAGIC, 1, 0) + bitmap
     return {"storageType": "i", "pathOrInlineDv": z85(data), "sizeInBytes": len(data), "cardinality": cardinality}

@@ -252,7 +252,7 @@ class _NotRead(Exception):  # noqa: N818 -- it ends a read that has come far eno
 
 
 class _Pages(SeekableFile):
-    """A file object. Its bytes must not be read."""
+    """A file object. A read of its bytes raises an error."""
 
     def read(self, size: int = -1, /) -> bytes:
         raise _NotRead(f"{size} bytes")

@@ -30,7 +30,7 @@ IPC stream (LZ4), and its name depends on its content. It has these columns:
 | `id` | the id |
 
 The metadata `tidemark.ids` is JSON: `{"format":1,"chunks":[[writer, number, segment_ms],…],"tables":[name,…]}`. The
-object can be created again from the chunks. Its key contains its xxh3-64.
+object can be created again from the chunks. The key of the object contains the xxh3-64 of the object.
 
 The functions convert bytes to records or columns and back, without I/O.
 """
@@ -319,7 +319,10 @@ _UNIQUE = "unique_id"
 _COLUMNS = RECORD_COLUMNS.append(pa.field(_UNIQUE, pa.string()))
 
 FEW = 5_000
-"""For fewer records than this, it is faster to read them one by one than to set up the column reader."""
+"""If there are fewer records than this, reading them one by one is faster.
+
+The setup of the column reader takes longer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -89,7 +89,7 @@ def text_of_bound(bound: pa.Scalar) -> str | None:
         return _calendar_text(bound)
     try:
         value = bound.as_py()
-    except UnicodeDecodeError:  # Only splits older than the check have such text. It never prunes a split.
+    except UnicodeDecodeError:  # Only splits older than the check have such text. Such text never prunes a split.
         return None
     if kinds.is_boolean(type_):
         return "true" if value else "false"

@@ -1,4 +1,4 @@
-"""The total order of values, expressed as integer codes of rows and as sortable keys of values.
+"""The total order of values. Integer codes of rows and sortable keys of values express this order.
 
 In this order numbers compare numerically. -0.0 equals 0.0. NaN is the greatest value and equals itself. Strings and
 binary values compare by bytes (UTF-8, not UTF-16), false is less than true, and dates and timestamps compare as

@@ -172,7 +172,7 @@ def default_of(field: pa.Field) -> str | None:
 
 
 def defaults(field: pa.Field, rows: int) -> pa.Array:
-    """Return the values of a column for this number of rows that are older than the column."""
+    """Return the default of a column as an array for this number of rows. The rows are older than the column."""
     text = default_of(field)
     return pa.nulls(rows, field.type) if text is None else pa.repeat(value_of(text, field.type), rows)
 
@@ -218,7 +218,7 @@ def of_earlier(rows: pa.Table, schema: pa.Schema, names: Mapping[str, str] | Non
 
 
 def follows(later: pa.Schema, earlier: pa.Schema) -> bool:
-    """Return whether rows that fit the earlier schema of a table can be converted to the later schema by `of_earlier`.
+    """Return whether `of_earlier` can convert rows of the earlier schema of a table to the later schema.
 
     If so, a change planned under the earlier schema may be committed under the later schema. Dropped columns are
     ignored.

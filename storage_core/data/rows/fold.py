@@ -13,15 +13,15 @@ sets. This table shows the result of two records of the same key:
 A put and a reset set the whole row. A column that such a record does not set becomes null. A patch replaces the value
 of each column in its `_fields`. If `_fields` contains `merging(column)`, the patch merges the maps instead. The entries
 of the patch's map then replace or extend the entries of the existing map. A null map has no entries. The record itself
-states whether it merges, so folding needs no setting of the table. If a record puts a map or sets it to null, the older
-entries of the map are lost.
+contains whether it merges maps, so folding needs no setting of the table. If a record puts a map or sets it to null,
+the older entries of the map are lost.
 
 Folding is associative, so records may be folded in groups of any size. `apply` is a fold in which the base rows are
 puts.
 
-`conformed` converts records of an earlier schema of the table to records of a later schema (`docs/spec.md`, "Columns
-that change"). Unlike splits, records contain the ids of columns. They also contain the names that the columns had when
-the record was written.
+`conformed` converts earlier records to a later schema of the table (`docs/spec.md`, "Columns that change"). Unlike
+splits, records contain the ids of columns. They also contain the names that the columns had when the record was
+written.
 """
 
 from __future__ import annotations
@@ -57,7 +57,10 @@ class Operation(IntEnum):
 
 
 def merging(column: str) -> str:
-    """Return the text in `_fields` for a map column. It means that a patch merges its entries into the existing map."""
+    """Return the text in `_fields` for a map column.
+
+    This text means that a patch merges its entries into the existing map.
+    """
     return f"merge:{column}"
 
 
@@ -86,10 +89,12 @@ def puts(rows: pa.Table) -> pa.Table:
 
 
 def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
-    """Return one record per key, in ascending order of keys. It has the combined effect of all records of the key.
+    """Return one record per key, in ascending order of keys.
 
-    In the result, only patches contain `_fields`. It lists the columns that the patch replaces or merges, in column
-    order. If the result is a delete, it has the values of the last delete.
+    Each result has the combined effect of all records of its key.
+
+    In the result, only patches contain `_fields`. `_fields` lists the columns that the patch replaces or merges, in
+    column order. If the result is a delete, it has the values of the last delete.
 
     Args:
         records: The records in arrival order. Patches, puts and resets use `_fields`, and a null in it means every
@@ -119,7 +124,7 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
         newest = groups.newest(given.decided(name))
         named.append((name, newest[patches] != _NONE))
         source = np.where((newest != _NONE) & given.valued(name)[newest], newest, _NONE)
-        # A delete from a landed file has a value in the column that orders the records of its key.
+        # In a delete from a landed file, one column has a value. This column orders the records of a key.
         source = np.where(folded_operations == Operation.DELETE, groups.lasts, source)
         places = order[source]
         merges = given.merges(name)
@@ -139,9 +144,9 @@ def fold(records: pa.Table, key: Sequence[str]) -> pa.Table:
 
 
 def left_open(records: Sequence[pa.Table], wanted: pa.Table) -> pa.Table:
-    """Return the keys in `wanted` whose whole row is not determined by these records.
+    """Return the keys in `wanted` for which these records do not determine the whole row.
 
-    The records contain no other keys.
+    The records contain only keys in `wanted`.
 
     A put, a reset and a delete determine the whole row. A patch does not.
     """
@@ -198,7 +203,7 @@ def _with_defaults(records: pa.Table) -> pa.Table:
 
 
 def _filled(column: pa.ChunkedArray | pa.Array, field: pa.Field, mask: Mask) -> pa.ChunkedArray | pa.Array:
-    """Return the column. At the positions in the mask, its value is the default of the field."""
+    """Return the column. At the positions in the mask, the column has the default of the field."""
     return pc.if_else(pa.array(mask), defaults(field, 1)[0], column) if mask.any() else column
 
 
@@ -349,11 +354,11 @@ def field_lists(records: int, patches: Positions, named: list[tuple[str, Mask]],
 def conformed(records: pa.Table, wanted: pa.Schema) -> pa.Table:
     """Return the records, converted from any schema of the table to `wanted`.
 
-    This is the `record_schema` of a later schema.
+    `wanted` is the `record_schema` of a later schema.
 
     If a record sets the whole row, a column that was added later gets its default or null. A patch does not set such a
-    column. If the table never changed its schema, the records are not changed. Raises `CommitConflict` for records of a
-    later schema than `wanted` if a column is wider in the later schema.
+    column. If the table never changed its schema, the records are not changed. Raises `CommitConflict` if a column is
+    wider in the records. Such records have a later schema than `wanted`.
     """
     if records.schema.equals(wanted, check_metadata=True) or not (has_changed(wanted) or has_changed(records.schema)):
         return records

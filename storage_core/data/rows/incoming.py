@@ -103,7 +103,10 @@ def _scalar(value: Any) -> object:
 
 
 def _time(value: np.datetime64) -> dt.datetime:
-    """Return the time. It is computed with Python's integers, because NumPy's integers overflow silently."""
+    """Return the time.
+
+    The function computes the time with Python's integers, because NumPy's integers overflow silently.
+    """
     unit, count = np.datetime_data(value.dtype)
     ticks = int(value.astype(np.int64)) * count
     beyond = "a time is not between the years 1 and 9999. Write one that is"
@@ -524,7 +527,7 @@ def _collected(rows: ArrowStream) -> Any:
 
 
 def _batches(reader: pa.RecordBatchReader) -> Iterator[pa.Table]:
-    """Yield the batches. An error about an invalid value counts rows over all batches."""
+    """Yield the batches. If a value is invalid, the error contains the number of its row in the whole stream."""
     first = 0
     while (batch := _next_batch(reader)) is not None:
         yield validated(pa.Table.from_batches([batch]), first)
@@ -560,7 +563,7 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
         each = each.__cause__ or each.__context__
     for each in chain:
         if isinstance(each, TidemarkError):
-            return each.reworded(each.found)  # a copy, so that the caller can raise it from its own cause
+            return each.reworded(each.found)  # a copy, which the caller can raise with another cause
     if of_the_system(error):
         return unavailable(what, error)
     is_own = type(error).__module__.partition(".")[0] not in _LIBRARIES
@@ -569,7 +572,7 @@ def _broken(rows: object, error: Exception) -> TidemarkError:
 
 
 def require_each_once(names: Sequence[str]) -> None:
-    """Raise `InvalidInput` if columns occur more than once, because all but one of them would be lost."""
+    """Raise `InvalidInput` if a column name occurs more than once. Only one of these columns would be stored."""
     if twice := sorted(repeated(names)):
         raise InvalidInput(f"the columns {twice} occur more than once. Pass each column once", columns=twice)
 

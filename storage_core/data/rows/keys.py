@@ -93,7 +93,7 @@ def rises(keys: Sequence[Unsigned], order: Positions, *, last_unit: int = 1) -> 
 
 
 def rises_but_for_last(keys: Sequence[Unsigned], sizes: Sequence[int], order: Positions) -> Mask:
-    """Return the result of `rises` for keys that `pack` returns, as if the last column were missing.
+    """Return the result of `rises` without the last packed column. `keys` is the result of `pack`.
 
     `sizes` contains `null_code + 1` of each column.
     """
@@ -129,7 +129,7 @@ def key_codes(tables: Sequence[pa.Table], key: Sequence[str]) -> list[Positions]
 def key_order(table: pa.Table, key: Sequence[str]) -> tuple[Positions, Mask]:
     """Return the stable order of the rows by key.
 
-    Also return a mask that marks, in this order, each row that begins a new key.
+    Also return a mask in the same order. The mask marks each row that begins a new key.
 
     The mask includes the first row.
 
@@ -272,7 +272,7 @@ def _common_width(keys: pa.Array, starts: Positions, ends: Positions) -> int | N
     widths = ends - starts
     if not len(widths) or not widths[0] or (widths != widths[0]).any() or (starts[1:] != ends[:-1]).any():
         return None
-    # If the keys are equal to the same keys shifted by one row, all rows have the same keys.
+    # If each row has the same keys as the row before, all rows have the same keys.
     width = int(widths[0])
     first, last = int(starts[0]), int(ends[-1])
     same = keys.slice(first, last - first - width).equals(keys.slice(first + width, last - first - width))
@@ -280,7 +280,7 @@ def _common_width(keys: pa.Array, starts: Positions, ends: Positions) -> int | N
 
 
 def union(maps: pa.ChunkedArray, groups: Positions, count: int) -> pa.Array:
-    """Return, for each group from 0 to `count` - 1, one map with the entries of all maps of the group.
+    """Return one map for each group from 0 to `count` - 1. This map has the entries of all maps of the group.
 
     If a key occurs several times, its last value is used. Entries have the order in which their keys occurred first. A
     null map has no entries, and a null value counts as a value. Therefore the union is associative, and no result is
@@ -372,8 +372,8 @@ Null means that the value is unknown.
 def with_room(ranges: Sequence[Range], wanted: pa.Table) -> Mask:
     """Return, for each range, False if it certainly contains no row of `wanted`, else True.
 
-    For decimals, the function only checks whether a range overlaps the range from the smallest to the greatest value of
-    `wanted`.
+    For decimals, the function only checks whether two ranges overlap. The second range goes from the smallest to the
+    greatest value of `wanted`.
 
     Args:
         ranges: For each column of `wanted`, the ranges.

@@ -78,7 +78,7 @@ def _held_fields(fields: Sequence[pa.Field]) -> list[pa.Field]:
 
 
 def _inside(type_: pa.DataType) -> pa.DataType:
-    """Return the type of a part of a nested type. In a part, an embedding type becomes a list."""
+    """Return the type of a field inside a nested type. Inside a nested type, an embedding type becomes a list."""
     return listed(table_type(type_))
 
 
@@ -260,7 +260,10 @@ _INNER_BITS: Final = 12
 
 
 def inner_ids(column: int) -> Iterator[int]:
-    """Yield the ids of the fields inside a column. The order is that of the fields in the text of the column's type."""
+    """Yield the ids of the fields inside a column.
+
+    The ids have the order in which the fields occur in the text of the column's type.
+    """
     first = _INNER_IDS + (column << _INNER_BITS)
     return iter(range(first, first + (1 << _INNER_BITS)))
 
@@ -324,8 +327,8 @@ CHANGE_COLUMNS: Final = frozenset({CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP
 def require_new_columns(fields: Iterable[pa.Field]) -> None:
     """Raise `InvalidInput` unless new columns can have these names and can hold values of their types.
 
-    The names of columns, and of the fields of a struct, must differ in more than case. Existing columns of tables are
-    not checked.
+    Two column names must not differ only in case. The same applies to two fields of a struct. Existing columns of
+    tables are not checked.
     """
     for field in fields:
         try:

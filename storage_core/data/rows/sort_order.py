@@ -206,7 +206,7 @@ def _split_version(text: str) -> tuple[str, int]:
 
 
 def _with_timestamp(body: str, time_column: str) -> str:
-    """Return the columns. The time column gets the name that the language has for it."""
+    """Return the columns. The time column gets the name `timestamp`, which the sort schema language uses."""
     tokens = re.split(r"([|&])", body)
     names = [_column_name(token) for token in tokens]
     if TIMESTAMP_NAMES.intersection(names):

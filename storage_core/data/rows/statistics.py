@@ -6,17 +6,17 @@ r"""Summaries of the values of a column: bounds, a regular expression, and a fin
 **Regular expressions** (`column_regex`). An anchored expression matches every value of a string column
 (docs/architecture/compaction.md, "Split files"). The distinct values form a trie, and an edge of the trie ends where
 the values branch. For example, `prod, production, staging` becomes `^(prod(|uction)|staging)$`. A part that would
-exceed the limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short. It has
-at most `MOST_TRANSITIONS` characters of values. Its syntax has at most about ten times this number of characters. RE2,
-Java, Rust and Python read this syntax in the same way.
+exceed the limits below becomes `[\s\S]+`. The expression therefore always matches every value and stays short. The
+expression contains at most `MOST_TRANSITIONS` characters of values. Its syntax has at most about ten times this number
+of characters. RE2, Java, Rust and Python read this syntax in the same way.
 
 **Fingerprints** (`fingerprint_of`). A fingerprint identifies a multiset of rows, which a compaction must not change
 (MC-1, MC-2, MC-4). Each cell is hashed with the name of its column. The hashes of a row's cells are summed and mixed,
 and the results of all rows are summed. The order of rows and columns, the chunks and the dictionaries therefore have no
 effect. A null does not change the sum, so a missing column equals a column without values. Values that are equal in the
-total order have equal hashes, so there is one zero and one NaN. Strings are hashed by multilinear hashing over their
-words (Lemire and Kaser, "Strongly universal string hashing is fast"), all rows at once. The digest detects mistakes. It
-does not protect against an adversary and is not stored.
+total order have equal hashes. Both zeros therefore have one hash, and all NaN have one hash. Strings are hashed by
+multilinear hashing over their words (Lemire and Kaser, "Strongly universal string hashing is fast"), all rows at once.
+The digest detects mistakes. It does not protect against an adversary and is not stored.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def used_values(column: pa.DictionaryArray) -> Mask:
     """
     indices = (column.indices.drop_null() if column.indices.null_count else column.indices).to_numpy()
     changes = indices[1:] != indices[:-1]
-    if np.count_nonzero(changes) < len(indices) // _FEW:  # a column of the sort order has few changes
+    if np.count_nonzero(changes) < len(indices) // _FEW:  # a sorted column has few changes
         indices = np.append(indices[:1], indices[1:][np.flatnonzero(changes)])
     used = np.zeros(len(column.dictionary), np.bool_)
     used[indices.astype(np.int64)] = True
@@ -175,10 +175,10 @@ _SYNTAX: Final = re.compile(r"[\\.+*?()|\[\]{}^$]")
 
 @dataclass(frozen=True, slots=True)
 class _Edge:
-    """The text `label` from a node to the node of `values[low:high]`.
+    """An edge of the trie with the text `label`. The edge leads to the node of `values[low:high]`.
 
-    These values agree in their first `depth` characters. If `cut` is True, they agree in more characters than the label
-    contains.
+    These values agree in their first `depth` characters. If `cut` is True, these values agree in more characters than
+    the label contains.
     """
 
     label: str
@@ -260,7 +260,7 @@ def may_match(expression: str, value: str) -> bool:
 
 
 def mismatches(rows: pa.Table, expressions: Mapping[str, str]) -> list[str]:
-    """Return one sentence for each column that has a value without a match in the column's expression.
+    """Return one sentence for each column with a value that the column's expression does not match.
 
     RE2 evaluates the expressions, in linear time for every expression.
     """
@@ -293,7 +293,7 @@ def _of_many(least: str, greatest: str) -> str:
 def _open(values: Sequence[str], root: _Edge, transitions: int) -> _Opened:
     """Return the outgoing edges of each node, until no characters are left.
 
-    Nodes near the root come first. Nodes near the root come first.
+    Nodes near the root come first.
     """
     opened: _Opened = {}
     waiting = deque([root])
@@ -474,7 +474,7 @@ def _bytes_hashes(array: pa.Array) -> Unsigned:
     rest = np.repeat(lengths, counts) - inside
     short = rest < 8
     words[short] &= (np.uint64(1) << (rest[short] * 8).astype(np.uint64)) - np.uint64(1)
-    # The length distinguishes "a" from "a" with a zero byte after it, because both fill the same words.
+    # "a" and "a" with a zero byte at its end have equal words. The length distinguishes these two texts.
     return _mix(_sequence_hashes(_mix(words), ends) + lengths.astype(np.uint64))
 
 

@@ -119,7 +119,7 @@ def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[t
 
 
 def with_texts(rows: pa.Table, given: pa.Table) -> pa.Table:
-    """Return the rows with their times replaced by the texts that the caller gave."""
+    """Return the rows with the texts of the caller in place of the times."""
     for index, field in enumerate(rows.schema):
         if is_timed(field.type) and field.name in given.column_names and _is_text(given.column(field.name).type):
             rows = rows.set_column(index, field.name, given.column(field.name))
@@ -296,7 +296,9 @@ def within_calendar(table: pa.Table) -> pa.Table:
 
 
 def first_beyond(column: pa.Array | pa.ChunkedArray) -> str | None:
-    """Return the first date or timestamp outside of the years 1 to 9999 as text. It may have any unit and depth.
+    """Return the first date or timestamp outside of the years 1 to 9999 as text.
+
+    The value may have any unit, and it may be at any depth.
 
     Return None if all dates and timestamps are in these years.
     """

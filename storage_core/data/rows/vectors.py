@@ -76,7 +76,7 @@ def matrix(column: pa.Array | pa.ChunkedArray) -> Floats:
         )
     size = column.type.list_size
     inner = column.values.slice(column.offset * size, len(column) * size)
-    numbers: Floats = inner.to_numpy(zero_copy_only=False)  # NaN for a null inside
+    numbers: Floats = inner.to_numpy(zero_copy_only=False)  # a null inside an embedding becomes NaN
     return numbers.reshape(-1, size)
 
 
@@ -168,7 +168,7 @@ def without_misfits(rows: pa.Table, schema: pa.Schema) -> tuple[pa.Table, list[t
 
 
 def with_lists(rows: pa.Table, given: pa.Table) -> pa.Table:
-    """Return the rows with their embeddings replaced by the lists that the caller gave."""
+    """Return the rows with the lists of the caller in place of the embeddings."""
     for index, field in enumerate(rows.schema):
         if is_vector(field.type) and field.name in given.column_names:
             rows = rows.set_column(index, field.name, given.column(field.name))
@@ -195,7 +195,7 @@ def require_dimensions(column: pa.ChunkedArray, field: pa.Field) -> None:
 
 
 def with_vector_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """Return rows of Parquet, with embeddings in place of the lists in the vector columns of `schema`.
+    """Return rows that were read from Parquet. In the vector columns of `schema`, embeddings replace the lists.
 
     Raises Arrow's error for a list of another size.
     """

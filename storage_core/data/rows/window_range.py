@@ -110,8 +110,8 @@ def window_name(window: int | None) -> str:
 def parse_window(text: str, where: str = "") -> int:
     """Return the start of a window in seconds since the epoch.
 
-    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`. This is the option that contains
-    the text.
+    The text is a UTC time (`2015-05-17T10:00`) or seconds. Errors begin with `where`, the name of the option that
+    contains the text.
     """
     try:
         return int(text)

@@ -197,7 +197,10 @@ class LateRule:
 # Partition values.
 
 Partition = Mapping[str, str]
-"""The values of one partition by the names of its fields, in the order of the fields. Null values are omitted."""
+"""The values of one partition.
+
+The keys are the names of the partition fields, in the order of the fields. Null values are omitted.
+"""
 
 _UNITS: Final[Mapping[PartitionTransform, str]] = {
     PartitionTransform.YEAR: "Y",
@@ -358,7 +361,7 @@ def _texts(field: PartitionField, values: pa.Array) -> list[str | None]:
 def range_keys(field: PartitionField, texts: pa.Array, type_: pa.DataType) -> tuple[pa.Array, pa.Array] | None:
     """Return two keys for each text (`data.rows.codes`).
 
-    They belong to the smallest and the greatest column value that the text may represent.
+    The two keys belong to the smallest and the greatest column value that the text may represent.
 
     An unknown key is null. The result is None for buckets, because a bucket may contain values of the whole range.
     """

@@ -1,15 +1,15 @@
 """The definition of a setting: its entry, the forms of its values, and the text of a value in the log.
 
 A record declares its settings as fields, such as `factor: int = setting(10, COUNT, least=2)`. The record's docstring
-describes each setting. All code that reads, shows, stores, checks or documents a setting uses the entry of the setting,
-which is a `Setting`.
+describes each setting. The entry of a setting is a `Setting`. All code uses this entry to read, show, store, check or
+document the setting.
 
 The module has three parts:
 
 - Values of `metaData.configuration`. They are texts, and functions such as `json_value` read them. Errors name the key.
 - The grammar of the values that users write: durations, sizes, times, numbers and lists of names. Declarations,
-  commands and `alter` share this grammar. A function with a name that ends in `_text` returns the shortest text that
-  the matching function for reading accepts.
+  commands and `alter` share this grammar. If the name of a function ends in `_text`, the function writes a value as
+  text. It returns the shortest text that the matching function for reading accepts.
 - `Form` and `Setting`, which combine these functions, and the forms themselves, such as `COUNT` and `SECONDS`.
 """
 
@@ -413,9 +413,9 @@ def _completed(entry: Setting, name: str, abouts: Mapping[str, str]) -> Setting:
 
 
 def check_bounds(record: Any, group: str = "") -> None:
-    """Raise `InvalidInput` if a field of the record is out of the bounds of its setting.
+    """Raise `InvalidInput` if a field of the record has a value outside the bounds of its setting.
 
-    `group` is the first part of the names of the settings, if the record is part of the settings of a table.
+    If the record is a group of table settings, `group` is the first part of the setting names.
     """
     for name, setting in settings_of(type(record)).items():
         named = replace(setting, name=f"{group}.{setting.name}") if group else setting

@@ -72,8 +72,8 @@ ZSTD_LEVEL: Final = 3
 _THOROUGH_LEVEL: Final = 9
 """The zstd level of `SplitCodec.thorough`.
 
-For pages of a hundred rows, this level needs 5 % fewer bytes than the usual level. A merge takes 7 % longer
-(docs/architecture/compaction.md).
+For pages of a hundred rows, this level needs 5 % fewer bytes than the usual level. A merge takes 7 % longer than with
+the usual level (docs/architecture/compaction.md).
 """
 _USUAL_LEVELS: Final[Mapping[str, int]] = {"zstd": ZSTD_LEVEL, "gzip": 6}
 _MOST_LEVELS: Final[Mapping[str, int]] = {"zstd": 22, "gzip": 9}

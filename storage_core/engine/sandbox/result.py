@@ -334,6 +334,6 @@ def _raised(said: dict[str, Any]) -> Exception:
     if "errno" in said:
         return OSError(text) if said["errno"] is None else OSError(said["errno"], text)
     known = getattr(duckdb, name, None)
-    if isinstance(known, type) and issubclass(known, duckdb.Error):  # another object may have this name
+    if isinstance(known, type) and issubclass(known, duckdb.Error):  # this name may belong to another object
         return known(text)
     return RuntimeError(f"{name}: {text}")

@@ -46,7 +46,7 @@ from storage_core.engine.session import reject_lossy_types, session
 if TYPE_CHECKING:
     import duckdb
 
-# The calling process. It receives the answer and sends the rows of streams.
+# The calling process. The calling process receives the answer and sends the rows of streams.
 
 
 class Caller:
@@ -271,7 +271,10 @@ def _send_rows(query: Query, connection: duckdb.DuckDBPyConnection, caller: Call
 
 
 def _give_up_writing(folder: Path) -> Unavailable | None:
-    """Give up writing. Return an error if this fails, else None. On a system without Landlock, do nothing."""
+    """Give up writing.
+
+    If the process cannot give up writing, return an error, else None. On a system without Landlock, do nothing.
+    """
     try:
         give_up_writing(folder)
     except OSError as error:

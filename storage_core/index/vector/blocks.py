@@ -176,7 +176,7 @@ _GATHERED_BYTES: Final = 2**18
 """The number of bytes of codes in one copied piece. A piece of this size fits into the processor's cache."""
 
 _GATHERED_PART: Final = 4
-"""If a search needs fewer than one in this many rows, it copies only the codes of these rows.
+"""A search may need less than the share 1 / `_GATHERED_PART` of the rows. It then copies only the codes of these rows.
 
 Otherwise it multiplies the codes of all rows.
 """

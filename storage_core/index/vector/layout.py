@@ -117,7 +117,10 @@ def lean(vectors: Floats, whole: Whole) -> Floats:
 
 
 def query_code(query: Floats, size: int) -> tuple[Whole, float]:
-    """Return a rotated query as bytes, padded to `size`, and the scale by which these bytes must be multiplied."""
+    """Return a rotated query as bytes, padded to `size`.
+
+    Also return the scale by which these bytes must be multiplied.
+    """
     greatest = float(np.abs(query).max(initial=0.0)) or 1.0
     whole = np.zeros(size, np.int8)
     whole[: len(query)] = np.rint(query / np.float32(greatest) * GREATEST)
@@ -136,8 +139,8 @@ def dots(query: Whole, whole: Whole) -> Floats:
 def apart(offsets: Floats, products: Floats) -> Floats:
     """Return the values that determine the ranking of rows by codes.
 
-    If a value does not fit into 32 bits, the row is treated as one of the nearest rows. Its exact embedding then
-    decides.
+    If a value does not fit into 32 bits, the row is treated as one of the nearest rows. The exact embedding of the row
+    then determines its rank.
     """
     found: Floats = offsets - products
     if not np.isfinite(found.sum(dtype=np.float64)):  # the sum is not finite if a number is not finite
@@ -146,7 +149,7 @@ def apart(offsets: Floats, products: Floats) -> Floats:
 
 
 def farthest(values: npt.NDArray[np.floating], most: int) -> float:
-    """Return the greatest of the `most` smallest values, or infinity if there are no more values."""
+    """Return the greatest of the `most` smallest values. Return infinity if there are not more than `most` values."""
     return float(np.partition(values, most - 1)[most - 1]) if len(values) > most else np.inf
 
 
@@ -181,7 +184,7 @@ BLOCKS, SECOND = "blocks.bin", "second.bin"
 FORMAT = 1
 
 FLAT_BYTES = 16 * 2**20
-"""The maximum size in bytes of codes without clusters.
+"""The maximum size in bytes of the codes of a segment without clusters.
 
 A search reads these codes completely. Reading all codes takes a few milliseconds and one request."""
 
@@ -190,7 +193,7 @@ BLOCK_ROWS = 8192
 BLOCK = np.dtype([("cluster", "<u4"), ("rows", "<u4"), ("blocks", "<u8"), ("second", "<u8")])
 """The record of a block: its cluster, its number of rows, and two checksums.
 
-These are the xxh3-64 of its parts of `blocks.bin` and of `second.bin` (or 0).
+The checksums are the xxh3-64 of the block's parts in `blocks.bin` and in `second.bin` (or 0).
 """
 
 Table = npt.NDArray[np.void]
@@ -292,7 +295,7 @@ def clusters_for(quantization: Quantization, dimensions: int, rows: int, flat_by
 
 
 def opening_bytes(quantization: Quantization, dimensions: int, rows: int, clusters: int | None = None) -> int:
-    """Return the maximum size in bytes of the files after the blocks, for a segment that `build` makes.
+    """Return the maximum size in bytes of the files that follow the blocks. The segment comes from `build`.
 
     `clusters` is the number of clusters, or None if it is unknown.
     """
@@ -340,12 +343,12 @@ def not_a_segment(where: str, what: str) -> Corrupt:
 
 # Random rotation of vectors.
 #
-# A seed gives the same rotation on every machine and in every release. The rotation spreads information that is in few
-# dimensions over all dimensions. Therefore one scale fits all dimensions, and codes of a few bits lose little
+# The same seed produces the same rotation on every machine and in every release. The rotation spreads information that
+# is in few dimensions over all dimensions. Therefore one scale fits all dimensions, and codes of a few bits lose little
 # information. Up to `_BLOCK` dimensions, the rotation is one random orthogonal matrix. For more dimensions, it has two
-# steps. Each step changes the dimensions to a random order and divides them into blocks. It rotates each block by a
-# separate matrix. Therefore every number of the result depends on every dimension. A vector costs `d · 2 · block`
-# operations instead of d².
+# steps. Each step changes the dimensions to a random order and divides them into blocks. The step then rotates each
+# block by a separate matrix. Therefore every number of the result depends on every dimension. A vector costs
+# `d · 2 · block` operations instead of d².
 
 
 _BLOCK = 256

@@ -95,9 +95,9 @@ SHARE, RANGED_SHARE = 3 / 16, 1 / 12
 """A search reads the nearest clusters until the clusters contain this share of the rows.
 
 The smaller share applies to segments that are read by ranges. With a filter, the nearest matching rows are farther away
-and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the greater share of all rows sets a minimum.
-The clusters must contain at least this number of matching rows. For larger codes, the clusters must contain the greater
-share of the matching rows.
+and in more clusters. If the codes have at most `FILTERED_BYTES` bytes, the search takes the greater share of all rows.
+The clusters must contain at least this number of matching rows. For larger codes, the search takes the greater share of
+the matching rows instead.
 """
 
 REQUESTS, BYTES = 12, 8 * 2**20
@@ -124,7 +124,7 @@ def probes(held: Rows, of: int, *, is_ranged: bool) -> int:
 
     `held` contains the number of rows of each cluster, nearest cluster first.
 
-    The clusters together contain the default share of `of` rows.
+    The clusters that the search reads together contain the default share of the `of` rows.
     """
     share = (RANGED_SHARE if is_ranged else SHARE) * of
     return max(LEAST_PROBES, int(np.searchsorted(np.cumsum(held), share)) + 1)
@@ -150,7 +150,7 @@ BUDGET_OF_ONE = Budget.of_one(1)
 def nearness(away: Distances, nearest: float) -> Distances:
     """Return the nearness of a cluster.
 
-    It estimates the number of nearest rows in the cluster, relative to the nearest cluster.
+    The nearness estimates how many of the nearest rows are in the cluster. It is relative to the nearest cluster.
 
     `nearest` is the distance of the nearest cluster. `away` is the additional distance of the given cluster. Both are
     squared distances.
@@ -162,11 +162,12 @@ def nearness(away: Distances, nearest: float) -> Distances:
 def in_pieces(blocks: Rows, sizes: Rows, near: Distances, needed: Mask, *, pieces: int, most_rows: int) -> Rows:
     """Return the blocks to fetch, ascending.
 
-    They are `blocks` and the smallest gaps between them, to get about `pieces` pieces.
+    The result contains `blocks` and the smallest gaps between these blocks. With the gaps, the blocks form about
+    `pieces` pieces.
 
-    The gaps add at most half of the number of wanted rows. If more rows fit into memory, the gaps may add this higher
-    number. If there are still too many pieces, the pieces with the least `near` are dropped. If these pieces contain
-    more than the share `SPARED` of `near`, none is dropped.
+    The gaps add at most half of the number of wanted rows. If more rows than this fit into memory, the gaps may add as
+    many rows as fit. If there are still too many pieces, the pieces with the least `near` are dropped. If these pieces
+    contain more than the share `SPARED` of `near`, none is dropped.
 
     Args:
         blocks: The blocks that the search wants, ascending.
@@ -217,7 +218,7 @@ Coarse codes are then exact enough.
 class _Query:
     """A query in three forms: as the caller gave it, in the space of codes, and as bytes.
 
-    The number 1 in the bytes has the value `unit`.
+    A byte with the number 1 represents the value `unit`.
     """
 
     given: Floats
@@ -415,7 +416,7 @@ class Reader:
         return times * leans * products
 
     def _measured(self, query: _Query, distances: Floats) -> Distances:
-        """Return the distances of the metric from the values that rank the rows."""
+        """Convert the values that rank the rows to distances of the metric."""
         book, wide = self._codebook, distances.astype(np.float64)
         if book.metric == "dot":
             return wide - float(query.given.astype(np.float64) @ book.center)

@@ -146,7 +146,7 @@ class Base:
         return self._kept.values.made(name, Places, found, lambda each: each.size_bytes)
 
     def deleted(self, places: Places) -> BitMap:
-        """Return the rows of a segment that are in no live split, or that are hidden in a live split."""
+        """Return the unusable rows of a segment. These rows are in no live split, or are hidden in a live split."""
         found = places.nowhere
         for split in places.splits:
             hidden = self.hidden(split)
@@ -202,7 +202,7 @@ class Base:
         return cast("tuple[Any]", found)[0]
 
     def between(self, split: str, rows: Sequence[int]) -> Between | None:
-        """Return lower and upper bounds for the order of some rows, or None if there are no bounds.
+        """Return the lower and upper bounds of some rows in the order of results. Return None if there are no bounds.
 
         These bounds cost less than `take`.
 
@@ -287,7 +287,7 @@ class Base:
     @property
     def _ways(self) -> Ways:
         # Do not store this object in an attribute, because it refers to `self`. Only the garbage collector frees such a
-        # cycle, so the files of the searchers would stay open longer.
+        # cycle. Until then, the files of the searchers would stay open.
         return Ways(self.snapshot.splits, self._nearest, self._moved, self._map, self._part)
 
     def _fetch_maps(self, segments: Iterable[IndexSegment]) -> None:

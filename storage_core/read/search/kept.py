@@ -215,7 +215,9 @@ READER_BYTES = 2**30
 
 @dataclass(slots=True)
 class Kept:
-    """A cache of open searchers, open vector segments, decoded pages, filter results, and the ends of runs of logs.
+    """A cache of open searchers, open vector segments, decoded pages and filter results.
+
+    It also caches the ends of runs of logs.
 
     All values are immutable and limited in size. The name of a value contains the path and checksum of an object, so
     later versions share the value. Safe for threads.

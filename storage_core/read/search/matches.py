@@ -70,8 +70,8 @@ class Searched:
     """The rows that a search reads: a snapshot and its unmerged records, with a filter and limits.
 
     Unpacked segments are stored in `cache_dir`. If `cache_dir` is None, unpacked segments exist only during one search.
-    The search does not fetch, open or decode values again that earlier searches cached in `kept`. Some unmerged records
-    come from the `raw` logs.
+    Earlier searches cached values in `kept`. The search does not fetch, open or decode these values again. Some
+    unmerged records come from the `raw` logs.
     """
 
     store: ObjectStore
@@ -361,7 +361,10 @@ class _Facets:
             yield _counted(taken.column(self._column))
 
     def _in_segment(self, segment: IndexSegment, split: str, rows: BitMap) -> tuple[BitMap, BitMap]:
-        """Return those rows of a segment that are among the given rows of a split, and their positions in the split."""
+        """Return those rows of a segment that are among the given rows of a split.
+
+        Also return their positions in the split.
+        """
         if segment.origins is None and tuple(segment.covers) == (split,):
             return rows, rows
         own, there = self._base.places(segment).within(split)

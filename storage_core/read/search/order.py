@@ -1,11 +1,12 @@
 """The order of results, the first rows of an order, and snippets.
 
 - A result is ordered by score. Rows with equal scores are ordered by the values of their columns (decision 0022). The
-  order does not depend on the split, the generation or the position of a row, and a compaction does not change pages.
+  order does not depend on the split, the generation or the position of a row. A compaction therefore does not change
+  pages.
 - `FirstRows` and `Best` keep the first rows of an order, in bounded memory.
 - `in_windows` builds a result from growing windows of a ranking. The first rows come from the first window. A window
-  that is `GROWTH` times as large adds the next rows, and so on. A longer ranking need not start with the rows of a
-  shorter ranking. The size of the pages does not change the rows or their order.
+  that is `GROWTH` times as large adds the next rows, and so on. The first rows of a longer ranking may differ from the
+  rows of a shorter ranking. The size of the pages does not change the rows or their order.
 - `with_snippets` adds snippets to the rows of a search. A row's snippets depend only on the values of this row.
 """
 
@@ -125,7 +126,10 @@ def first_column(snapshot: Snapshot) -> pa.Field:
 
 
 def least(add: Add, snapshot: Snapshot) -> Any:
-    """Return a lower bound of the first `tie_columns` column in this split, as `data.rows.codes`, or None."""
+    """Return a lower bound of the first column of `tie_columns` in this split, or None.
+
+    The bound is a code of `data.rows.codes`.
+    """
     first = first_column(snapshot)
     text = (add.minValues or {}).get(stored_name(first))
     return bound_keys(pa.array([text], pa.string()), first.type)[0].as_py()
@@ -190,7 +194,9 @@ class Best:
         return self._rows.is_full
 
     def excludes(self, score: float, low: Any) -> bool:
-        """Return True if no row with this score and with a first column >= `low` can be among the best rows.
+        """Return True if none of these rows can be among the best rows.
+
+        The rows have this score, and their first column is at least `low`.
 
         `low=None` matches any value.
         """
@@ -292,7 +298,9 @@ def with_snippets(
     syntax: object,
     wanted: object = True,
 ) -> pa.Table:
-    """Return the result of `search` with these columns, and a struct with a snippet for each column of the index.
+    """Return the result of `search` with these columns and a struct.
+
+    The struct has a snippet for each column of the index.
 
     The name of the struct column is `snippets`, with the prefix `_` if another column has this name. A snippet is HTML
     text, or null if the column has no match (`fulltext.snippets`). The texts are read together with the rows.

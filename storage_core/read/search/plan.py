@@ -1,4 +1,6 @@
-"""Plans of searches for `explain_search` with one part per source, and the cost of a search that was executed.
+"""Plans of searches for `explain_search`.
+
+A plan has one part per source, and the cost of the search if it was executed.
 
 A search and its plan start with the same objects (`Searched.lives`). So a plan always matches the search.
 """
@@ -214,7 +216,7 @@ class SearchPlan:
 
 @dataclass(frozen=True, slots=True)
 class Searching:
-    """An index of a search, with its weight relative to the other indexes and the requested number of clusters."""
+    """An index of a search. It has a weight relative to the other indexes, and a requested number of clusters."""
 
     definition: IndexDefinition
     weight: float | None = None
@@ -265,7 +267,9 @@ def search_plan(
 
 
 def covered(snapshot: Snapshot, *, index: str) -> dict[str, Any]:
-    """Return the splits that a search would answer from segments, and the splits that it would index while it runs.
+    """Return the splits that a search would answer from segments.
+
+    Also return the splits that the search would index while it runs.
 
     The result has these fields of `IndexPlan`: `index, kind, version, watermark, segments, scanned`. Makes no request.
 

@@ -107,7 +107,7 @@ def _normalised(ranking: Ranking) -> _Floats:
     return np.ones(len(ranking.scores)) if most == least else (ranking.scores - least) / (most - least)
 
 
-_COPIES = 8  # the memory for a text: a character may take four bytes, and its Arrow forms take more
+_COPIES = 8  # the memory for a text: a character may take four bytes, and the Arrow forms of the text need more memory
 _COMPARISONS: Final = {str(each): each for each in Comparison}
 
 
@@ -299,8 +299,9 @@ class IndexQuestion:
 class SearchRequest:
     """The checked request of a search.
 
-    It contains the indexes that rank, their weights, the method of fusion, and the indexes that only filter. If
-    `weights` is empty, a single index is used, and the result has the scores of this index.
+    The request contains the indexes that rank, with their weights and the method of fusion. It also contains the
+    indexes that only filter. If `weights` is empty, a single index is used, and the result has the scores of this
+    index.
     """
 
     ranking: Sequence[IndexQuestion]

@@ -1,9 +1,9 @@
 """Searches by one index. Results are ordered by score or by a column.
 
 A search is exact, regardless of which rows are indexed or merged (decision 0022). Rows without a segment are indexed
-during the search. The search then treats them like rows with a segment. Therefore a complete, an incomplete and an
-empty index give the same rows, scores and order. Rows with equal scores are ordered by the values of their columns
-(decision 0022).
+during the search. The search then treats them like rows with a segment. Therefore the rows, scores and order are the
+same with a complete, an incomplete and an empty index. Rows with equal scores are ordered by the values of their
+columns (decision 0022).
 
 `search_ordered` returns matching rows in the order of a column instead of the score. For example, the newest rows come
 first. The log contains bounds of the column for each split. The sources that may contain the first rows are searched
@@ -210,7 +210,10 @@ def _add_first(matches: Matches, first: _First) -> None:
 
 
 def _bounds(snapshot: Snapshot, first: _First, splits: Collection[str]) -> Mapping[str, Any]:
-    """Return, for each split, a lower bound of its keys in this order, or None without a bound in the log."""
+    """Return, for each split, a lower bound of the split's keys in this order.
+
+    The bound is None if the log has no bound.
+    """
     kind, adds = snapshot.schema.field(first.by).type, [snapshot.splits[each] for each in splits]
     if not any(is_kind(kind) for is_kind in _BOUNDED):
         return dict.fromkeys(splits)
@@ -288,8 +291,8 @@ def search(
     records, the newest record is used.
 
     Rows are ordered by descending score, then by key. In a table without a key, the time column and then all other
-    columns replace the key. Therefore the same rows with the same scores always produce the same pages, regardless of
-    where the rows are stored.
+    columns replace the key. Therefore the same rows with the same scores always produce the same pages. The place where
+    the rows are stored has no effect.
 
     If a `vector` is given, the search finds the nearest rows. `score` is 1 - distance for cosine, and -distance for l2
     and dot. `distance` is the distance of the metric. `score` and `distance` are computed from exact embeddings. The
@@ -297,10 +300,11 @@ def search(
     (`windows`). Additional rows of a wider window come after the rows of the narrower window.
 
     A search in full text computes scores with BM25 (`fulltext.parse` documents the syntax). The statistics for BM25
-    cover all rows of the splits, and the whole rows of each unmerged generation. They also cover the rows that other
-    records produce from the base. Deleted or replaced rows stay in the statistics until their split is rewritten or
-    their generation is merged. The search never returns deleted or replaced rows. Decision 0022 describes the limit of
-    their effect on scores. Every match of a bitmap index has the score 1.0 (`question.parse_bitmap_query`).
+    cover all rows of the splits, and the whole rows of each unmerged generation. They also cover the rows that result
+    from a merge of other records into the base. Deleted or replaced rows stay in the statistics until their split is
+    rewritten or their generation is merged. The search never returns deleted or replaced rows. Decision 0022 describes
+    the limit of their effect on scores. Every match of a bitmap index has the score 1.0
+    (`question.parse_bitmap_query`).
 
     Args:
         searched: The table, the filter and the limits.
@@ -417,7 +421,7 @@ def _bitmap_matches(live: Live, condition: Predicate, most: int) -> _Scored:
 def _add_best(found: Sequence[Source], matches: _Scored, best: Best) -> None:
     """Read each source that may have some of the best rows. The function reads each source only once.
 
-    It reads sources that certainly have some of the best rows concurrently. It reads the other sources in groups of
+    It concurrently reads the sources that certainly have some of the best rows. It reads the other sources in groups of
     increasing size, until no more rows are needed.
     """
 
@@ -446,7 +450,7 @@ def _contending(
 ) -> Mapping[int, Sequence[Hit]]:
     """Return the hits that may be among the best rows.
 
-    A hit with the score `tied` is removed if it comes after the last of the best rows.
+    A hit with the score `tied` is removed if the hit comes after all best rows.
     """
     tied = {each: [hit.row for hit in own if hit.score == matches.tied] for each, own in hits.items()}
     if sum(map(len, tied.values())) <= matches.wanted and not best.is_full:

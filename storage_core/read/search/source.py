@@ -34,7 +34,7 @@ They are the lower and upper bounds of each row in the first column of `tie_colu
 """
 
 InSplit = tuple[str, Positions, Positions]
-"""The path of a split, the positions of some rows in a list, and their row numbers in the split."""
+"""The path of a split, the list positions of some rows, and their row numbers in the split."""
 
 
 Place = Literal["base", "generation", "log", "records"]
@@ -109,7 +109,7 @@ class Source(Protocol):
         ...
 
     def between(self, rows: Sequence[int]) -> Between | None:
-        """Return lower and upper bounds for the order of these rows, or None if there are no bounds.
+        """Return the lower and upper bounds of these rows in the order of results. Return None if there are no bounds.
 
         These bounds cost less than `take`.
         """
@@ -251,7 +251,7 @@ class Live:
         self.looked: dict[int, Looked] = {}
         """The work of searches by vector, by source."""
         self.judged = self.met = 0
-        """The number of rows for which the filter was evaluated, and the number of these rows that meet the filter."""
+        """Two numbers: the evaluated rows, and those evaluated rows that meet the filter."""
 
     def among(self, matched: Sequence[TextFilter]) -> Live:
         """Return this filter with the additional condition that a row is in each of `matched`."""

@@ -4,7 +4,8 @@ A segment is used for its rows of the base, even if these rows have moved since 
 rows of the base with the same builder. The search then treats these rows like rows with a segment. The same applies to
 generations. A search treats a damaged segment or translation as missing.
 
-The unmerged sources are the whole rows of generations, the whole rows of logs, and the rows that other records produce.
+There are three kinds of unmerged sources. They are the whole rows of generations, the whole rows of logs, and rows
+merged from other records.
 """
 
 from __future__ import annotations
@@ -163,7 +164,7 @@ def _rest(covered: Coverage, cache: SegmentCache, rows: pa.Table) -> _Unmerged:
 
 
 def unpacked(directory: Path, definition: IndexDefinition, condition: Predicate, count: Callable[[], int]) -> BitMap:
-    """Return the rows that meet a condition. An unpacked bitmap segment gives the result. Raises `Corrupt`."""
+    """Return the rows that meet a condition. The result comes from an unpacked bitmap segment. Raises `Corrupt`."""
     wanted = {each.column for each in conditions(condition)}
     columns = {name: unpacked_bitmaps(directory, definition, name) for name in wanted}
     return rows_that_meet(condition, columns, count)
@@ -183,7 +184,9 @@ def sources(
     cache: SegmentCache,
     kept: Kept,
 ) -> list[list[Source]]:
-    """Return the sources of a search for each index: the base, generations by region and number, logs, then the rest.
+    """Return the sources of a search for each index.
+
+    The order is the base, generations by region and number, logs, then other sources.
 
     Sources of the base without a segment come first, sorted by split. Sources with segments come next, sorted by the
     path of the segment. The hidden rows are read only once for all indexes.
@@ -288,7 +291,9 @@ class _Split:
 
 @dataclass(frozen=True, slots=True)
 class _Moved:
-    """The rows of a segment that covers several splits or a part of a split, or that has moved rows.
+    """The rows of a segment that is not a segment of one whole split.
+
+    It covers several splits or a part of a split, or its rows have moved.
 
     The rows are now in `splits`.
     """

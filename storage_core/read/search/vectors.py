@@ -1,8 +1,9 @@
-"""Search for the rows that are nearest to a given embedding, and measurement of the recall of a vector index.
+"""The module finds the rows that are nearest to a given embedding. It also measures the recall of a vector index.
 
 Each source selects candidates by its codes, and the exact embeddings of the table determine the result. Rows without a
 segment are scored exactly. If only a few rows of a source meet the filter, these rows are scored exactly, too. Exact
-scores of few rows read less data than a search of the clusters that contain enough of these rows.
+scores of a few rows read little data. A search would read more data, because it reads the clusters that contain enough
+of these rows.
 
 The recall of a vector index is the share of the true nearest rows that its searches find. To find the true nearest
 rows, all rows are scored exactly.
@@ -42,7 +43,7 @@ FIRST_WINDOW = 10
 
 FEW_ROWS = 10_000
 FEW_SHARE = 0.02
-"""Limits for exact scores: the maximum number, or the maximum share, of rows of a source that meet the filter."""
+"""Limits for exact scores. A limit is a number or a share of the rows of a source that meet the filter."""
 
 FEW_NUMBERS = 2**18
 """Maximum number of values in embeddings that are scored exactly.
@@ -233,7 +234,10 @@ def with_distance(rows: pa.Table, metric: Metric, *, score: str, distance: str) 
 
 
 def most_scored(rows: int, dimensions: int) -> int:
-    """Return the limit for exact scores: the number of rows that meet the filter in a source with `rows` rows."""
+    """Return the limit for exact scores in a source with `rows` rows.
+
+    The limit is a number of rows that meet the filter.
+    """
     return min(max(FEW_ROWS, int(FEW_SHARE * rows)), FEW_NUMBERS // dimensions)
 
 
@@ -356,7 +360,7 @@ def recall(
 class _Given:
     """Queries to measure the recall.
 
-    They are either given, or a given number of queries is drawn. Each query has the settings of `pattern`.
+    The caller passes the queries, or passes the number of queries to draw. Each query has the settings of `pattern`.
     """
 
     queries: Sequence[VectorQuery]
@@ -403,7 +407,10 @@ def _drawn(found: Sequence[Source], rows: Sequence[Positions], given: _Given, se
 def _nearest_distances(
     found: Sequence[Source], rows: Sequence[Positions], queries: Sequence[VectorQuery], k: int
 ) -> tuple[list[Distances], int]:
-    """Return the ascending distances of the k nearest rows of each query, and the number of rows with an embedding."""
+    """Return the distances of the k nearest rows of each query, ascending.
+
+    Also return the number of rows with an embedding.
+    """
     nearest, count = [np.zeros(0, np.float64) for _ in queries], 0
     if not queries:  # no row has an embedding
         return nearest, count

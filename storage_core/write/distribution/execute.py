@@ -1,7 +1,7 @@
 """Tasks of distribution: read chunks, divide their records by table, and write the records. The tasks commit nothing.
 
 When a function returns, rejected and late records are in quarantine. Offsets move only after these records are in
-quarantine. The same records always give the same quarantine objects, after any number of distributions. A task keeps
+quarantine. The same records always produce the same quarantine objects, after any number of distributions. A task keeps
 one chunk and the rows of one work item in memory. A task that fills a region keeps in memory all rows that the round
 writes to the region.
 """
@@ -54,7 +54,7 @@ from storage_core.write.region import router
 
 
 def source_of(raw_log: str, ref: RawChunkRef) -> str:
-    """Return the text that quarantine entries use as their source for records of this chunk."""
+    """Return the source of quarantine entries for records of this chunk, as text."""
     return f"{raw_log}/{ref.writer}/{ref.number}"
 
 

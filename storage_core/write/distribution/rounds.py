@@ -164,7 +164,8 @@ def cut_into_works(
 def _most_bytes(sizes: Sequence[float], terms: Terms) -> float:
     """Return the maximum bytes of one work.
 
-    This is an equal share of the total plus the largest chunk. The extra chunk avoids an additional small work.
+    This maximum is an equal share of the total size. The size of the largest chunk is added to this share. The extra
+    chunk avoids an additional small work.
     """
     total = sum(sizes)
     waves = math.ceil(total / (terms.work_bytes * terms.slots))
@@ -360,8 +361,8 @@ class Distributor:
         results = self._without_duplicates(plan, tables, divided)
         damaged = {(each.chunk.writer, each.chunk.number): each for result in results for each in result.damaged}
         if _was_passed(plan.works, damaged) or (damaged and any(each.duplicates for each in results)):
-            # Some written rows may be from chunks after a damaged chunk. Or a task may have omitted a record because
-            # one of these chunks has a record with the same id. So nothing is committed, and the next plan omits the
+            # Some written rows may be from chunks after a damaged chunk. A task may also have omitted a record. A
+            # record in one of these chunks may have the same id. So nothing is committed, and the next plan omits the
             # damaged chunk.
             return damaged
         done.records += sum(result.records for result in results)

@@ -248,7 +248,7 @@ class _Wanted:
         np.minimum.at(self._best, self._places, self._own)
 
     def compare(self, found: RecordIds, table: str) -> None:
-        """For each id, keep a record of another chunk if it comes before the work's record."""
+        """For each id, compare the work's record with a record of another chunk. Keep the record that comes first."""
         if self._ids is None:
             return
         entries = _of_table(found, table)

@@ -54,8 +54,8 @@ from storage_core.write.region.spec import PARALLEL_REGIONS, read_registry, whol
 # A part contains the typed rows of one task for one region. Parts are needed until the generation is written (decision
 # 0031). A part is a data file in the directory of a generation, but not in any manifest. A part looks like a file of a
 # distributor that ended before it wrote the manifest. Only the task that received the name reads the part. The
-# collector deletes old parts. Because of parts, records are decoded and converted only once. The driver and shuffles do
-# not carry the records.
+# collector deletes old parts. Parts ensure that each record is decoded and converted only once. The records do not pass
+# through the driver or through shuffles.
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -374,7 +374,7 @@ _APP = f"{OFFSETS}:"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offsets:
-    """The offsets of one table by writer: in its log, and in each region of its current spec.
+    """The offsets of one table by writer. They are offsets in the table's log, and in each region of its current spec.
 
     For regions of all specs, `further` contains the offsets that are higher than the offsets in the log.
     """
@@ -440,7 +440,7 @@ def starts(stretches: Iterable[Stretch], planned: Snapshot) -> list[TxnProgress]
 
 # Missing chunks of a table, and the terms of distribution (docs/architecture/ingestion.md, "Raw log"). An offset is the
 # number of a writer's last distributed chunk. All chunks up to it were distributed or given up. The numbers of a writer
-# continue across its segments. So a second distribution from the same offsets gives the same chunks and possibly newer
+# continue across its segments. So a second distribution from the same offsets takes the same chunks and possibly newer
 # chunks.
 
 
@@ -449,7 +449,7 @@ WORK_BYTES = 32 * 2**20
 LEAST_WORK_BYTES = 4 * 2**20
 """Minimum size of a work in bytes.
 
-The cost of a smaller task is higher than its benefit. Tables would also get more and smaller splits and parts.
+The cost of a smaller task is higher than its benefit. Tables would also get many small splits and parts.
 """
 
 
@@ -489,9 +489,9 @@ class Terms:
 def left(history: History, after: Mapping[str, int], terms: Terms, *, now_ms: int) -> DistributionPlan:
     """Return the chunks of closed segments after the offsets `after` (0 for unknown writers). No request.
 
-    Chunks of a writer after a missing chunk are not planned, because an older record must not follow a newer record.
-    Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that existed when
-    they were collected. A newer table starts after the collected chunks.
+    The plan omits a writer's chunks after a missing chunk. The reason is that an older record must not follow a newer
+    record. Missing chunks up to `give_up_to` are given up. Collected chunks were distributed to every table that
+    existed when they were collected. A newer table starts after the collected chunks.
 
     Raises `Unavailable` if chunks would be given up while a store does not answer. This store may have the chunks.
     Remove a permanently lost store from the list of stores.
@@ -582,9 +582,10 @@ def collected_before(history: History, offsets: ByTable) -> dict[str, int]:
 
 
 def everywhere(history: History, offsets: ByTable) -> dict[str, int]:
-    """Return for each writer a chunk number. Every table has all chunks of the writer up to this number.
+    """Return for each writer a chunk number. Every table has all chunks of a writer up to the number for this writer.
 
-    The number is 0 if the raw log has no table. A table that was added later starts after the collected chunks.
+    The number is 0 if the raw log has no table. If a table was added after the collection of chunks, it starts after
+    these chunks.
     """
     return {
         writer: min((max(own.get(writer, 0), history.collected_up_to(writer)) for own in offsets.values()), default=0)

@@ -211,7 +211,7 @@ class Queue:
         reply = client.receive_message(
             QueueUrl=self.url,
             MaxNumberOfMessages=_MESSAGES_PER_REQUEST,
-            WaitTimeSeconds=_WAIT_SECONDS,  # without a wait, SQS asks only some of its servers
+            WaitTimeSeconds=_WAIT_SECONDS,  # without a wait, SQS searches only some of its servers
             VisibilityTimeout=HIDDEN_SECONDS,
         )
         found = reply.get("Messages", ())

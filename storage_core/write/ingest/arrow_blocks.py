@@ -26,7 +26,7 @@ from storage_core.write.ingest.parquet_files import check_columns, checked_rows,
 
 LARGEST_BATCH = 512 * 2**20
 BATCH_RATIO = 20
-"""A batch may expand to more than `LARGEST_BATCH` if it expands by at most this factor."""
+"""A batch may be larger than `LARGEST_BATCH` after it expands, if it expands by at most this factor."""
 
 _MAGIC, _MAGIC_BYTES = b"ARROW1", 8
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"

@@ -12,10 +12,10 @@ few rows from each of many files can share a split. In a keyed table, a task col
 (`ingest.landed_regions`). A task first reads the whole file and checks that the file did not change. Only then does the
 task collect the rows.
 
-Parsing turns every line of a file into a row of the table's schema, or into a rejection with a line number and a
-reason. Parsing works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one. Memory
-is bounded for files of any size. A file that cannot be read to its end gives no rows, but one rejection without a line
-number.
+Parsing converts every line of a file to a row of the table's schema, or rejects the line. A rejection has a line number
+and a reason. Parsing works on whole blocks with Arrow and DuckDB. Only lines with new fields are decoded one by one.
+Memory is bounded for files of any size. If a file cannot be read to its end, the result has no rows of the file. It has
+one rejection without a line number.
 """
 
 from __future__ import annotations
@@ -522,7 +522,7 @@ def may_have_new_rows(work: IngestWork) -> bool:
 BATCH_BYTES = (128 * 2**20, 512 * 2**20)
 """The minimum and maximum landed bytes of a batch.
 
-A smaller input gives a smaller batch. A larger file is a batch of its own.
+If the input is smaller, the batch is smaller. A larger file is a batch of its own.
 """
 
 MOST_COLLECTED_BYTES = 256 * 2**20
@@ -556,7 +556,7 @@ Above this size, the rows become splits of this file.
 def batches(works: Sequence[IngestWork], tasks: int) -> list[list[IngestWork]]:
     """Divide the work into batches of consecutive files, about one per task. The size of a batch is in `BATCH_BYTES`.
 
-    Fewer and larger batches write fewer splits, because each batch writes each of its windows.
+    Each batch writes each of its windows. So a small number of large batches writes fewer splits.
     """
     least, most = BATCH_BYTES
     size = min(max(-(-sum(work.landed.size for work in works) // tasks), least), most)
@@ -597,9 +597,9 @@ def execute_batch(
     """Write the remaining rows of the files as sorted splits, and quarantine the invalid lines.
 
     Return the actions to commit. Nothing is committed here. A second execution writes new splits, and the earlier
-    splits become orphans. A second execution writes the same quarantine objects, because the landing time of the file
-    decides whether a row is late. The time of the run does not matter. If a file no longer exists or changes during the
-    read, the result is empty. The rejection in this result is not recorded.
+    splits become orphans. A second execution writes the same quarantine objects. The reason is that the file's landing
+    time decides whether a row is late. The time of the run does not matter. If a file no longer exists or changes
+    during the read, the result is empty. The rejection in this result is not recorded.
 
     Cost:
         Memory: a few blocks of `block_bytes` of text, and the bytes of rows in `MOST_COLLECTED_BYTES` and
@@ -630,7 +630,7 @@ def execute_batch(
 
 
 Ahead = tuple[Sequence[Parsed], ContentHash]
-"""The blocks of a file that was read together with other files, and the hash of its content."""
+"""The blocks and the content hash of a file that was read together with other files."""
 
 
 def consecutive(works: Sequence[IngestWork], *, most_files: int, most_bytes: int) -> list[list[IngestWork]]:
@@ -777,7 +777,7 @@ def _read(run: _Run, work: IngestWork, ahead: Ahead | None, *, block_bytes: int)
 
 
 class CollectedRows:
-    """The collected rows of a batch, by window, and the splits that were written from collected rows.
+    """The collected rows of a batch, by window. Also the splits that this class has written from these rows.
 
     `quarantine` collects the rejected lines and late rows of the files. If the rows take more memory than
     `MOST_COLLECTED_BYTES`, the windows with the most rows are written. So a window with few rows from many files is
@@ -994,7 +994,7 @@ def _work(file: LandedFile, spec: LandingSpec, known: FileProgress, windows: tup
 
 
 def _came_back(landed: LandedFile, content: int, now_ms: int) -> IngestResult:
-    """Record again that all rows of the file are in the table, after the file disappeared and came back.
+    """Record again that all rows of the file are in the table. The file had disappeared and came back.
 
     So no later run reads the file again.
     """
@@ -1021,7 +1021,10 @@ def _reject_file(
 
 
 def _reject_replaced(collected: CollectedRows | CollectedRecords, work: IngestWork) -> IngestResult:
-    """Reject the file and record its ETag instead of its size, because the earlier file may come back."""
+    """Reject the file, and record the file's ETag instead of its size.
+
+    The reason is that the earlier file may come back.
+    """
     contents = ", ".join(map(as_hex, work.contents))
     reason = f"the file changed after it was ingested (same size, contents {contents}). Land it under a new name"
     return _rejected(collected, work.landed, reason, (replaced_app(work.landed),))

@@ -1,4 +1,6 @@
-"""Fast conversion of text with Arrow. It converts only values that certainly equal the result of the exact conversion.
+"""Fast conversion of text with Arrow.
+
+A value is converted here only if the exact conversion certainly has the same result.
 
 `convert` checks and converts every text with DuckDB. Most landed values have a plain form: digits, a plain decimal
 number, or a time such as `2026-01-01T10:00:00Z`. Arrow converts these forms to the same values in a fraction of the

@@ -1,8 +1,8 @@
 """Conversion of text to typed columns: every value converts exactly, or its line is rejected with a reason.
 
-One SQL statement converts a whole block in DuckDB, in UTC. DuckDB's own casts accept too much (1.5 becomes 2, 0x1f
-becomes 31, infinity becomes a time), and landed data cannot be requested again. So the conversion first checks that the
-text has the exact form of the type.
+One SQL statement converts a whole block in DuckDB, in UTC. DuckDB's own casts accept too much: 1.5 becomes 2, 0x1f
+becomes 31, infinity becomes a time. Landed data cannot be requested again. So the conversion first checks that the text
+has the exact form of the type.
 
 - `read_lines` splits bytes into numbered lines. A line ends with LF, CR LF or the end of the file. Empty lines are
   skipped.
@@ -81,7 +81,7 @@ LONGEST_LINE_BYTES = 64 * 2**20
 MOST_CELLS = 16 * 2**20
 """The maximum number of values that are converted at once.
 
-If a table has many columns, a block of short lines becomes many more values than a block of long lines.
+For many columns, a block of short lines has many more values than a block of long lines.
 """
 
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -356,7 +356,7 @@ def without_null_words(texts: pa.StringArray, field: pa.Field, target: RowFormat
 
 
 def has_own_form(field: pa.Field, target: RowFormat) -> bool:
-    """Return whether the declaration gives this column a special text format, which only DuckDB can read."""
+    """Return whether the declaration sets a special text format for this column. Only DuckDB can read such a format."""
     if field.name == target.time_column and target.time_format is not None:
         return True
     return field.name in target.times.units or (pa.types.is_timestamp(field.type) and target.times.truncates)
@@ -389,7 +389,7 @@ def _converted(raw: pa.Table, target: RowFormat) -> Converted:
         try:
             table = connection.sql(_statement(raw.schema, target)).to_arrow_table()
         except duckdb.Error as error:
-            if out_of_memory(error):  # the format is not the cause
+            if out_of_memory(error):  # the cause is not the format of the text
                 raise
             what = "a text of the file cannot be converted to the type of its column. Correct the file"
             if target.time_format is not None:
@@ -629,7 +629,10 @@ def _drift_of(records: Records, fits: Mask, target: RowFormat) -> Drift:
 
 
 def _widened(records: Records, fits: Mask, target: RowFormat) -> tuple[dict[str, pa.DataType], Mask]:
-    """Return the wider types that make more records fit, and a mask of all records that fit with these types."""
+    """Return the wider types with which more records fit.
+
+    Also return a mask of all records that fit with these types.
+    """
     widest, bad = widest_types(target.schema), np.flatnonzero(~fits)
     if records.new is not None:
         bad = bad[np.asarray(records.new.faults(target.drift, target.schema).is_null())[bad]]
@@ -664,7 +667,7 @@ def not_text(file: str, lines: Iterable[tuple[int, bytes]]) -> list[RejectedLine
 def write_quarantine(store: ObjectStore, source: str, size: int, rejected: Sequence[RejectedLine]) -> Kept:
     """Write the rejections of one file (`source`, of `size` bytes) to the quarantine.
 
-    The rejections are durable when this returns. The call is idempotent, because the same rejections always give the
+    The rejections are durable when this returns. The call is idempotent, because the same rejections always produce the
     same object. Raises the errors of `late_rows.keep`. One PUT.
     """
     lines = tuple(each.to_object() for each in rejected)

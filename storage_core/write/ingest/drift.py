@@ -432,7 +432,7 @@ _DECODER = json.JSONDecoder(parse_int=str, parse_float=str, parse_constant=_refu
 def members_of(line: str) -> Members:
     """Return the name and the original text of each field of a JSON object.
 
-    Raises `ValueError` if the line is not valid JSON, and `RecursionError` if it nests too deeply.
+    Raises `ValueError` if the line is not valid JSON, and `RecursionError` if the line nests too deeply.
     """
     found: list[tuple[str, str]] = []
     at = _after_blanks(line, line.index("{") + 1)

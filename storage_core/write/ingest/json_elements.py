@@ -119,9 +119,9 @@ def _sliced(
     *,
     may_be_empty: npt.NDArray[np.bool_],
 ) -> pa.BinaryArray:
-    """Return the parts of the text, with spaces in place of the line breaks outside of JSON texts.
+    """Return the parts of the text. Spaces replace the line breaks outside of JSON texts.
 
-    A part that consists of spaces is omitted if the part may be empty.
+    The result omits a part that consists only of spaces if `may_be_empty` is True for this part.
     """
     starts, ends = parts
     if not len(starts):

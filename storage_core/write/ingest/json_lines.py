@@ -1,13 +1,14 @@
-"""Fast reading of NDJSON lines with Arrow. It reads only lines that certainly give the same rows on the exact path.
+"""Fast reading of NDJSON lines with Arrow. A line is read here only if the exact path certainly produces the same row.
 
 The exact path (`text_files`) checks every line with a sequence of DuckDB functions. Most landed lines do not need these
 functions. Such lines have one object per line, known names, and values of the columns' types. `read_plain` parses these
 lines in one pass and marks the other lines. The caller sends only the marked lines through the exact path, so the exact
 path produces every rejection reason.
 
-Arrow accepts some input that the exact path refuses. So the following lines are marked as well: lines that do not begin
-with `{` and end with `}`, and lines with a number that is not finite. A line that begins with `{` and ends with `}`
-cannot be only a part of an object. So if there are as many objects as lines, each line is one object.
+Arrow accepts some input that the exact path refuses. So `read_plain` also marks two more kinds of lines. A line of the
+first kind does not begin with `{`, or does not end with `}`. A line of the second kind has a number that is not finite.
+A line that begins with `{` and ends with `}` cannot be only a part of an object. So if there are as many objects as
+lines, each line is one object.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ _FEWEST: Final = 16
 """The maximum number of lines that are not divided further after an error without a row number."""
 
 _MOST_FAILURES: Final = 1 / 64
-"""The limit for failed parses per line so far. Above this limit, the remaining lines take the exact path.
+"""The limit for the number of failed parses divided by the number of lines that were parsed.
+
+Above this limit, the remaining lines take the exact path.
 
 A failed parse takes about as long as the exact path of 64 lines.
 """
@@ -60,8 +63,8 @@ class PlainLines:
 def read_plain(lines: pa.StringArray, target: RowFormat) -> PlainLines | None:
     """Return the rows of the plain lines, or None if no line can be read here.
 
-    No line is plain if Arrow cannot read some column from JSON in the same way as the exact path. The same is true if a
-    word for null is a JSON value, such as `-1`.
+    No line is plain if Arrow reads some column from JSON in another way than the exact path. No line is plain either if
+    a word for null is a JSON value, such as `-1`.
     """
     types = _types_of(target)
     if types is None or not len(lines):
@@ -209,7 +212,7 @@ def _converted(reader: _Reader, target: RowFormat) -> tuple[pa.Table, Mask]:
 
 
 def _cast_column(values: pa.ChunkedArray, column: pa.Field, target: RowFormat) -> tuple[pa.Array, Mask]:
-    """Return the column with its type, and a mask of the rows that the exact path must convert."""
+    """Return the column in its type, and a mask of the rows that the exact path must convert."""
     whole = as_array(values)
     if pa.types.is_string(whole.type):
         if (cast := cast_text(without_null_words(whole, column, target), column)) is None:

@@ -1,9 +1,9 @@
 """Write landed records of a keyed table, first as parts per region, then as generations.
 
-Tasks read files and write one *part* per region: a file with the records of the region, in the order of the files. A
-run then claims each region, and a task writes the parts of the region as its next generation. One PUT of the region's
-manifest records the generation and the files in this generation. So a run may end between two regions. The next run
-reads the files again, and each region takes only the files that it does not have.
+Tasks read files and write one *part* per region. A part is a file with the records of the region, in the order of the
+read files. A run then claims each region, and a task writes the parts of the region as its next generation. One PUT of
+the region's manifest records the generation and the files in this generation. So a run may end between two regions. The
+next run reads the files again, and each region takes only the files that it does not have.
 
 The manifest stores the files of a region as offsets, like the writers of a raw log (`write.region.router`). The name of
 an offset is the transaction of the file, `landed:<path>`. The number of an offset is a hash. The hash covers the file
@@ -52,7 +52,7 @@ MOST_COLLECTED_BYTES: Final = 256 * 2**20
 """The maximum bytes of records that a batch collects before it writes parts."""
 
 IsPassed = Callable[[str, int], bool]
-"""A function that returns whether an offset with this name and number is not needed any more."""
+"""A function that returns True if an offset with this name and number is not needed any more."""
 
 _logger = logging.getLogger(__name__)
 
@@ -182,7 +182,7 @@ def fill_landed(place: Place, item: Item) -> Answer:
 def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tuple[str | None, int, int]:
     """Write the generation.
 
-    Return the directory of the generation, the number of its records, and the number of older records.
+    Return the directory of the generation, its number of records, and the number of older records.
 
     The directory is None if every record is older than its row in the table.
 
@@ -208,7 +208,7 @@ def fill(store: ObjectStore, work: FillLanded, *, clock: Clock, ids: Ids) -> tup
 
 
 def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence[str]) -> pa.Table:
-    """Return the records that belong to none of these regions of earlier region specs."""
+    """Return those records that belong to none of these regions. The regions are regions of earlier region specs."""
     for spec in TableConfig.from_configuration(context.configuration).region_specs[:-1]:
         routed = route(context.table_id, spec, records)
         others = np.array([each.id not in regions for each in routed.regions], np.bool_)
@@ -218,7 +218,10 @@ def _without_regions(records: pa.Table, context: SplitContext, regions: Sequence
 
 @dataclass(slots=True)
 class _Chunk:
-    """Slices of one region with their offset names, and the offsets of the files that end in these slices."""
+    """Slices of one region with their offset names.
+
+    `ends` contains the offsets of the files that end in these slices.
+    """
 
     slices: list[tuple[int, int, int]] = field(default_factory=list)
     names: list[str] = field(default_factory=list)
@@ -308,7 +311,7 @@ def _work(
 
 
 def _earlier_regions(job: JobRun[Any], offsets: Mapping[str, int]) -> dict[str, tuple[str, ...]]:
-    """Return by offset name the regions of earlier region specs that already have the file.
+    """Return, for each offset name, the regions that already have the file. These are regions of earlier region specs.
 
     A region spec can change between a run that ended early and the next run. No request if the table has had only one
     spec.

@@ -1,4 +1,4 @@
-"""Times of landed files that are numbers, have nanoseconds, or have no year.
+"""Times in landed files: as numbers, with nanoseconds, or without a year.
 
 The declaration selects the meaning of these times. `times` selects the unit of numbers, which count from 1970.
 `nanoseconds` selects whether digits below the microsecond are cut. `year` selects the year of a `time_format` without a
@@ -193,7 +193,10 @@ def _timed_type(column: pa.Field, schema: pa.Schema, times: LandedTimes) -> pa.D
 def _micros(
     ticks: pa.ChunkedArray, unit: TimeUnit
 ) -> tuple[pa.ChunkedArray, npt.NDArray[np.bool_], npt.NDArray[np.bool_]]:
-    """Return numbers as microseconds, a mask of numbers with finer digits, and a mask of numbers out of range."""
+    """Return numbers as microseconds.
+
+    Also return masks: one for numbers with finer digits, and one for numbers out of range.
+    """
     per = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}[unit]
     divisor = 1_000 if unit == "ns" else 1
     if pa.types.is_uint64(ticks.type):

@@ -593,7 +593,7 @@ def captured_columns(pattern: str) -> tuple[str, ...]:
 
 
 def _re2_fault(error: Exception) -> str:
-    """Return the fault that RE2 reports, as the end of a sentence.
+    """Return the fault that RE2 reports, as text that ends an error message.
 
     The result is empty for a fault without a known name.
     """
@@ -859,7 +859,7 @@ _DIRECTIVE = re.compile("%(-?.|$)", re.DOTALL)
 _KNOWN = frozenset("aAbBcdfgGhHIjmMpSuUVwWxXyYzZ%") | frozenset("-" + each for each in "dHIjmMSy")
 _YEAR, _MONTH, _WEEKDAY = {"Y", "y", "x", "c"}, {"m", "b", "B", "h"}, {"a", "A", "u", "w"}
 _DAYS = (({"d"}, _MONTH), ({"j"},), ({"x", "c"},), ({"U", "W"}, _WEEKDAY))
-"""The directives that determine a day. A format must have one directive from each set of one of these lines."""
+"""The directives that determine a day. A valid format contains one directive from each set of at least one line."""
 _PROBES: Final = tuple(
     datetime.fromisoformat(f"{day}T13:45:06.789012")
     for day in (
@@ -869,7 +869,8 @@ _PROBES: Final = tuple(
 )
 """Times for the check.
 
-These times cover every weekday, the first and last weeks of all kinds of years, and short numbers.
+These times cover every weekday and the first and last weeks of all kinds of years. Some numbers in these times have
+only one digit.
 """
 _UNREADABLE = {
     "n": "reads nanoseconds, and a timestamp has microseconds. Write up to 6 digits after the second, read by %f",
@@ -879,7 +880,7 @@ _UNREADABLE = {
 
 
 def check_time_format(text: str) -> None:
-    """Raise `InvalidInput` if the strptime format has an unknown directive or does not give the written day back.
+    """Raise `InvalidInput` for a format with an unknown directive, or if DuckDB reads back a wrong day.
 
     DuckDB writes some days in the format and reads them again. This is necessary because the effect of a directive
     depends on the other directives and on their order.

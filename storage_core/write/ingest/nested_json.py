@@ -30,7 +30,7 @@ _WRONG = object()
 _UNREAD = "a value in it is not valid JSON, or it nests too deeply"
 
 Faults = dict[int, tuple[str, str]]
-"""Maps the position of each faulty value of a level to the path below the level and the reason."""
+"""The faults of one level: the position of a faulty value, mapped to the path below the level and the reason."""
 
 
 def is_nested_json(type_: pa.DataType) -> bool:
@@ -189,5 +189,5 @@ def _without_exponent(text: str | None) -> str | None:
         number = Decimal(text)
     except InvalidOperation:
         return text
-    # No decimal column has more digits, and a short text must not become a long one.
+    # No decimal column has more digits. Written out, a short text with a large exponent would become very long.
     return f"{number:f}" if number.is_finite() and abs(number.adjusted()) <= _MOST_ZEROS else text

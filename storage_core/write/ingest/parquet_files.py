@@ -307,7 +307,10 @@ _DICTIONARIES = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}
 
 @dataclass(frozen=True, slots=True)
 class LogicalTypes:
-    """Conversions from the types that Arrow reads to the logical types, one per leaf column (None: no conversion)."""
+    """For each leaf column, the conversion from Arrow's type to the logical type.
+
+    None means that there is no conversion.
+    """
 
     changes: Sequence[Change | None]
 
@@ -546,11 +549,11 @@ def _wide_schema(found: pa.Schema, target: RowFormat) -> pa.Schema:
 
 
 def _with_own_types(schema: pa.Schema, found: pa.Schema, rule: DriftRule) -> pa.Schema:
-    """Return the schema, in which text columns have the file's type if the file has typed values for them.
+    """Return the schema with the file's types for text columns that have typed values in the file.
 
     Only the rule `add` accepts typed values for a text column, because `add` chooses text for fields whose types
-    differ. If the schema is settled, the type of another new column may also differ from the type in this file. This
-    column also gets the type of the file, and its values reject their rows.
+    differ. If the schema is settled, a new column of another type may also differ from its type in the file. This
+    column also gets the type of the file. Each row with a value in this column is then rejected.
     """
     if rule.new_field != "add":
         return schema

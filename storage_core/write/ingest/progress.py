@@ -5,9 +5,9 @@ The progress is recorded as transactions of the table's log:
 | appId | version | meaning |
 |---|---|---|
 | `landed:<path>@<window>` | size of the file in bytes | the rows of this window are in the table |
-| `landed:<path>@<window>+<seconds>` | size in bytes | as above, for a window duration other than the table's first |
+| `landed:<path>@<window>+<seconds>` | size in bytes | as above, for a later window duration of the table |
 | `landed:<path>` | size of the file in bytes | all rows are in the table |
-| `rejected:<path>` | size of the file in bytes | the file in its current form gives no rows and is in quarantine |
+| `rejected:<path>` | size of the file in bytes | the file has no usable rows in this form, and is in quarantine |
 | `content:<path>@<etag hash>` | xxh3-64 of its bytes | rows were read from this content, under this ETag |
 | `replaced:<path>@<etag hash>` | size in bytes | the file with this ETag has another content and is in quarantine |
 | `pruned:<path>@<content>` | size in bytes | the file disappeared after all rows of this content were in the table |
@@ -20,8 +20,8 @@ location, the suffix or the queue needs a listing.
 
 The records of a landed file are needed as long as the file exists. `prune_gone_files` removes the records of a file
 that no longer exists, after the retention period of versions (decision 0008). One transaction remains, which records
-the content of the file. All rows of this content are in the table. A file that comes back with this content gives no
-rows again. A file with another content is a new file.
+the content of the file. All rows of this content are in the table. If a file comes back with this content, ingest adds
+none of its rows again. A file with another content is a new file.
 
 All records stay if only some windows of the file are in the table, or if its content was not recorded. Otherwise the
 remaining rows could not be distinguished from the ingested rows.
@@ -144,7 +144,7 @@ class FileProgress:
     pruned: frozenset[int] = frozenset()
 
     def is_settled(self, file: LandedFile) -> bool:
-        """Return whether the current file cannot give new rows.
+        """Return True if the current file cannot contain new rows.
 
         This is so if all its rows are in the table, or if the file was rejected in its current form.
         """
@@ -212,7 +212,7 @@ def window_app(path: str, window: Window, seconds: int | None = None) -> str:
 
 
 def rejected_app(path: str) -> str:
-    """Return the appId of the record for a file that gives no rows in its current form."""
+    """Return the appId of the record for a file that contains no usable rows in its current form."""
     return _REJECTED + _escaped(path)
 
 
@@ -298,7 +298,7 @@ _GAP_KIND = "delta-gap"
 
 @dataclass(frozen=True, slots=True, order=True)
 class DeltaGap:
-    """Versions of a Delta table, including `last`, whose log or files were deleted before they were read."""
+    """Versions `first` to `last` of a Delta table, whose log or files were deleted before they were read."""
 
     first: int
     last: int
@@ -435,7 +435,7 @@ def prune_gone_files(
             continue
         done = PrunedFiles(files=done.files + len(batch), transactions=done.transactions + sum(map(len, batch)))
     if done.files:
-        log.checkpoint(head)  # without a checkpoint, every opening would read the transactions that pruned each file
+        log.checkpoint(head)  # otherwise, each opening would read the transactions that pruned the files
         _logger.info("%s: pruned %d landed files that are gone", log.store.uri, done.files)
     return done
 
@@ -457,7 +457,10 @@ def gone_files(txns: Transactions, there: Iterable[str], *, before_ms: int) -> I
 
 
 def _may_be_pruned(path: str, recorded: Mapping[str, Txn]) -> bool:
-    """Return whether the table contains either no row of the file, or all rows of one content of the file."""
+    """Return True if the table contains no row of the file.
+
+    Also return True if it contains all rows of one content of the file.
+    """
     if not any(app_id.startswith("landed:") for app_id in recorded):
         return not _contents(recorded)
     return file_app(path) in recorded and len(_contents(recorded)) == 1

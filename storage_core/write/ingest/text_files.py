@@ -246,7 +246,7 @@ class _RecordCounter:
         return "skip"
 
     def number(self, rows: int) -> tuple[npt.NDArray[np.int64], list[RejectedLine]]:
-        """Return the numbers of the next `rows` records, and the misshapen records before the last of them."""
+        """Return the numbers of the next `rows` records, and the misshapen records between them."""
         taken = np.array([row.number for row, _ in self._skipped], np.int64)
         free = np.setdiff1d(np.arange(self._next, self._next + rows + len(taken)), taken)[:rows]
         self._next = int(free[-1]) + 1
@@ -450,13 +450,13 @@ _TEXT_OR_NUMBER = re.compile(rf'"[^"\\]*+(?:\\.[^"\\]*+)*+"|({_NUMBER})|[0-9]++'
 
 
 def marked(objects: pa.StringArray, mark: str) -> pa.StringArray:
-    """Return the lines, with marked text for each number whose digits would change.
+    """Return the lines with each number replaced by marked text if its digits would change.
 
     Each line must be a valid JSON object.
 
-    Some other numbers become text as well. This takes one pass over all bytes. Two kinds of lines are processed
-    separately. The first kind has such a number in an array. The second kind has such a number in a field whose name
-    does not end in an ASCII letter or digit.
+    Some numbers whose digits would not change become text as well. This takes one pass over all bytes. Two kinds of
+    lines are processed separately. The first kind has such a number in an array. The second kind has such a number in a
+    field whose name does not end in an ASCII letter or digit.
 
     Args:
         mark: letters and digits that are in none of the lines.
@@ -496,7 +496,7 @@ Entries = tuple[tuple[str, str | None], ...]
 
 
 def is_json_map(type_: pa.DataType) -> bool:
-    """Return whether a JSON object of names and plain values can be a value of this type."""
+    """Return whether a value of this type can be a JSON object without nested values."""
     is_plain = pa.types.is_map(type_) and not pa.types.is_nested(type_.item_type)
     return bool(is_plain and pa.types.is_string(type_.key_type))
 
@@ -585,10 +585,11 @@ def has_too_many(line: str) -> bool:
 
 NO_MATCH = "the line does not match the pattern"
 
-# The reason why each line is rejected (null if it is valid), and the fields of the valid lines as text.
+# For each line, the reason why the line is rejected, or null for a valid line. Also the fields of the valid lines as
+# text.
 Fields = tuple[pa.StringArray, pa.Table]
 FieldsOf = Callable[[pa.StringArray], tuple[Fields, NewFields | None]]
-"""A function that returns for lines the fields that are columns, and the other fields."""
+"""A function that divides the fields of lines into two parts: the fields that are columns, and the other fields."""
 
 # Time and memory are proportional to the length of the line, which may repeat a name millions of times.
 _WHY_NO_OBJECT = """
@@ -634,7 +635,7 @@ def ndjson_blocks(
 ) -> Iterator[Parsed]:
     """Yield the lines that are JSON objects whose fields are columns of the table.
 
-    `read` may divide the stream into other records than lines.
+    `read` may divide the stream into records that are not lines.
 
     A nested value is read as its JSON text. A missing field and a JSON null are null. Numbers keep their original
     digits. A number with an exponent can be a decimal if it exactly fits the column. An object can be a map with text

@@ -395,7 +395,7 @@ class History:
 
 @dataclass(slots=True)
 class _Found:
-    """A chunk in the listings: the keys by the start of the segment, the stores, and the size of the largest copy."""
+    """A listed chunk: its key for each segment start, its stores, and the size of its largest copy."""
 
     keys: dict[int, str]
     uris: set[str]
@@ -447,7 +447,7 @@ def _add(found: dict[str, dict[int, _Found]], store: ObjectStore, infos: Iterabl
 def _recheck(found: dict[str, dict[int, _Found]], stores: Sequence[ObjectStore], hole: MissingChunks) -> None:
     """Search for missing chunks in the adjacent segments.
 
-    A listing does not prove that a chunk is missing.
+    A listing can lack a chunk that exists.
     """
     beside = [each for number in (hole.first - 1, hole.last + 1) if (each := found[hole.writer].get(number))]
     for began in sorted({ms for each in beside for ms in each.keys}):

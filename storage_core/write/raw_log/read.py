@@ -144,7 +144,7 @@ def _own_form(type_: pa.DataType) -> ValueForm | None:
         number = _either(_digits(15), _fraction("[0-9]{1,2}|[12][0-8][0-9]"))
         return ValueForm(pattern=number, read_as=type_, finish=_as_read)
     if type_ == pa.float32():
-        # This reads a double first, as Python does. A single rounding to float could give another result.
+        # Arrow reads a double first, as Python does. A direct conversion of the text to float could round differently.
         number = _either(_digits(7), _fraction("0?[0-9]|1[0-9]"))
         return ValueForm(pattern=number, read_as=pa.float64(), finish=lambda column: column.cast(type_))
     return None
@@ -234,7 +234,10 @@ _TAG = '{"$'
 
 @dataclass(frozen=True, slots=True)
 class PlainRecords:
-    """The positions of the plain records, and the plain records with the schema `rows.fold.record_schema`, in order."""
+    """The positions of the plain records, and the plain records in order.
+
+    The plain records have the schema `rows.fold.record_schema`.
+    """
 
     positions: npt.NDArray[np.int64]
     records: pa.Table
@@ -279,7 +282,7 @@ def _matching(texts: pa.ChunkedArray, form: RowForm) -> Mask:
 def _read(records: pa.Table, form: RowForm) -> pa.Table | None:
     """Return the fields that Arrow reads.
 
-    Return None if Arrow refuses the text, because a plain record has a name twice.
+    Return None if Arrow refuses the text. The reason is a plain record that has a name twice.
     """
     texts = records.column("fields").combine_chunks()
     if not len(texts):
@@ -379,7 +382,10 @@ def _given(records: pa.Table, form: RowForm, target: pa.Schema) -> pa.Array:
 
 
 def _named(name: str) -> str:
-    """Return a name as it appears in JSON. Inside a text, the quote of a name would follow a backslash."""
+    """Return a name as it appears in JSON.
+
+    The quoted name cannot occur inside a JSON text, because a quote inside a text follows a backslash.
+    """
     return f'"{name}":'
 
 
@@ -450,7 +456,7 @@ def typed_records(
     - a zero embedding in a column of `nonzero`
 
     If a patch sets a column of `merged_maps`, the entries of the patch are added to the existing entries
-    (`rows.fold.merging`). If the patch gives null, the column becomes null.
+    (`rows.fold.merging`). If the patch sets such a column to null, the column becomes null.
     """
     if records.num_rows < FEW:
         return one_by_one(records, schema, key=key, merged_maps=merged_maps, nonzero=nonzero).all
@@ -614,7 +620,7 @@ def _records(
 def _patched_columns(
     record: Mapping[str, Any], row: Mapping[str, Any], schema: pa.Schema, merged_maps: Sequence[str]
 ) -> list[str] | None:
-    """Return the columns of a patch. Other operations give the whole row, so return None."""
+    """Return the columns of a patch. Return None for other operations, because their records contain the whole row."""
     if record["operation"] != "patch":
         return None
     given = [name for name in schema.names if name in row]

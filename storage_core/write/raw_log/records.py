@@ -32,8 +32,8 @@ MAX_ID_BYTES = 256
 class RawLimits:
     """Limits of segments and chunks, and of the backlog of an optional store.
 
-    - `segment_bytes`, `segment_ms`: a segment ends before the chunk that would exceed `segment_bytes`, and at the
-      first append after `segment_ms`.
+    - `segment_bytes`, `segment_ms`: a segment ends before a chunk would make it larger than `segment_bytes`. It also
+      ends at the first append after `segment_ms`.
     - `chunk_bytes`: maximum size in bytes of the records in a chunk, before compression.
     - `backlog_bytes`: maximum number of pending bytes for an optional store. Further chunks are not sent to this store.
     - `close_wait_ms`: maximum time in ms that `close` waits for pending chunks.
@@ -75,7 +75,7 @@ class RawRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Named:
-    """The names of the two fields with the key and the id of the record. None if there is no such field.
+    """The names of the fields with the key and the id of the record. None if there is no such field.
 
     The values of these fields are texts or integers.
     """

@@ -1,6 +1,7 @@
 """Region fields are SQL expressions over `col0, col1…` or transforms. DuckDB runs the expressions (Lance MemWAL).
 
-An expression must give one value per row and depend only on its columns. The parser of DuckDB checks this:
+An expression must return one value per row. This value must depend only on the columns in the expression. The parser of
+DuckDB checks this:
 
 - Every node of the parse tree must be in a closed set.
 - Every function must be scalar, and return the same value on every call.
@@ -58,7 +59,7 @@ _BY_FORMAT = frozenset({"format", "printf"})
 _WIDTH = re.compile(r"[0-9]+")
 _WIDTH_FROM_ARGUMENTS = re.compile(r"%[^%a-zA-Z]*\*|\{[^{}]*\{")
 _PUT_IN: Mapping[str, int] = {"replace": 2, "regexp_replace": 2, "overlay": 1}
-"""For each function, the number of the argument that is inserted at each match in the first argument."""
+"""For each function, the position of the argument whose text replaces each match in the first argument."""
 _LONGER: Mapping[str, int] = {
     "base64": 2,
     "bin": 8,
@@ -84,7 +85,7 @@ def check_growth(tree: Any, text: str, *, most: int) -> None:
     """Raise `InvalidInput` if the functions of a tree can create more than `most` times the size of a row.
 
     A row counts as one unit, because it has at least eight bytes. A literal counts by its length in units of eight
-    bytes. The length of a value is the sum of its arguments times the factor of its function.
+    bytes. The length of a result is the sum of the argument lengths times the factor of the function.
     """
     made = _Made(text)
     made.by(tree)
@@ -127,8 +128,7 @@ class _Made:
         if name in _PUT_IN and len(given) > _PUT_IN[name]:
             size = len(self._said(name, _text(given[_PUT_IN[name]])).encode())
             taken_out = _text(given[1]) if name == "replace" else None
-            # A regular expression can match between any two characters. A match of plain text removes at least this
-            # text.
+            # A regular expression can match between any two characters. A match of plain text is as long as this text.
             return sum(lengths) * (-(-size // len(taken_out.encode())) if taken_out else size + 1)
         return 1 if name in _SHORT else sum(lengths) * _LONGER.get(name, 1)
 
@@ -180,8 +180,8 @@ def _text(node: Node) -> str | None:
 # | `truncate(w)` | integer | the multiple of w at or below the value, at least -2**63 |
 # | `truncate(w)` | string | the first w characters |
 #
-# Parts of a date are rounded down, also before 1970. Null gives null, except for buckets. The original design does not
-# define the parts of a date. The parts of a date follow Lance MemWAL (`date_part`).
+# Parts of a date are rounded down, also before 1970. A null value results in null, except for buckets. The original
+# design does not define the parts of a date. The parts of a date follow Lance MemWAL (`date_part`).
 
 
 _TEXT = re.compile(r"([a-z_]+)(?:\(([1-9][0-9]{0,9})\))?", re.ASCII)
@@ -236,7 +236,7 @@ def parse_transform(text: str) -> Transform:
 
 
 def result_type(transform: Transform, sources: Sequence[pa.DataType]) -> pa.DataType:
-    """Return the type of the values of a transform for columns of these types. Raise `InvalidInput` for other types."""
+    """Return the type of a transform's values for columns of these types. Raise `InvalidInput` for other types."""
     if transform.kind is not TransformKind.MULTI_BUCKET and len(sources) != 1:
         raise InvalidInput(f"{transform.text} takes one source column, found {len(sources)}")
     source, kinds = sources[0], pa.types
@@ -291,7 +291,7 @@ def widened(type_: pa.DataType) -> pa.DataType:
 
 
 def widen(column: pa.Array) -> pa.Array:
-    """Return the column as its `widened` type, with a single zero and a single NaN."""
+    """Return the column as its `widened` type. Every zero becomes 0.0, and every NaN becomes the same NaN."""
     wide = column.cast(widened(column.type))
     if not pa.types.is_floating(wide.type):
         return wide
@@ -482,7 +482,7 @@ def _refused(text: str, why: str) -> InvalidInput:
 def sample(type_: pa.DataType) -> pa.Array:
     """Return sample values of a column for the test of an expression. The first value is null.
 
-    A type without samples gives only nulls.
+    For a type without samples, all values are null.
     """
     texts = [None, "", "0", "1", "a", "Zebra-42", "é"]
     numbers = [None, 0, 1, -1, 7, 42, 100]

@@ -213,7 +213,9 @@ def bytes_in_memory(generations: Iterable[Generation]) -> float:
 def read_all(
     store: ObjectStore, region: str, flushed: Sequence[FlushedGeneration], kept: KeptValues
 ) -> list[Generation]:
-    """Return the result of `read` for each generation, and add the bytes of a copied filter.
+    """Return the result of `read` for each generation.
+
+    If a generation has a copied filter, add the bytes of the filter.
 
     Cost:
         One concurrent GET per generation that is not in `kept` and has no valid copy in the region's manifest.
@@ -299,9 +301,9 @@ def unmerged(
     Each record is in only one of these generations.
 
     The base may already contain a part of a sorted generation. The result then contains the source generations of this
-    sorted generation instead. It has only source generations above the merged generation, because merged records must
-    not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in this
-    state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is collected
+    sorted generation instead. The result has only source generations with a higher number than `merged`. Merged records
+    must not be applied again (docs/architecture/ingestion.md). This takes one GET. At most one sorted generation is in
+    this state. Raises the errors of `read`, and `SnapshotExpired` if one of the generations is collected
     (`region.manifest`).
     """
     require_listed(manifest, merged)
@@ -455,7 +457,7 @@ def _vouched(store: ObjectStore, where: str, expected: str | None, cached: Cache
     return cached.made(store.uri, where, "", Piece(0, None, expected), fetch=fetch)
 
 
-# Pruning of base splits and of wanted keys by the bounds of generations. It works on columns, not on single values.
+# The bounds of generations exclude base splits and wanted keys. It works on columns, not on single values.
 
 
 Bounds = Mapping[str, tuple[pa.Array, pa.Array]]
@@ -466,8 +468,9 @@ def may_overlap(
 ) -> pa.BooleanArray:
     """Return for each split in a table of splits (`FILES_SCHEMA`) whether it may contain a key of a generation.
 
-    The result is False only if each generation has a key column with a range outside the range of the split. A bound
-    that is missing or invalid excludes no split. No request.
+    The result is False only if each generation has a key column that excludes the split. In such a column, the
+    generation's range is outside the range of the split. A bound that is missing or invalid excludes no split. No
+    request.
     """
     types = {name: schema.field(name).type for name in key}
     touched = [_bounds_of(each, types) for each in generations]

@@ -128,7 +128,7 @@ def with_segments(
 
 
 def covered_name(generation: Generation) -> str:
-    """Return the name that segments and translations use for the whole rows of the generation."""
+    """Return the name of the generation's whole rows in segments and translations."""
     return f"{keys.REGIONS_PREFIX}{generation.region}/{generation.path}"
 
 
@@ -197,9 +197,9 @@ def write(
 ) -> Generation:
     """Write the memtable as a generation to a new directory. The generation is durable when this returns. Three PUTs.
 
-    With `context`, the context of the table, each maintained index adds one PUT for its segment (`with_segments`). The
-    generation counts only after the region's manifest contains the generation. Raises `CommitUnknown` if the store does
-    not report the outcome.
+    `context` is the context of the table. If it is given, each maintained index adds one PUT for its segment
+    (`with_segments`). The generation counts only after the region's manifest contains the generation. Raises
+    `CommitUnknown` if the store does not report the outcome.
     """
     records = memtable.records()
     hashes = key_hashes(records, memtable.key)
@@ -313,8 +313,8 @@ class SortingTerms:
 
     A region needs a sort if it has more than `generations` unsorted generations. It also needs a sort if its unsorted
     generations have more than `size_bytes`. A sort takes the oldest generations, up to about `run_records` records and
-    `run_bytes`. It takes at least one generation. Bytes are bytes of records in memory. A task holds the records of one
-    sort in memory, or two copies during the fold.
+    `run_bytes`. It takes at least one generation. Sizes in bytes are sizes of records in memory. A task holds the
+    records of one sort in memory, or two copies during the fold.
     """
 
     generations: int = 30

@@ -53,8 +53,8 @@ class Backlog:
     """The unfinished calls of a writer, by state and in order.
 
     `asking` calls wait until the limits allow them. `queue` calls wait for an entry, and `writing` calls are in the
-    current entry. `unheard` counts the lost rows given with `durable=False` for which no caller has received an error
-    yet.
+    current entry. Some rows given with `durable=False` may be lost. `unheard` counts the lost rows whose loss was not
+    yet reported to a caller.
     """
 
     options: WriterOptions
@@ -344,7 +344,7 @@ class GroupCommit:
                 self._finish(calls)
         except TidemarkError as error:
             failed = error
-        finally:  # Also after an interruption, because no thread may remain.
+        finally:  # This also runs after an interruption, because no thread may remain.
             with self._lock:
                 if self._stopped is None:
                     self._stop(failed or closed)

@@ -1,9 +1,10 @@
 """Order records by a column. The newest record of a key wins, even if the newest record is the row in the table.
 
 The module sorts records of one region by a column, and removes records that are older than the row of their key. The
-region must be claimed, so no other process writes to it. The row of a key is the row at `latest`, from the base and the
-unmerged generations of the region. A landed delete stores its order in the generation. So an older put of a later file
-has no effect until a merge applies the delete. After the merge, the order of the delete is unknown.
+region must be claimed, so no other process writes to it. The row of a key is the row that a read at `latest` returns.
+This read includes the base and the unmerged generations of the region. A landed delete stores its order in the
+generation. So an older put of a later file has no effect until a merge applies the delete. After the merge, the order
+of the delete is unknown.
 """
 
 from __future__ import annotations

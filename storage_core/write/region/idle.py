@@ -184,10 +184,10 @@ MOST_CLAIMS = 4
 class Waiting:
     """Pending work of a merge in the checked regions.
 
-    `regions` is the number of all regions. `generations` is the number of pending generations. `silent` is the number
-    of regions without generations whose idle writer left rows. A merge will flush these rows (`region.idle`).
-    `oldest_ms` is the age of the object with the oldest record, by the store's clock. `oldest_ms` is None if everything
-    is merged.
+    `regions` is the number of all regions. `generations` is the number of pending generations. Some regions have no
+    pending generation, but their idle writer left unflushed rows. `silent` is the number of these regions. A merge will
+    flush these rows (`region.idle`). `oldest_ms` is the age of the object with the oldest record, by the store's clock.
+    `oldest_ms` is None if everything is merged.
     """
 
     regions: int

@@ -32,7 +32,10 @@ _MANIFEST_BYTES = 512  # Approximate memory of a manifest, and of each generatio
 
 
 def region_of(table_id: str) -> str:
-    """Return the id of the only region of a table without a region spec. The same table always gives the same id."""
+    """Return the id of the only region of a table without a region spec.
+
+    Every call for the same table returns the same id.
+    """
     return str(uuid.uuid5(uuid.UUID(table_id), "region:0"))
 
 
@@ -180,7 +183,9 @@ def fenced(region: str, epoch: int, latest: RegionManifest | None) -> WriterFenc
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """Start points of two searches: for the newest manifest of a region, and for the end of the region's log.
+    """Start points of two searches.
+
+    One search finds the newest manifest of a region, and the other finds the end of its log.
 
     Both values may be wrong. `version=0` means an unknown version. `replay_after=None` means an unknown end of the log.
     """
@@ -261,7 +266,7 @@ NOTHING_REACHED: Mapping[str, int] = MappingProxyType({})
 
 
 def beyond(distributed: Mapping[str, int], reached: Mapping[str, int]) -> dict[str, int]:
-    """Return the offsets of a region that exceed `reached`, the offsets of the table's log."""
+    """Return the offsets of a region that are above the offsets of the table's log in `reached`."""
     return {writer: last for writer, last in distributed.items() if last > reached.get(writer, 0)}
 
 

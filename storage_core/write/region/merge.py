@@ -65,10 +65,10 @@ from storage_core.write.region.merge_work import (
 )
 from storage_core.write.region.spec import known_manifests
 
-# The primary-key index gives candidate rows of the base. It is used if this costs less than reading the keys (decision
-# 0021). Without the index, a merge reads the key columns of every split that may contain one of its keys. If few
-# records are spread over many splits, most of these reads find nothing. The index then gives the splits and rows to
-# read. With many records, most of the keys are needed anyway, and the index is not used.
+# The primary-key index returns candidate rows of the base. It is used if this costs less than reading the keys
+# (decision 0021). Without the index, a merge reads the key columns of every split that may contain one of its keys. If
+# few records are spread over many splits, most of these reads find nothing. The index then returns the splits and rows
+# to read. With many records, most of the keys are needed anyway, and the index is not used.
 
 
 def with_index(snapshot: Snapshot, works: Sequence[MergeWork]) -> list[MergeWork]:
@@ -123,11 +123,11 @@ class IndexedBase:
         return asked * REQUEST_COST_BYTES + size + left >= REQUEST_COST_BYTES + keys
 
 
-# Segments of generations that become segments of the base. For each row, a merge stores the source row in a generation.
-# A generation may have a whole row. If no later generation has a record of the same key, the base has the same row. So
-# the segments of the generation cover this row through a translation. The merge only adds the segments to the log.
-# Segments number rows in the order of a merge, so the translation is small (decision 0019). No segment covers the other
-# rows of the merge, which are called the rest.
+# Segments of generations that become segments of the base. For each written row, a merge stores the source generation
+# and the row number in this generation. A generation may have the whole row of a key. If no later generation has a
+# record of this key, the base gets exactly this row. So the segments of the generation cover this row through a
+# translation. The merge only adds the segments to the log. Segments number rows in the order of a merge, so the
+# translation is small (decision 0019). No segment covers the other rows of the merge, which are called the rest.
 
 
 _logger = logging.getLogger(__name__)
@@ -149,7 +149,9 @@ class MovingSegments:
     def followed(
         self, store: ObjectStore, rewrite: Rewrite, rows: pa.Table, placed: Sequence[Positions], *, ids: Ids
     ) -> Rewrite:
-        """Return the rewrite with the generation segments that cover its rows, and with their translation.
+        """Return the rewrite with the generation segments that cover its rows.
+
+        Also add the translation of these segments.
 
         A generation is skipped if more than a fifth of its rows were superseded, or if some of its records were
         quarantined. No segment is written.
@@ -243,7 +245,7 @@ class _Origins:
 def _map(origins: _Origins, taken: Sequence[int], outputs: Sequence[int]) -> TranslationMap:
     numbers = np.full(len(origins.whole) + 1, len(taken))
     numbers[list(taken)] = np.arange(len(taken))
-    order = numbers[origins.source]  # the last number is for -1
+    order = numbers[origins.source]  # a source of -1 selects the last number
     gone = [BitMap(range(origins.whole[each])) - _rows_of(origins, each) for each in taken]
     return TranslationMap(
         input_rows=(*(origins.whole[each] for each in taken), int((order == len(taken)).sum())),
@@ -287,7 +289,8 @@ def in_turn(
     waiting = [each for each in chosen if each.current_generation - 1 > merged.get(each.region_id, 0)]
     routed = [each for each in waiting if each.region_spec_id != BY_HAND_SPEC]
     turns = [*([routed] if routed else []), *([each] for each in waiting if each.region_spec_id == BY_HAND_SPEC)]
-    # The version is hashed. Otherwise, regular commits of other processes could make one group wait forever.
+    # The choice uses a hash of the version. Without the hash, regular commits of other processes could make one group
+    # wait forever.
     return turns[crc32(str(snapshot.version).encode()) % len(turns)] if turns else []
 
 
@@ -455,7 +458,10 @@ def _applicable(
 
 
 def _application(work: MergeWork, read: pa.Table, *, ids: Ids, now_ms: int) -> Attempt:
-    """Return a function that applies folded records to base rows of the same keys, in a scratch store in memory."""
+    """Return a function that applies folded records to the base rows of the same keys.
+
+    The function writes to a scratch store in memory.
+    """
 
     def attempt(part: pa.Table) -> None:
         wanted, held = key_codes([part, read], work.primary_key)

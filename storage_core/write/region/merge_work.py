@@ -1,4 +1,4 @@
-"""Work and result of a merge of a region, and the lookup of superseded rows.
+"""Merge of a region: its work, its result, and the lookup of superseded rows.
 
 `MergeWork` is one planned merge and `MergeResult` is its output. Both pass between driver and tasks as JSON.
 `refused` finds the records that a merge cannot apply. `find` finds the superseded rows of a split.
@@ -98,7 +98,7 @@ class MergeWork:
         return (own,) if self.merged is None else (own, SameMerges(self.merged))
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into equal work."""
+        """Return the work as text, for `from_json`."""
         body = {
             "region": self.region,
             "after": self.after,
@@ -166,7 +166,7 @@ class MergeResult:
     merged: MergedGenerations
 
     def to_json(self) -> str:
-        """Return the text that `from_json` turns into an equal result."""
+        """Return the result as text, for `from_json`."""
         body = {
             "rewrite": self.rewrite.to_object(),
             "marks": write_actions(self.marks),
@@ -186,9 +186,9 @@ class MergeResult:
 
 
 # Records that a merge cannot apply: the search for these records, and their quarantine (decision 0010). A record is
-# refused if it fails without other records. The search repeatedly divides the records into halves. The search costs
-# about as much as the failed attempt, and runs only after a failure. If the records fail only together, no record is
-# refused.
+# refused if it fails even when it is the only record. The search repeatedly divides the records into halves. The search
+# costs about as much as the failed attempt, and runs only after a failure. If the records fail only together, no record
+# is refused.
 
 
 Attempt = Callable[[pa.Table], object]
@@ -236,7 +236,7 @@ class Records:
 
 
 def refused(rows: pa.Table, attempt: Attempt) -> Iterator[tuple[int, Exception]]:
-    """Yield each row that `attempt` refuses without other rows, with the error.
+    """Yield each row that `attempt` refuses even when it is the only row, with the error.
 
     Yield nothing if `attempt` refuses even an empty input.
     """

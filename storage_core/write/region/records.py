@@ -47,7 +47,7 @@ wait until the segment is written.
 @checked_fields
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WriterOptions:
-    """The settings of one writer. Bytes are bytes of records in memory. Durations are milliseconds.
+    """The settings of one writer. Sizes in bytes are sizes of records in memory. Durations are milliseconds.
 
     - `durable`: the default for calls that do not set `durable`. If it is True, a call returns only when its rows are
       durable.
@@ -211,7 +211,7 @@ class RecordBuilder:
         return pa.array([[self._field(name, row[name]) for name in row if name not in self.key] for row in rows], kind)
 
     def _same_fields(self, table: pa.Table) -> pa.Array:
-        """Return the fields of rows that all give the same columns.
+        """Return the fields of the rows in a table whose rows all have the same columns.
 
         The rows differ only in which merged maps are null.
         """

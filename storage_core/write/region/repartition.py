@@ -155,9 +155,9 @@ def close_regions(
     close_region = partial(_close, store, snapshot, successor=successor, clock=clock, ids=ids)
     if not spec.fields:
         return (close_region(only_region(snapshot.table_id, spec)),)
-    # The manifest of the closing region also marks the spec as closed, in case the registry is lost. With a lost
-    # registry, a region may be added before this manifest is written. The second call of `close` also returns such a
-    # region (decision 0010).
+    # The manifest of the closing region also marks the spec as closed, in case the registry is lost. If the registry is
+    # lost, another process may add a region before this manifest is written. The second call of `close` also returns
+    # such a region (decision 0010).
     closing = closing_region(snapshot.table_id, spec)
     close = partial(close_spec, store, closing, successor, clock=clock, ids=ids)
     close()

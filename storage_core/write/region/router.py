@@ -119,7 +119,10 @@ class RoutingWriter:
 
     @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Delete rows and write them as whole rows. The rows are durable when this returns. One PUT per region."""
+        """Delete rows and write complete new rows with the same keys.
+
+        The rows are durable when this returns. One PUT per region.
+        """
         self._each(self._builder.resets(rows), durable)
 
     @checked

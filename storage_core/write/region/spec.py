@@ -82,7 +82,7 @@ def only_region(table_id: str, spec: RegionSpec) -> Region:
 def region_for(table_id: str, spec: RegionSpec, values: tuple[Value, ...]) -> Region:
     """Return the region with these canonical values. There is one value per field of the spec.
 
-    The same values always give the same region.
+    Every call with the same values returns the same region.
     """
     if spec.id == WHOLE_TABLE_SPEC:
         return whole_table(table_id)
@@ -278,7 +278,7 @@ def _result(field: RegionField, schema: pa.Schema) -> pa.DataType:
 def _tried(text: str, columns: list[pa.Array]) -> pa.DataType:
     """Return the type of an expression's values.
 
-    The expression must accept nulls, and give the same values when repeated.
+    The expression must accept nulls, and return the same values when it is evaluated again.
     """
     nulls = expressions.evaluate(text, [each.slice(0, 1) for each in columns])
     try:
@@ -447,7 +447,8 @@ def closed_region(region: str, spec_id: int, successor: int) -> RegionClosed:
 def rebuilt(store: ObjectStore) -> Registry:
     """Return a registry that is rebuilt from the regions.
 
-    It has all regions with a manifest, and all specs that a closed region closes.
+    It has all regions with a manifest, and all closed specs. The manifest of a closed region shows that its spec is
+    closed.
 
     The field values are unknown, so lookups do not exclude these regions until the next claim. Raises `Corrupt` with
     the name of an unreadable manifest. One LIST and about three requests per region.

@@ -73,7 +73,7 @@ def find(
     """Return the records of these generations that determine the rows of the wanted keys, oldest first.
 
     The records are in the order of their acknowledgement, one table per WAL entry or data file. The newest generation
-    is searched first. If a record gives the whole row of a key, no older generation is searched for this key.
+    is searched first. If a record contains the whole row of a key, no older generation is searched for this key.
 
     The filter and the index only save work. If one of them is missing or damaged, all records of the generation are
     read. Filters, indexes and entries in `kept` are not read again. `kept` caches filters and indexes. Entries are not
@@ -213,8 +213,8 @@ def _taken(held: Generation, records: pa.Table, rows: Rows) -> pa.Table:
 
 
 def _beyond(held: Generation, what: str) -> Corrupt:
-    # Reading all records instead would hide a forged index. It would also hide a defect of the writer that omits other
-    # keys.
+    # A read of all records, in place of this error, would hide a forged index. It would also hide a writer defect that
+    # omits other keys from the index.
     where = file_key(held, INDEX_FILE)
     return Corrupt(f"{where}: the key index of generation {held.generation} names {what}", key=where)
 
@@ -236,7 +236,8 @@ class Unmerged:
 class Admitting:
     """The unmerged generations of a snapshot, and the number of generations that may contain some keys.
 
-    `by_bounds` is the number by bounds, and `by_filters` is the number by bounds and Bloom filters.
+    `by_bounds` counts the generations whose bounds include a key. `by_filters` counts the generations whose bounds and
+    Bloom filter both allow a key.
     """
 
     unmerged: tuple[Generation, ...]
@@ -385,7 +386,8 @@ def capture(
 def _capture(store: ObjectStore, region: str, kept: KeptValues, *, include_wal: bool) -> CapturedRegion:
     """Capture one region.
 
-    A hint or an earlier read gives the start of the log. So log and manifest are read concurrently.
+    A hint or an earlier read contains the start of the log. So the function can read the log and the manifest
+    concurrently.
     """
     name = ("newest manifest", region)
     known = kept.get(name)
@@ -414,8 +416,8 @@ def _with_tail(
     """Return the newest manifest, and all log entries after its replay point, up to the end of the log.
 
     Manifest and log are read concurrently. The log or the manifest may be the older one. This is correct, because no
-    entry is deleted while a reader may need the entry. A log that was read from another start is used only if it has
-    all entries after the manifest's replay point.
+    entry is deleted while a reader may need the entry. The log may have been read from another start. It is then used
+    only if it has all entries after the manifest's replay point.
     """
     if after is None:
         manifest = newest()

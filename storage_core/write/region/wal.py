@@ -8,8 +8,8 @@ sentinel and is replayed. An append costs one PUT and no other request.
 
 After a collision, the writer reads the entry at this number. The writer can skip an entry of a lower epoch. An entry
 with the same epoch from another process comes from a copy of the process. A fork() or a restored machine makes such a
-copy. The entry ends the writer, because the rows of the entry are acknowledged. If this writer flushed and moved the
-replay point past the entry, these rows would never be replayed (decision 0011).
+copy. If the writer finds such an entry, the writer ends, because the rows of the entry are acknowledged. If this writer
+flushed and moved the replay point past the entry, these rows would never be replayed (decision 0011).
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ def read_known(store: ObjectStore, region: str, entry: int, kept: KeptValues = N
 def belonging(logged: Logged, generation: int) -> Logged:
     """Return an entry after the flushed entries. A generation below `generation` is replaced by `generation`.
 
-    `generation` is the number of the next flush. An entry has a lower generation if a copy of the writer flushed this
-    generation without the entry (decision 0011).
+    `generation` is the number of the next flush. A copy of the writer may flush the generation of an entry without this
+    entry. The entry then has a lower generation (decision 0011).
     """
     if logged.entry.generation >= generation:
         return logged
@@ -257,7 +257,7 @@ def _until_absent(store: ObjectStore, region: str, after: int, kept: KeptValues,
         for entry, logged in zip(numbers, entries, strict=True):
             if logged is None:
                 # Numbers have no gaps. If the next entry exists, this missing entry is a hole and not the end of the
-                # log. The only other case is that both entries were put a moment ago.
+                # log. The only other reason is that both entries were written after the read of this entry.
                 later = entries[entry - first + 1 :]
                 if not (any(later) if later else exists(store, keys.wal_entry_key(region, entry + 1))):
                     return

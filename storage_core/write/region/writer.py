@@ -220,7 +220,7 @@ class RegionLog:
     soon as a generation contains the records. A reader of the old memtable can continue to read it.
 
     A merge may claim the region because the writer seems to have ended (`region.idle`). The next call then claims the
-    region again, which takes the requests of a claim. This call fills a new memtable from the log, and continues.
+    region again, with the same requests as a claim. This call fills a new memtable from the log, and continues.
     """
 
     memtable: Memtable
@@ -453,8 +453,8 @@ class RegionWriter:
       claims the region again, for about nine requests, and continues.
     - Unknown outcome: after `CommitUnknown` the writer refuses every call. Open a new writer, which replays the stored
       entries.
-    - Lost rows: `WriterFenced` and `CommitUnknown` contain the number of lost rows given with `durable=False`
-      (`lost_rows` and `lost_calls` in the context of the error).
+    - Lost rows: some rows given with `durable=False` may be lost. The context of `WriterFenced` and `CommitUnknown`
+      contains their number (`lost_rows` and `lost_calls`).
     - Back pressure: calls wait, or raise `Overloaded`, while the writer holds too many rows or bytes
       (`WriterOptions`).
     """
@@ -582,7 +582,7 @@ class RegionWriter:
 
     @checked
     def reset(self, rows: Rows, *, durable: bool | None = None) -> None:
-        """Delete rows and write them as whole rows. The rows are durable when this returns. One PUT.
+        """Delete rows and write complete new rows with the same keys. The rows are durable when this returns. One PUT.
 
         Raises the errors of `put`.
         """
@@ -656,7 +656,7 @@ class RegionWriter:
             # Records that were flushed in between may be missing in the view and in the memtable.
 
     def get(self, key: Keys) -> pa.Table:
-        """Return the record of a key, or of each key of a list, as in `scan`. No request.
+        """Return the record of one key. For a list of keys, return one record per key, as in `scan`. No request.
 
         A key without a record has no row in the result. The call does a binary search in the memtable and one pass over
         the records that are not durable yet.
@@ -693,7 +693,10 @@ class RegionWriter:
         close_after(error, self.close)
 
     def _in_memory(self) -> tuple[Memtable, pa.Table]:
-        """Return the current memtable, and its records combined with the records outside all entries."""
+        """Return the current memtable.
+
+        Also return its records together with the records that no entry contains yet, one record per key.
+        """
 
         def take(waiting: Sequence[pa.Table]) -> tuple[Memtable, list[pa.Table]]:
             memtable = self._log.memtable  # Read only once, because a flush replaces the memtable.
@@ -705,7 +708,7 @@ class RegionWriter:
     def write(self, records: pa.Table, durable: bool | None) -> None:  # noqa: FBT001 -- as its callers were given it
         """Write records from a `RecordBuilder` of this table. Raise the errors of `put` except `InvalidInput`."""
         self._group.require_usable()
-        require_readable(records)  # An unreadable record would make the whole entry with other calls unreadable.
+        require_readable(records)  # One unreadable record would make the entry of several calls unreadable.
         with self._filtering:
             records = self._late_filter.admit_records(records, self._clock.now_ms())
         self._group.submit(records, durable=self._durable if durable is None else durable)

@@ -1,8 +1,8 @@
 """Programs that produce rows and journal them: `python -m tests.chaos.live.producers land|write|log FOLDER`.
 
 Each program writes a line to its journal before a call and after it. The line is on disk before the program continues.
-If a program is killed, at most the outcome of its last call is therefore unknown. All programs end when the folder
-contains a file `stop`.
+So if a program is killed, only the outcome of its last call can be unknown. All programs end when the folder contains a
+file `stop`.
 """
 
 from __future__ import annotations

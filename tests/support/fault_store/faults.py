@@ -1,7 +1,6 @@
 """The faults of one request. Each kind of request has a fixed set of faults (lessons 01 to 05, 41, 49, 61).
 
-Every member has a different text, because members of text enumerations with the same text are equal, even across
-classes.
+Every member has its own text. Members of text enumerations with equal texts would be equal, even in different classes.
 """
 
 from __future__ import annotations

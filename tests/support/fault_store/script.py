@@ -72,7 +72,7 @@ class Chances:
         return next((fault for limit, fault in ladder if drawn < limit), None)
 
     def details(self, request: Request) -> Random:
-        """Return the random source for the details of a fault: the bit, the order, the other object."""
+        """Return the random source for details of a fault: the bit, the order of a listing, or the other object."""
         return Random(self._digest(request, "how"))
 
     def _digest(self, request: Request, what: str) -> bytes:

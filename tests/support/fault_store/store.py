@@ -45,7 +45,10 @@ _REFUSALS: Mapping[Fault, int] = {
     ListFault.TIMED_OUT: TIMEOUT_MS,
     DeleteFault.REFUSED: 0,
 }
-"""The faults that prevent the effect of a request other than a put, with the time until the caller gets the error."""
+"""These faults prevent the effect of a request that is not a put.
+
+Each fault has the time until the caller gets the error.
+"""
 
 Watch = Callable[[RequestKind, str], object]
 

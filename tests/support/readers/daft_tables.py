@@ -1,8 +1,8 @@
 """Print the rows that Daft finds in a table. The program needs the Python of `requirements/delta_readers.lock`.
 
 Usage: daft_tables.py delta|iceberg PLACE VERSIONS_AS_JSON. PLACE is the location of the Delta table, or of Iceberg's
-metadata. VERSIONS_AS_JSON contains pairs. A pair has a snapshot and the columns to read. For Delta, the program reads
-the newest version. It prints the rows of each pair as JSON.
+metadata. VERSIONS_AS_JSON contains pairs. Each pair contains a snapshot and the columns to read. For Delta, the program
+reads the newest version. It prints the rows of each pair as JSON.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Print the rows that DuckDB's extensions find. The program needs the Python of `requirements/delta_readers.lock`.
 
 - duckdb_extensions.py delta|iceberg PLACE VERSIONS_AS_JSON: print the rows of each version as JSON. PLACE is the
-  location of the Delta table, or of Iceberg's metadata. VERSIONS_AS_JSON contains pairs. A pair has a version or a
-  snapshot, and the columns to read.
+  location of the Delta table, or of Iceberg's metadata. VERSIONS_AS_JSON contains pairs. Each pair contains a version
+  or a snapshot, and the columns to read.
 - duckdb_extensions.py EXPRESSION: print the number of rows of the relation.
 """
 
